@@ -27,6 +27,7 @@ from jaxdt.sim.fuzz.independent.invariants import (
     BUDGET,
     CONNECTED,
     HELD,
+    ONE_CUT,
     ONE_MEAN,
     PROGRESS,
     REPLAYED,
@@ -49,6 +50,7 @@ from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
+from jaxdt.sync.server_parts.snapshots import ServerSnapshots
 from jaxdt.wiring.independent import IndependentWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -340,6 +342,35 @@ def held_out_losses_are_those_of_a_sum() -> AbstractContextManager:
     return mock.patch.object(HeldOutLosses, "_evaluate", lambda losses, stage: EvaluateMean(losses._whole[stage][0], 1))
 
 
+def pulls_do_not_wait_for_the_cut() -> AbstractContextManager:
+    """The first stage's server answers pulls before the others know up to which step a snapshot goes."""
+    return mock.patch.object(ServerSnapshots, "holds_pulls", property(lambda snapshots: False))
+
+
+@contextmanager
+def snapshots_take_every_push():
+    """What a server keeps aside has the pushes beyond its cut too."""
+    push = ServerSnapshots.push
+
+    def pushes(snapshots, worker, step):
+        for one in snapshots._open.values():
+            one.cut = {worker: max(n, step) for worker, n in one.cut.items()}
+        return push(snapshots, worker, step)
+
+    with mock.patch.object(ServerSnapshots, "push", pushes):
+        yield
+
+
+def snapshots_wait_for_lost_workers() -> AbstractContextManager:
+    """What a server keeps aside is whole only with the pushes of all workers, also of those that are lost."""
+    settle = ServerSnapshots.settle
+    return mock.patch.object(
+        ServerSnapshots,
+        "settle",
+        lambda snapshots, n_added, finished: settle(snapshots, snapshots._steps | n_added, finished),
+    )
+
+
 def snapshots_do_not_wait_for_groups() -> AbstractContextManager:
     """A replica takes part in the mean for a checkpoint though it waits for a group, whose mean comes first."""
     return mock.patch.object(Groups, "_is_between_steps", property(lambda groups: not groups._steps.is_stepping))
@@ -400,5 +431,8 @@ MUTANTS = {
     "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, range(60)),
     "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),
     "a held-out loss is that of a sum": (unchanged, held_out_losses_are_those_of_a_sum, {REPLAYED}, range(60)),
+    "servers keep aside what others do not": (unchanged, pulls_do_not_wait_for_the_cut, {ONE_CUT}, range(119, 400, 4)),
+    "a snapshot has pushes beyond its cut": (unchanged, snapshots_take_every_push, {REPLAYED}, range(3, 60, 4)),
+    "a snapshot waits for lost workers": (unchanged, snapshots_wait_for_lost_workers, {PROGRESS}, range(139, 400, 4)),
     "a checkpoint does not wait for a group": (unchanged, snapshots_do_not_wait_for_groups, {REPLAYED}, range(60)),
 }

@@ -154,6 +154,7 @@ class Agreement(Protocol):
         """Nothing counts any more of what was said and committed since the last complete checkpoint."""
         ...
 
-    def checkpoint_complete(self) -> None:
-        """A checkpoint is complete."""
+    def checkpoint_complete(self, version: int) -> list[Action]:
+        """The checkpoint of this version is complete, also when a coordinator goes on after another. The answer: as
+        that of `hear`."""
         ...

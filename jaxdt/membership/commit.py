@@ -159,8 +159,9 @@ class TwoPhaseCommit:
         self._votes.clear()
         self._steps = ()
 
-    def checkpoint_complete(self) -> None:
+    def checkpoint_complete(self, version: int) -> list[Action]:
         self._n_rollbacks = 0
+        return []
 
 
 class Votes:

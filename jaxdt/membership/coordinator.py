@@ -253,6 +253,7 @@ class Coordinator:
         self.roster.recall(view, self.n_committed > view.n_committed)
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
+            self._agreement.checkpoint_complete(durable_state.checkpoint.version)
         self._operations = Operations(durable_state.operator)
 
     def _begin_term(self, now_s: float) -> list[Action]:
@@ -898,9 +899,9 @@ class Coordinator:
 
     def _completed(self, checkpoint: Checkpoint) -> list[Action]:
         save_s = self._checkpoints.complete(checkpoint)
-        self._agreement.checkpoint_complete()
+        said = self._addressed(self._agreement.checkpoint_complete(checkpoint.version))
         report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
-        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint))]
+        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint)), *said]
         return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
     def _end_if_over(self) -> list[Action]:

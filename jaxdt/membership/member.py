@@ -191,6 +191,7 @@ class Membership:
         self._saves_first_version = False
         self._writing: set[int] = set()
         self._asked_checkpoint: int | None = None  # the version that an operator wants
+        self._kept_version: int | None = None  # of the state that was kept aside last, of replicas that may differ
         self._unconfirmed: dict[object, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
@@ -286,7 +287,7 @@ class Membership:
             case HoldsPart(part):
                 return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case MeanKept(version):
-                self._asked_checkpoint = version
+                self._asked_checkpoint = self._kept_version = version
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason) if self._last_words:
@@ -555,7 +556,8 @@ class Membership:
         """Whether this peer writes its stage's part of a checkpoint."""
         if self.view is None:
             return False
-        return self._saves_first_version if version == self.view.n_committed else self._is_saver(self.view, version)
+        is_first = version == self.view.n_committed and version != self._kept_version
+        return self._saves_first_version if is_first else self._is_saver(self.view, version)
 
     def _still_saves(self, before: View, view: View) -> bool:
         """Whether this peer saves the version with which a view begins. The member that saved it before saves it still,

@@ -569,7 +569,10 @@ class GroupFormed:
     stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
     lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
     `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted the group; () for a
-    mean that is kept aside, which each contributes to when it can."""
+    mean that is kept aside, which each contributes to when it can.
+
+    Coordinator -> server: keep the parameters aside, for a held-out loss or a checkpoint; the server is the only
+    member. Coordinator -> worker: fetch them from that holder, for a checkpoint."""
 
     round: Round
     members: tuple[int, ...]
@@ -588,9 +591,25 @@ class WantsParameters:
 
 
 @frozen_dataclass
+class SnapshotCut:
+    """Server of the first stage -> server of another one: the parameters that are kept aside in `round` hold the pushes
+    of each pipeline up to this local step of it."""
+
+    round: Round
+    steps: tuple[int, ...]
+
+
+@frozen_dataclass
+class CutTaken:
+    """The answer to SnapshotCut: the server adds no later push to what it keeps aside in `round`."""
+
+    round: Round
+
+
+@frozen_dataclass
 class ResultHeld:
     """Member -> coordinator: the whole result of the round is here, with this digest. `steps`: after how many local
-    steps each of its members contributed to it."""
+    steps each of its members contributed to it; from a server, after how many each of its workers did."""
 
     round: Round
     digest: int
@@ -607,7 +626,7 @@ class GroupClosed:
 @frozen_dataclass
 class EvaluateMean:
     """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
-    sum over `n_members` replicas."""
+    sum over `n_members` replicas, or with the parameters that the servers keep aside in it."""
 
     round: Round
     n_members: int
@@ -953,6 +972,8 @@ Message = (
     | WantsGroup
     | GroupFormed
     | WantsParameters
+    | SnapshotCut
+    | CutTaken
     | ResultHeld
     | GroupClosed
     | ShareDone

@@ -75,7 +75,8 @@ class GroupReport(Report):
 @dataclass(frozen=True)
 class StateMeanReport(Report):
     """The members of a stage hold the mean of their states, which is that of the checkpoint of `version`; `steps`: how
-    many local steps each had done."""
+    many local steps each had done. With servers: the stage's server keeps its parameters aside for that checkpoint,
+    with the pushes of so many local steps of each."""
 
     kind: ClassVar[str] = "state_mean"
     stage: int
@@ -87,7 +88,7 @@ class StateMeanReport(Report):
 @dataclass(frozen=True)
 class HeldOutMeanReport(Report):
     """The mean of the parameters of these members, after so many local steps each, is that with which the held-out loss
-    of `version` rows is measured."""
+    of `version` rows is measured. With servers: the parameters with their pushes of so many."""
 
     kind: ClassVar[str] = "held_out_mean"
     stage: int
@@ -127,6 +128,30 @@ class PullReport(Report):
     step: int
     clock: int
     clock_min: int
+
+
+@dataclass(frozen=True)
+class SnapshotReport(Report):
+    """A server keeps its parameters aside, for a held-out loss or a checkpoint of `version`, as they are at this place
+    of its log. The pushes that it adds later go into them too, of each pipeline those up to its local step in `cut`."""
+
+    kind: ClassVar[str] = "snapshot"
+    stage: int
+    version: int
+    is_checkpoint: bool
+    cut: list[int]
+
+
+@dataclass(frozen=True)
+class KeptReport(Report):
+    """A worker has the parameters of a checkpoint of `version` from its server, beside its own optimizer's state after
+    `step` local steps."""
+
+    kind: ClassVar[str] = "kept"
+    stage: int
+    version: int
+    worker: int
+    step: int
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,20 @@ def is_mean(group: str) -> bool:
     return group.endswith("/mean")
 
 
+def kept_name(stage: int) -> str:
+    """The group of a server's parameters that are kept aside for a checkpoint."""
+    return f"{group_name(stage)}/kept"
+
+
+def is_kept(group: str) -> bool:
+    return group.endswith("/kept")
+
+
+def at_stage(group: str, stage: int) -> str:
+    """The group of `mean_name` or `kept_name` that is the same at this stage."""
+    return f"{group_name(stage)}/{group.partition('/')[2]}"
+
+
 def is_push(group: str) -> bool:
     return "/push" in group
 

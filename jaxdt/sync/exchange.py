@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Round, Shard, SliceKey, Sum, Tally
+from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Round, Send, Shard, SliceKey, Sum, Tally
 from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.participants import Cover, CoverRule, Participants
 
@@ -141,6 +141,10 @@ class Exchange:
         cover, n_samples, tally = self.covers.pop(bounds)
         body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), self.n_bytes(bounds)
         return Post(tuple([(member, body, n_bytes) for member in self.receivers]), BULK), body
+
+    def given_to(self, dst: int) -> list[Send]:
+        """The whole result, for one that lacks it."""
+        return [Send(dst, sum, self.n_bytes(bounds), BULK) for bounds, sum in sorted(self.sums.items())]
 
     def problem(self, cover: Cover) -> str:
         """'' if the contributions are right. All slices of a round have the same cover, which is checked once."""

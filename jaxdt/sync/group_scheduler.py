@@ -155,7 +155,8 @@ class GroupScheduler(CountedSteps):
         stage, _ = self._plan.seat(members[0])
         reports: list[Action] = [*self._pipelines.did(members, steps)]
         if round.group == mean_name(stage):
-            return [*reports, *self._snapshots.held_out.whole(stage, round, members, steps)]
+            contributions = tuple(zip(members, steps, strict=True))
+            return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
         if round.group == state_name(stage):
             self._snapshots.holds(round.step, stage, tuple(zip(members, steps, strict=True)))
             reports.append(StateMeanReport(stage, round.step, list(members), list(steps)))
@@ -328,5 +329,5 @@ class GroupScheduler(CountedSteps):
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""
 
-    def checkpoint_complete(self) -> None:
-        """Nothing depends on it."""
+    def checkpoint_complete(self, version: int) -> list[Action]:
+        return []  # nothing depends on it

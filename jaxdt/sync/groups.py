@@ -24,7 +24,6 @@ from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol.events import (
-    BULK,
     COORDINATOR,
     Action,
     AskReplicaState,
@@ -70,12 +69,12 @@ from jaxdt.spec.config import STAGE, GroupsConfig, RunConfig
 from jaxdt.spec.memory import ReplicaCopies
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.sizes import boundary_bytes, exchanged_elements, fragment_of_name, is_mean, state_name
+from jaxdt.spec.sizes import exchanged_elements, fragment_of_name, is_mean, state_name
 from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
-from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
+from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
@@ -518,10 +517,7 @@ class Groups:
     def _give(self, src: int, round: Round) -> list[Action | Event]:
         """A member fetches the result."""
         exchange = self._exchanges.get(round)
-        if exchange is None or not exchange.complete:
-            return []
-        sums = sorted(exchange.sums.items())
-        return [Send(src, reduced, exchange.n_bytes(bounds), BULK) for bounds, reduced in sums]
+        return list(exchange.given_to(src)) if exchange and exchange.complete else []
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -551,16 +547,7 @@ def _build(setup: PeerSetup) -> Groups:
         number_bytes=EXCHANGED_BYTES[config.sync.codec],
         weights={peer: groups.weight(plan.shares[p]) for p, peer in enumerate(plan.placement[stage])},
     )
-    has_next = stage + 1 < plan.n_stages
-    pipelines = range(plan.n_pipelines) if has_next else ()
-    held_out = HeldOutPlace(
-        peer=setup.peer,
-        stage=stage,
-        next_peer=plan.placement[stage + 1][pipeline] if has_next else None,
-        n_microbatches=config.train.eval_microbatches,
-        sent_bytes=[boundary_bytes(config, plan, stage, p, forward=True) for p in pipelines],
-    )
-    return Groups(place, options, HeldOutWork(held_out))
+    return Groups(place, options, HeldOutWork(held_out_place(setup)))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:

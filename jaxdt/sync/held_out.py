@@ -30,7 +30,9 @@ from jaxdt.protocol.events import (
     Tally,
 )
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
+from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import boundary_bytes
 from jaxdt.spec.work import EVALUATE, Work
 from jaxdt.sync.scheduling.pipelines import Pipelines
 
@@ -47,6 +49,21 @@ class HeldOutPlace:
     next_peer: int | None
     n_microbatches: int
     sent_bytes: Sequence[int]
+
+
+def held_out_place(setup: PeerSetup) -> HeldOutPlace:
+    """That of a replica of the plan."""
+    config, plan, stage = setup.config, setup.plan, setup.stage
+    _, pipeline = plan.seat(setup.peer)
+    has_next = stage + 1 < plan.n_stages
+    pipelines = range(plan.n_pipelines) if has_next else ()
+    return HeldOutPlace(
+        peer=setup.peer,
+        stage=stage,
+        next_peer=plan.placement[stage + 1][pipeline] if has_next else None,
+        n_microbatches=config.train.eval_microbatches,
+        sent_bytes=[boundary_bytes(config, plan, stage, p, forward=True) for p in pipelines],
+    )
 
 
 class HeldOutWork:
@@ -164,10 +181,14 @@ class HeldOutLosses:
             told.append(replace(row, eval_loss=self._losses.pop(row.step + 1, None)))
         return told
 
-    def whole(self, stage: int, round: Round, members: Sequence[int], steps: Sequence[int]) -> list[Action]:
-        """A stage has its sum. Once all have, one pipeline measures the loss."""
+    def whole(
+        self, stage: int, round: Round, members: Sequence[int], contributions: Sequence[tuple[int, int]]
+    ) -> list[Action]:
+        """A stage has its sum over these members. Once all have, one pipeline measures the loss. `contributions`:
+        replicas whose local steps are in it, and how many."""
         self._whole[stage] = round, tuple(members)
-        report = HeldOutMeanReport(stage, round.step, list(members), list(steps))
+        replicas, steps = zip(*contributions, strict=True)
+        report = HeldOutMeanReport(stage, round.step, list(replicas), list(steps))
         return [report, *(self._measure() if len(self._whole) == self._plan.n_stages else [])]
 
     def _measure(self) -> list[Action]:
@@ -190,8 +211,10 @@ class HeldOutLosses:
         if message.version != self.version:
             return []
         told: list[Action] = []
-        for round, members in self._whole.values():
-            told += [Send(member, GroupClosed(round)) for member in members if self._pipelines.has(member)]
+        measuring = self._pipelines.peers(self._pipelines.whole[0] if self._measuring is None else self._measuring)
+        for stage, (round, members) in self._whole.items():
+            holders = sorted({measuring[stage], *members})
+            told += [Send(holder, GroupClosed(round)) for holder in holders if not self._pipelines.has_lost(holder)]
         return [*self._end(message.tally), *told]
 
     def _end(self, tally: Tally) -> list[Action]:

@@ -11,6 +11,9 @@ server adds and answers is reported: from it one process can do the run again.
 
 A worker whose pipeline is lost is not waited for any more, and its pushes that are added stay.
 
+Held-out losses and checkpoints on the way are those of parameters that the servers keep aside, with the same pushes at
+all stages (jaxdt.sync.server_parts.snapshots).
+
 A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
 server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
 """
@@ -24,18 +27,25 @@ from dataclasses import dataclass
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
     AskReplicaState,
-    Continue,
-    EndOfSteps,
+    Boundary,
+    CutTaken,
+    EvaluateMean,
     Event,
     Evicted,
+    FetchResult,
     Finished,
     Forget,
+    GroupClosed,
+    GroupFormed,
+    Header,
     Holds,
     LastStep,
+    Message,
     Ran,
     Received,
     Reduced,
@@ -45,8 +55,8 @@ from jaxdt.protocol.events import (
     Send,
     Shard,
     SliceKey,
+    SnapshotCut,
     StepNorm,
-    StepsCounted,
     Summed,
     Suspect,
     Tally,
@@ -63,22 +73,25 @@ from jaxdt.spec.memory import ReplicaCopies
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
-from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Sync, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
+from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.server_agreement import ServerAgreement
+from jaxdt.sync.server_parts.fetched import FetchedSnapshots
+from jaxdt.sync.server_parts.snapshots import ServerSnapshots, SnapshotPlace
 
 NO_LOSSES = Tally()
 
 
 @dataclass(frozen=True)
 class ServedStage:
-    """A stage with a server. `n_elements`: numbers of its parameters, `slice_elements` of a slice. `n_steps`: of the
-    run. `push_bytes`: of a number of a push on the way."""
+    """A stage with a server; `servers`: of all stages. `n_elements`: numbers of its parameters, `slice_elements` of a
+    slice. `n_steps`: of the run. `push_bytes`: of a number of a push on the way."""
 
     stage: int
-    server: int
+    servers: Sequence[int]
     workers: Sequence[int]
     n_steps: int
     n_elements: int
@@ -86,6 +99,10 @@ class ServedStage:
     staleness: int
     wave: int
     push_bytes: int = FLOAT_BYTES
+
+    @property
+    def server(self) -> int:
+        return self.servers[self.stage]
 
     def push(self, worker: int, round: Round) -> RoundSpec:
         """The worker's change goes to the server, and the sum of this one contribution to nobody else."""
@@ -101,9 +118,13 @@ class ServedStage:
 class Worker:
     """A replica's side. Rounds of pushes are numbered by local steps, those of pulls as they come."""
 
-    READS = LocalSteps.READS | {ViewChanged, Evicted, Reduced, AskReplicaState}
+    READS = (
+        LocalSteps.READS
+        | HeldOutWork.READS
+        | {ViewChanged, Evicted, Reduced, AskReplicaState, GroupFormed, GroupClosed}
+    )
 
-    def __init__(self, stage: ServedStage, place: PipelinePlace):
+    def __init__(self, stage: ServedStage, place: PipelinePlace, held_out: HeldOutWork):
         self._served = stage
         self._peer = place.peer
         self._steps = LocalSteps(place)
@@ -112,6 +133,11 @@ class Worker:
         self._pull: Exchange | None = None  # for which this worker waits
         self._is_last_pull = False
         self._push: Exchange | None = None  # that is being laid out
+        self._held_out = held_out
+        fetching = (stage.stage, place.peer, stage.server)
+        self._fetched = FetchedSnapshots(fetching, stage.n_elements, stage.slice_elements)
+        self._to_evaluate: Event | None = None  # what the coordinator has asked for last, with a snapshot
+        self._adopting: deque[Round] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
 
@@ -124,14 +150,28 @@ class Worker:
                 return [Holds(None)]
             case ViewChanged(view):
                 return self._adopt(view)
+            case Received(header, Reduced() as body) if body.key.round in self._fetched:
+                return self._on_fetched(header.src, body)
             case Received(header, Reduced() as body):
                 return self._on_reduced(header.src, body)
             case Received(header, AskReplicaState()):
                 return self._answer(header.coordinator_term)
+            case Received(_, EvaluateMean(round)):
+                self._to_evaluate = event
+                return [*self._fetched.fetch(round), *self._evaluate_if_whole(round)]
+            case Received(_, GroupFormed(round)):
+                return self._fetched.fetch(round)
+            case Received(_, GroupClosed(round)):
+                return self._fetched.close(round)
+            case Received(_, Boundary()):
+                self._held_out.handle(event)
+                return self._between_steps()
+            case Ran(work) if work.kind == EVALUATE:
+                return self._held_out.handle(event)
             case Ran(work) if work.kind == LAY_OUT:
                 return self._pushed()
             case Ran(work) if work.kind == ADOPT:
-                return self._pulled()
+                return self._adopted()
             case Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
         if self._view is None:
@@ -167,6 +207,7 @@ class Worker:
         actions: list[Action | Event] = [push.freeze(((self._peer, step),), 1, NO_LOSSES), Forget(push.round)]
         if self._steps.is_over:
             return [*actions, *self._finish_if_over()]
+        actions += self._between_steps()
         return [*actions, *(self._wait_to_pull() if step % self._served.wave == 0 else self._steps.begin())]
 
     def _wait_to_pull(self, is_last: bool = False) -> list[Action | Event]:
@@ -185,7 +226,39 @@ class Worker:
         if not pull.hold(reduced):
             return []
         version = self._served.n_steps if self._is_last_pull else self._steps.version
+        self._adopting.append(pull.round)
         return [Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (pull.round,))]
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def _on_fetched(self, src: int, reduced: Reduced) -> list[Action | Event]:
+        """A slice of a snapshot."""
+        if problem := self._fetched.arrived(src, reduced):
+            return [Send(COORDINATOR, Suspect(src, problem))]
+        return [*self._evaluate_if_whole(reduced.key.round), *self._between_steps()]
+
+    def _evaluate_if_whole(self, round: Round) -> list[Action | Event]:
+        """A held-out loss is to be measured with this snapshot, once it is here."""
+        match self._to_evaluate:
+            case Received(_, EvaluateMean(wanted)) as event if wanted == round and self._fetched.is_whole(round):
+                self._held_out.handle(event)
+                return self._between_steps()
+        return []
+
+    def _between_steps(self) -> list[Action | Event]:
+        """What may be done now with snapshots, unless a local step is under way."""
+        if self._steps.is_stepping:
+            return []
+        keeps = self._fetched.keep()
+        self._adopting += [round for action in keeps if isinstance(action, Run) for round in action.rounds]
+        return [*keeps, *self._held_out.between_steps()]
+
+    def _adopted(self) -> list[Action | Event]:
+        """The server's parameters are this worker's, or a snapshot of them is kept aside."""
+        round = self._adopting.popleft()
+        return self._fetched.kept(round, self._steps.version) if round in self._fetched else self._pulled()
+
+    # ------------------------------------------------------------------------------------------------------------ pulls
 
     def _pulled(self) -> list[Action | Event]:
         """The server's parameters are this worker's; after the last pull they are the result."""
@@ -201,14 +274,15 @@ class Worker:
         """After the last local step and its push this worker waits for those of the others."""
         if not self._steps.is_over or self._push or self._pull or self._is_last_pull:
             return []
-        return [Send(COORDINATOR, Finished(self._steps.version)), *self._wait_to_pull(is_last=True)]
+        finished = Send(COORDINATOR, Finished(self._steps.version))
+        return [*self._between_steps(), finished, *self._wait_to_pull(is_last=True)]
 
     def _answer(self, coordinator_term: int) -> list[Action | Event]:
         """A coordinator was started again, and asks once what this worker has said."""
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
-        said = self._steps.said_again()
+        said = [*self._steps.said_again(), *self._held_out.said_again()]
         said += [Send(COORDINATOR, Finished(self._steps.version))] if self._is_last_pull else []
         return [Send(COORDINATOR, ReplicaState((), self._steps.n_steps, len(said))), *said]
 
@@ -216,7 +290,10 @@ class Worker:
 class ParameterServer:
     """The server's side. It does one thing at a time, in the order in which it is asked for."""
 
-    READS = frozenset({ViewChanged, Ran, Summed, Shard, WantsParameters})
+    READS = frozenset(
+        {ViewChanged, Ran, Summed, Shard, WantsParameters, GroupFormed, SnapshotCut, CutTaken, FetchResult, GroupClosed}
+        | {AskReplicaState}
+    )
 
     def __init__(self, stage: ServedStage):
         self._served = stage
@@ -227,7 +304,11 @@ class ParameterServer:
         self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
         self._wanted: dict[int, WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
-        self._works: deque[tuple[str, Round]] = deque()  # the first one runs
+        self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
+        place = SnapshotPlace(stage.stage, stage.servers, stage.workers, stage.n_elements, stage.slice_elements)
+        self._snapshots = ServerSnapshots(place)
+        self._answered_term = 0  # of the last coordinator that has asked for the state of this server
+        self._works: deque[tuple[str, tuple[Round, ...]]] = deque()  # the first one runs
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
         self._is_over = False
 
@@ -240,6 +321,8 @@ class ParameterServer:
             case Received(header, WantsParameters() as body) if self._knows(header.src, body.round):
                 self._wanted[header.src] = body
                 return self._answer()
+            case Received(header, body) if self._view:
+                return self._received(header, body)
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
             case Ran(work):
@@ -254,16 +337,19 @@ class ParameterServer:
             dropped = [action for worker in lost for action in self._lose(worker)]
             return [*dropped, *self._answer(), *self._end_if_over()]
         self._n_added = dict.fromkeys(self._served.workers, view.n_committed)
+        self._allowed = dict(self._n_added)
+        self._snapshots.begin(view.n_committed)
         return [Updated(self._served.stage, view.n_committed)]
 
     def _lose(self, worker: int) -> list[Action | Event]:
         """Nobody waits for this worker any more. Its pushes that are here are added or about to be; one of which only a
         part has come, and an answer to it, are given up."""
-        del self._n_added[worker]
+        del self._n_added[worker], self._allowed[worker]
         self._wanted.pop(worker, None)
         self._whole.pop(worker, None)
         stage = self._served.stage
-        names, queued = (push_name(stage, worker), pull_name(stage, worker)), {round for _, round in self._works}
+        names = (push_name(stage, worker), pull_name(stage, worker))
+        queued = {round for _, rounds in self._works for round in rounds}
         unused = [round for round in self._exchanges if round.group in names and round not in queued]
         for round in unused:
             del self._exchanges[round]
@@ -297,6 +383,8 @@ class ParameterServer:
         return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {added}")) if isinstance(added, str) else added
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+        if key.round in self._snapshots:
+            return self._snapshots.summed(key, digest, sq_norm)
         exchange = self._exchanges.get(key.round)
         given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
         if exchange is None or given_out is None:
@@ -317,7 +405,8 @@ class ParameterServer:
         whole = self._whole[worker]
         while round := whole.pop(self._n_added[worker] + 1, None):
             self._n_added[worker] = round.step
-            actions += [PushReport(self._served.stage, worker, round.step), *self._queue(ADOPT, round)]
+            snapshots = self._snapshots.push(worker, round.step)
+            actions += [PushReport(self._served.stage, worker, round.step), *self._queue(ADOPT, round, *snapshots)]
         return actions
 
     # ------------------------------------------------------------------------------------------------------------ pulls
@@ -330,8 +419,11 @@ class ParameterServer:
         holds nobody, and gets the parameters when all have."""
         added = {w for w, wanted in self._wanted.items() if self._n_added[w] >= wanted.step}
         self._finished |= {worker for worker in added if self._wanted[worker].is_last}
+        settled = self._snapshots.settle(self._n_added, self._finished)
+        if self._snapshots.holds_pulls:
+            return settled
         slowest = min([self._clock(worker) for worker in self._n_added if worker not in self._finished], default=None)
-        actions: list[Action | Event] = []
+        actions: list[Action | Event] = settled
         for worker in sorted(added):
             is_held = slowest is not None and (
                 worker in self._finished or self._clock(worker) - slowest > self._served.staleness
@@ -344,22 +436,55 @@ class ParameterServer:
         round, clock = wanted.round, self._clock(worker)
         self._exchanges[round] = Exchange(self._peer, self._served.pull(worker, round), self._served.slice_elements)
         self._last_pulls |= {worker} if wanted.is_last else set()
+        wave = self._served.wave
+        self._allowed[worker] = wanted.step if wanted.is_last else (wanted.step // wave + 1) * wave
         behind = clock if slowest is None else slowest
         return [PullReport(self._served.stage, worker, wanted.step, clock, behind), *self._queue(LAY_OUT, round)]
 
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def _received(self, header: Header, body: Message) -> list[Action | Event]:
+        match body:
+            case GroupFormed(round):
+                return self._lay_out(round, self._snapshots.choose(round, self._allowed))
+            case SnapshotCut(round, steps) if header.src == self._served.servers[0]:
+                told = self._snapshots.answer_cut(header.src, body)
+                return [*told, *self._lay_out(round, self._snapshots.take(round, steps))]
+            case CutTaken(round):
+                self._snapshots.taken(header.src, round)
+                return self._answer()
+            case FetchResult(round):
+                return self._snapshots.give(header.src, round)
+            case GroupClosed(round):
+                return self._snapshots.close(round)
+            case AskReplicaState() if header.coordinator_term > self._answered_term:
+                self._answered_term = header.coordinator_term
+                return self._snapshots.answer()
+        return []
+
+    def _lay_out(self, round: Round, begun: list[Action | Event]) -> list[Action | Event]:
+        """A snapshot has begun, if there are reports of it: the parameters are copied before anything else changes
+        them."""
+        return [*begun, *self._queue(LAY_OUT, round), *self._answer()] if begun else []
+
     # ------------------------------------------------------------------------------------------------- one at a time
 
-    def _queue(self, kind: str, round: Round) -> list[Action | Event]:
-        self._works.append((kind, round))
+    def _queue(self, kind: str, *rounds: Round) -> list[Action | Event]:
+        """Work for a round. A push is added to the snapshots among the rounds too."""
+        self._works.append((kind, rounds))
         return [self._run()] if len(self._works) == 1 else []
 
     def _run(self) -> Action:
-        kind, round = self._works[0]
-        return Run(Work(self._served.stage, kind, None, self._peer, round.step), 1.0, (round,))
+        kind, rounds = self._works[0]
+        return Run(Work(self._served.stage, kind, None, self._peer, rounds[0].step), 1.0, rounds)
 
     def _ran(self, work: Work) -> list[Action | Event]:
-        kind, round = self._works.popleft()
+        kind, rounds = self._works.popleft()
         actions: list[Action | Event] = [self._run()] if self._works else []
+        actions += self._snapshots.ran(rounds)
+        round = rounds[0]
+        if round not in self._exchanges:  # a snapshot is laid out
+            return [*actions, *self._end_if_over()]
         exchange = self._exchanges[round]
         if kind == ADOPT:
             del self._exchanges[round]
@@ -384,11 +509,11 @@ class ParameterServer:
 
 def _build(setup: PeerSetup) -> Sync:
     config, plan, stage = setup.config, setup.plan, setup.stage
-    (server,) = plan.roles.servers[stage]
+    servers = [server for (server,) in plan.roles.servers]
     sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
     served = ServedStage(
         stage=stage,
-        server=server,
+        servers=servers,
         workers=plan.placement[stage],
         n_steps=config.train.steps,
         n_elements=sizes[group_name(stage)],
@@ -397,24 +522,24 @@ def _build(setup: PeerSetup) -> Sync:
         wave=config.sync.server.wave,
         push_bytes=EXCHANGED_BYTES[config.sync.codec],
     )
-    if setup.peer == server:
+    if setup.peer == served.server:
         return ParameterServer(served)
     _, pipeline = plan.seat(setup.peer)
     members = [row[pipeline] for row in plan.placement]
     n_steps, clip_norm = config.train.steps, config.optim.clip_norm
     place = PipelinePlace(setup.peer, stage, members, n_steps, clip_norm, number=pipeline)
-    return Worker(served, place)
+    return Worker(served, place, HeldOutWork(held_out_place(setup)))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
-    return ServerAgreement(config, plan)
+    return ServerAgreement(config, run, plan)
 
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     """Of a worker: the parameters as of its last push; for a pull the slices, the joined vector and the new
-    parameters."""
+    parameters. A checkpoint takes as much, and a copy of the moments."""
     vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
-    return ReplicaCopies(vector_bytes, 3 * vector_bytes)
+    return ReplicaCopies(vector_bytes, (3 + config.optim.n_moments) * vector_bytes)
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
@@ -437,9 +562,6 @@ def _check(config: RunConfig, plan: Plan) -> str:
             f"optim.second_moment: got {config.optim.second_moment}, expected own with sync.kind server, where nothing "
             "is averaged"
         )
-    for name in ("eval_every_steps", "checkpoint_every_steps"):
-        if getattr(config.train, name):
-            return f"train.{name}: got {getattr(config.train, name)}, expected 0 with sync.kind server"
     rows = plan.roles.servers
     if [len(row) for row in rows] != [1] * plan.n_stages:
         return (
@@ -460,9 +582,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=frozenset(
-        {StepNorm, LastStep, WantsParameters, Continue, EndOfSteps, StepsCounted, AskReplicaState}
-    ),
+    outlives_views=OF_GROUPS | {StepNorm, LastStep, WantsParameters, SnapshotCut, CutTaken},
     plan_roles=frozenset({"servers"}),
     settings="server",
     copies=_copies,

@@ -1,7 +1,9 @@
-"""The coordinator's part where servers hold the parameters: rows of the metrics, and the end of the run.
+"""The coordinator's part where servers hold the parameters: rows of the metrics, held-out losses and checkpoints, and
+the end of the run.
 
-Workers and servers agree among themselves on what is pushed and pulled (jaxdt.sync.server).
-"""
+Workers and servers agree among themselves on what is pushed and pulled (jaxdt.sync.server), and on what a snapshot
+holds. The coordinator says when a snapshot is made. For a checkpoint it tells the least worker of each stage to keep
+it, and another one when that is lost; the servers hold it until the checkpoint, or a later one, is complete."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,16 +12,27 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
     Finished,
+    GroupClosed,
+    GroupFormed,
+    MeanEvaluated,
     Message,
     ReplicaState,
+    ResultHeld,
+    Round,
+    Send,
     StepDone,
     View,
 )
-from jaxdt.protocol.reports import PipelineEndReport, StepReport
+from jaxdt.protocol.reports import PipelineEndReport, StateMeanReport
+from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import is_mean, kept_name
+from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
+from jaxdt.sync.scheduling.open_groups import OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
+from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 NO_SERVER = "it is the server that holds its stage's parameters"
@@ -28,39 +41,105 @@ NO_SERVER = "it is the server that holds its stage's parameters"
 class ServerAgreement(CountedSteps):
     """The agreement of `sync.kind = "server"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | {Finished, ReplicaState}
+    READS = StepBudget.READS | HeldOutLosses.READS | {Finished, ReplicaState, ResultHeld}
     HEARS_ACROSS_VIEWS: bool = True
     NO_NEWCOMERS: str = NO_NEWCOMERS
 
-    def __init__(self, config: CoordinatorConfig, plan: Plan):
+    def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version
         self._config = config
         self._plan = plan
         self._pipelines = Pipelines(plan)
         self._budget = StepBudget(config, plan, self._pipelines)
         self._states = ReplicaStates()
-        self._finished: set[int] = set()  # pipelines
+        self._servers = [server for (server,) in plan.roles.servers]
+        self._open = OpenGroups()
+        keepers = Keepers(lambda stage: (self._servers[stage],), kept_name)
+        self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
+        self._kept: dict[int, dict[int, Round]] = {}  # version -> stage -> what its server holds for a checkpoint
+        self._told: dict[Round, int] = {}  # of these: the worker that was told to keep it
+        self._n_complete = 0  # version of the last checkpoint that is complete
+        self._finished: dict[int, int] = {}  # replica -> its local steps in all, when it has done the last one
+        self._is_ending = False  # and all that are left have
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        if not self._pipelines.has(src) and not isinstance(message, StepDone):
+        is_known = self._pipelines.has(src) or src in self._servers
+        if not is_known and not isinstance(message, StepDone):
             return []
         if self._states.is_asking:
             self._states.hear(src, message)
             return self._go_on(now_s)
-        if isinstance(message, Finished):
-            stage, pipeline = self._plan.seat(src)
-            self._finished |= {pipeline} if stage == 0 else set()
-            return [PipelineEndReport(pipeline, message.n_steps)] if stage == 0 else []
-        actions: list[Action] = []
-        if isinstance(message, StepDone):
-            actions += self._pipelines.did([src], [message.step + 1])
-        if type(message) in StepBudget.READS:
-            actions += self._budget.hear(now_s, src, message)
-        self._budget.tell(action for action in actions if isinstance(action, StepReport))
+        match message:
+            case Finished(n_steps):
+                return self._on_finished(src, n_steps)
+            case ResultHeld():
+                return self._held(src, message)
+            case MeanEvaluated():
+                return self._snapshots.evaluated(message)
+            case StepDone(step):
+                return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
+            case _:
+                return self._count(now_s, src, message) if type(message) in StepBudget.READS else []
+
+    def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
+        """A step is done, or cannot begin yet. After a row of steps a snapshot may be due."""
+        actions = self._budget.hear(now_s, src, message)
+        if self._budget.n_rows == self.n_committed:
+            return actions
         self.n_committed = self._budget.n_rows
-        return [action for action in actions if not isinstance(action, StepReport)]
+        return self._snapshots.after_row(self.n_committed, actions)
+
+    def _on_finished(self, src: int, n_steps: int) -> list[Action]:
+        """A replica has done its last local step."""
+        self._finished[src] = n_steps
+        stage, pipeline = self._plan.seat(src)
+        reports: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
+        return [*reports, *self._end_steps()]
+
+    def _end_steps(self) -> list[Action]:
+        """After the last step of all that are left the servers' parameters are the result."""
+        left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
+        if self._is_ending or not left <= self._finished.keys():
+            return []
+        self._is_ending = True
+        for stage, row in enumerate(self._plan.placement):
+            contributions = [(worker, self._finished[worker]) for worker in row if worker in self._finished]
+            self._snapshots.holds(self._config.n_steps, stage, tuple(contributions))
+        return self._snapshots.end(has_result=True)
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def _held(self, src: int, held: ResultHeld) -> list[Action]:
+        told, group = self._open.hear(src, held)
+        return [*told, *(self._whole(group) if group else [])]
+
+    def _whole(self, group: OpenGroup) -> list[Action]:
+        """A stage's server has a whole snapshot, with so many pushes of each worker."""
+        round = group.round
+        stage, _ = self._plan.seat(group.members[0])
+        contributions = tuple(zip(self._plan.placement[stage], group.member_steps, strict=True))
+        if is_mean(round.group):
+            return self._snapshots.held_out.whole(stage, round, group.members, contributions)
+        if round.step <= self._n_complete:
+            return group.closed()
+        self._snapshots.holds(round.step, stage, contributions)
+        workers, steps = zip(*contributions, strict=True)
+        report = StateMeanReport(stage, round.step, list(workers), list(steps))
+        self._kept.setdefault(round.step, {})[stage] = round
+        return [report, *self._tell_workers()]
+
+    def _tell_workers(self) -> list[Action]:
+        """The least worker of a stage writes its part of a checkpoint, so it has to keep what that holds."""
+        actions: list[Action] = []
+        for of_stages in self._kept.values():
+            for stage, round in of_stages.items():
+                worker = min(self._pipelines.replicas(stage), default=None)
+                if worker is not None and self._told.get(round) != worker:
+                    self._told[round] = worker
+                    actions.append(Send(worker, GroupFormed(round, (worker,), (self._servers[stage],))))
+        return actions
 
     def woke(self, now_s: float, tag: str) -> list[Action]:
         raise AssertionError("it sets no timer")
@@ -75,18 +154,36 @@ class ServerAgreement(CountedSteps):
             self._budget.restore(rows)
             self.n_committed = rows.n_rows
         self._pipelines.restore(view.by_peer, self._budget.n_steps)
-        self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
+        replicas = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
+        self._states.ask(replicas.union(self._servers))
 
     def _go_on(self, now_s: float) -> list[Action]:
         """After a restart, once all members have answered."""
-        if self._states.is_asking:
+        states = self._states
+        if states.is_asking:
             return []
-        for peer, answer in self._states.answers.items():
+        for peer, answer in states.answers.items():
             stage, pipeline = self._plan.seat(peer)
             if stage == 0 and answer.n_steps is not None:
                 self._budget.ended(pipeline)
-        said = [action for src, message in self._states.said for action in self.hear(now_s, src, message, {})]
-        return [*said, *self._budget.end_if_enough()]
+        actions = self._restore_snapshots()
+        for src, message in states.said:
+            actions += self.hear(now_s, src, message, {})
+        self._states = ReplicaStates()
+        return [*actions, *self._budget.end_if_enough()]
+
+    def _restore_snapshots(self) -> list[Action]:
+        """Those that servers hold are needed still, but for losses that are told or were measured."""
+        states, actions = self._states, list[Action]()
+        measured = self._snapshots.restore_held_out(states)
+        for group in states.open_groups():
+            if self._snapshots.is_over(group.round, measured):
+                actions += group.closed()
+            else:
+                self._open.restore(group)
+        for src, held in states.take(ResultHeld):
+            actions += self._held(src, held)
+        return [*actions, *self._open.tell_again(), *self._snapshots.restore()]
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._budget.end or self._budget.untold()
@@ -99,15 +196,15 @@ class ServerAgreement(CountedSteps):
         return self._pipelines.beside(peer)
 
     def refusal(self, command: str) -> str:
-        if command == "status":
+        if command in ("status", "checkpoint", "stop"):
             return ""
         return f"{command}: with sync.kind server a run cannot do this yet"
 
     def promise_checkpoint(self) -> int | None:
-        return None
+        return self._snapshots.promise_checkpoint()
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        return ()
+        return self._snapshots.mean_of(version)
 
     def missed(self) -> list[Message]:
         return self._states.missed()
@@ -119,14 +216,23 @@ class ServerAgreement(CountedSteps):
         if view.number == 1:
             self._budget.rows.begin(now_s)
         broken = self._pipelines.keep(view.by_peer)
-        ends = self._pipelines.ends(pipeline for pipeline in broken if pipeline not in self._finished)
-        if not self._states.is_asking:
+        of_first = self._plan.placement[0]
+        ends = self._pipelines.ends(pipeline for pipeline in broken if of_first[pipeline] not in self._finished)
+        if self._states.is_asking:
+            self._states.lose({peer for pipeline in broken for peer in self._pipelines.peers(pipeline)})
+            return [*ends, *self._go_on(now_s)]
+        if not broken:
             return [*ends]
-        self._states.lose({peer for pipeline in broken for peer in self._pipelines.peers(pipeline)})
-        return [*ends, *self._go_on(now_s)]
+        return [*ends, *self._snapshots.held_out.lose(), *self._tell_workers(), *self._end_steps()]
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""
 
-    def checkpoint_complete(self) -> None:
-        """Nothing depends on it."""
+    def checkpoint_complete(self, version: int) -> list[Action]:
+        """Nobody needs what is kept for this one and older ones any more."""
+        self._n_complete = max(version, self._n_complete)
+        over = [self._kept.pop(other) for other in sorted(self._kept) if other <= version]
+        rounds = [(stage, round) for of_stages in over for stage, round in of_stages.items()]
+        for _, round in rounds:
+            self._told.pop(round, None)
+        return [Send(self._servers[stage], GroupClosed(round)) for stage, round in rounds]

@@ -3,7 +3,8 @@
     python scripts/tools/replay.py --run_dir=runs/x
 
 Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended,
-and its last checkpoint; with "server" also trace/peer_N.jsonl of each server, which has the order of pushes and pulls.
+and its last checkpoint; with "server" also trace/peer_N.jsonl of each server, which has the order of pushes and pulls,
+and of workers, and the other checkpoints that are there.
 Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
 build than the run's, rounding differs, and so it does with another number of threads: by default this process computes
 on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
@@ -23,21 +24,23 @@ from absl import flags
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
 from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group
-from jaxdt.model.server_replay import ServerAct, ServerReplay
+from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol import trace
 from jaxdt.protocol.reports import (
     GroupReport,
+    KeptReport,
     PipelineEndReport,
     PullReport,
     PushReport,
     RestartedReport,
+    SnapshotReport,
     StateMeanReport,
     StepReport,
     ViewReport,
 )
 from jaxdt.runtime.compute_environment import ONE_THREAD
-from jaxdt.runtime.storage.checkpoint import complete_record, newest
+from jaxdt.runtime.storage.checkpoint import complete_checkpoints, complete_record, newest
 from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
@@ -74,16 +77,23 @@ def main() -> int:
         raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
     place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path))
-    what, states = REPLAYS[config.sync.kind](config, place, reports, n_steps)
-    made = {name: entry for state in states for name, entry in split_entries(state).items()}
-    folder = newest(run_dir)
-    n_unequal, n_numbers = compared(made, load_entries(folder))
+    what, states_of = REPLAYS[config.sync.kind](config, place, reports, n_steps)
     steps = ", ".join(f"{n_steps[pipeline]} of pipeline {pipeline}" for pipeline in sorted(n_steps))
     print(f"replayed {what} and local steps {steps}")
+    folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
+    folders[config.train.steps] = newest(run_dir)
+    found = [differs(folders[version], states_of[version]) for version in sorted(folders) if version in states_of]
+    return 1 if any(found) else 0
+
+
+def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether a checkpoint is not what was replayed; a line says so."""
+    made = {name: entry for state in states for name, entry in split_entries(state).items()}
+    n_unequal, n_numbers = compared(made, load_entries(folder))
     print(
         f"{folder}: {n_unequal} of {n_numbers} numbers differ" if n_unequal else f"{folder}: all {n_numbers} are equal"
     )
-    return 1 if n_unequal else 0
+    return n_unequal > 0
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,8 @@ class ReplayPlace:
 
 def replay_groups(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
-) -> tuple[str, list[tuple[Any, Any]]]:
-    """Averaging groups: what was replayed, and the state of each stage."""
+) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
+    """Averaging groups: what was replayed, and the state of each stage in the last checkpoint, by version."""
 
     def logged(fields: dict[str, Any]) -> LoggedGroup:
         return logged_group(place.plan, fields["stage"], fields["members"], fields["steps"], fields.get("fragment", 0))
@@ -108,48 +118,71 @@ def replay_groups(
     means = fields_of(reports, StateMeanReport.kind)
     results = {fields["stage"]: logged(fields) for fields in means if fields["version"] == config.train.steps}
     replay = GroupReplay(config, place.plan, place.functions, place.data)
-    begin(replay, fields_of(reports, StepReport.kind))
+    begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))
     replay.run(groups, n_steps)
     replay.average_states(list(results.values()))
     replicas = [results[stage].pipelines[0] for stage in range(place.plan.n_stages)]
-    return f"{len(groups)} groups", [row[p] for row, p in zip(replay.states, replicas, strict=True)]
+    states = [row[p] for row, p in zip(replay.states, replicas, strict=True)]
+    return f"{len(groups)} groups", {config.train.steps: states}
 
 
 def replay_servers(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
-) -> tuple[str, list[tuple[Any, Any]]]:
-    """The same of pushes to servers and pulls from them."""
-    if START.value or fields_of(reports, StepReport.kind)[0]["step"]:
-        raise BadInput("--start: a resumed run with sync.kind server cannot be replayed yet")
+) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
+    """The same of pushes to servers and pulls from them, and of all checkpoints."""
     plan = place.plan
     logs = [server_log(place, server) for (server,) in plan.roles.servers]
+    kept = [kept_by_workers(place, row) for row in plan.placement]
     replay = ServerReplay(config, plan, place.functions, place.data)
-    replay.run(logs, n_steps)
-    n_pushes = sum(act.is_push for log in logs for act in log)
-    what = f"{n_pushes} pushes, {sum(map(len, logs)) - n_pushes} pulls"
+    like = [replay.state(stage, row) for stage, row in enumerate(plan.placement)]
+    begin(replay, like, fields_of(reports, StepReport.kind))
+    replay.run(logs, n_steps, {moment for of_stage in kept for moment in of_stage.values()})
+    acts = [act for log in logs for act in log if isinstance(act, ServerAct)]
+    n_pushes = sum(act.is_push for act in acts)
+    what = f"{n_pushes} pushes, {len(acts) - n_pushes} pulls"
     views = [report["fields"] for report in reports if report["kind"] in (ViewReport.kind, RestartedReport.kind)]
     members = {int(peer) for peer in views[-1]["members"]}
-    return what, [replay.state(stage, members) for stage in range(plan.n_stages)]
+    states_of = {config.train.steps: [replay.state(stage, members) for stage in range(plan.n_stages)]}
+    for version in set.intersection(*(set(of_stage) for of_stage in kept)):
+        states_of[version] = [replay.kept(version, stage, *kept[stage][version]) for stage in range(plan.n_stages)]
+    return what, states_of
 
 
-def server_log(place: ReplayPlace, server: int) -> list[ServerAct]:
+def server_log(place: ReplayPlace, server: int) -> list[ServerAct | SnapshotAct]:
     """What a server did, in its order."""
-    path = place.run_dir / "trace" / f"peer_{server}.jsonl"
+    acts: list[ServerAct | SnapshotAct] = []
+    for record in peer_records(place, server):
+        kind, fields = record["kind"], record["fields"]
+        if kind in (PushReport.kind, PullReport.kind):
+            pipeline = place.plan.seat(fields["worker"])[1]
+            acts.append(ServerAct(kind == PushReport.kind, pipeline, fields["step"]))
+        elif kind == SnapshotReport.kind:
+            acts.append(SnapshotAct((fields["version"], fields["is_checkpoint"]), fields["cut"]))
+    return acts
+
+
+def kept_by_workers(place: ReplayPlace, workers: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Version -> the pipeline and the local steps of the worker of a stage that has kept it for a checkpoint: the last
+    of several, of whom the others were lost."""
+    kept: dict[int, tuple[int, int]] = {}
+    for pipeline, worker in enumerate(workers):
+        found = [record["fields"] for record in peer_records(place, worker) if record["kind"] == KeptReport.kind]
+        kept |= {fields["version"]: (pipeline, fields["step"]) for fields in found}
+    return kept
+
+
+def peer_records(place: ReplayPlace, peer: int) -> list[trace.TraceRecord]:
+    """What a peer has reported, in its order."""
+    path = place.run_dir / "trace" / f"peer_{peer}.jsonl"
     try:
         lines = kept_lines(path)
     except OSError as error:
-        raise BadInput(f"run_dir: the log of server {server} is missing ({error})") from None
-    return [
-        ServerAct(
-            record["kind"] == PushReport.kind, place.plan.seat(record["fields"]["worker"])[1], record["fields"]["step"]
-        )
-        for record in trace.read(lines, str(path))
-        if record["what"] == "report" and record["kind"] in (PushReport.kind, PullReport.kind)
-    ]
+        raise BadInput(f"run_dir: the log of peer {peer} is missing ({error})") from None
+    return [record for record in trace.read(lines, str(path)) if record["what"] == "report"]
 
 
-def begin(replay: GroupReplay, rows: list[dict[str, Any]]) -> None:
-    """A run that was resumed begins with a checkpoint."""
+def begin(replay: GroupReplay | ServerReplay, like: Sequence[tuple[Any, Any]], rows: list[dict[str, Any]]) -> None:
+    """A run that was resumed begins with a checkpoint; `like`: states of each stage."""
     first = rows[0]["step"] if rows else 0
     if not START.value:
         if first:
@@ -163,7 +196,7 @@ def begin(replay: GroupReplay, rows: list[dict[str, Any]]) -> None:
     if version != first:
         raise BadInput(f"--start: {folder} has {version} steps, the log of the run begins after {first}")
     entries = load_entries(folder)
-    replay.begin(version, [join_entries(entries, row[0]) for row in replay.states])
+    replay.begin(version, [join_entries(entries, state) for state in like])
 
 
 def fields_of(reports: list[trace.TraceRecord], kind: str) -> list[dict[str, Any]]:

@@ -41,6 +41,9 @@ def test_the_seeds_draw_all_kinds():
     assert {one.average_moments for one in groups} == {False, True}
     servers = [case.config.sync.server for case in drawn if case.config.sync.kind == "server"]
     assert {one.staleness for one in servers} >= {0, 1, 2} and {one.wave for one in servers} >= {1, 2, 3}
+    with_servers = [case.config.train for case in drawn if case.config.sync.kind == "server"]
+    assert {one.eval_every_steps for one in with_servers} == {one.checkpoint_every_steps for one in with_servers}
+    assert {one.eval_every_steps for one in with_servers} == {0, 1, 2, 3}
     assert {case.plan.n_stages for case in drawn} == {1, 2, 3, 4}
     assert {case.plan.n_pipelines for case in drawn} == {1, 2, 3, 4, 5}
 

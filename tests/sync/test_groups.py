@@ -173,4 +173,4 @@ def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
             scheduler.hear(0.0, peer, ResultHeld(round, 5, (version,) * len(row)), {})
     for version in (6, 6, 9):
         assert scheduler.mean_of(version) == (tuple((peer, version) for peer in row), ())
-    assert list(scheduler._mean_of) == [(9, 0)]
+    assert list(scheduler._snapshots._mean_of) == [(9, 0)]

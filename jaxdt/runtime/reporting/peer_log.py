@@ -3,7 +3,15 @@
 import time
 
 from jaxdt.protocol.events import Report
-from jaxdt.protocol.reports import PullReport, PushReport, UnreachedReport, UsageReport, WorkerProgressReport
+from jaxdt.protocol.reports import (
+    KeptReport,
+    PullReport,
+    PushReport,
+    SnapshotReport,
+    UnreachedReport,
+    UsageReport,
+    WorkerProgressReport,
+)
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.report_lines import line_of
@@ -31,7 +39,7 @@ class PeerLog:
             case UnreachedReport(left_s):
                 where = format_address(self._coordinator)
                 self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
-            case PushReport() | PullReport() | WorkerProgressReport():
+            case PushReport() | PullReport() | SnapshotReport() | KeptReport() | WorkerProgressReport():
                 pass  # there are many, or one without numbers; the trace has them
             case _:
                 self._print(line_of(report))

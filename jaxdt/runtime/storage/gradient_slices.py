@@ -71,6 +71,10 @@ class GradientSlices:
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out, casting="safe")
 
+    def add(self, round: Round, other: Round) -> None:
+        """Add the whole sum of another round to this peer's contribution to a round."""
+        self._own[round] = self._own[round] + self.result(other)
+
     def forget(self, round: Round) -> None:
         """Abort a round: delete its vector and parts, and ignore parts of it that still come."""
         self._aborted[round] = None

@@ -55,6 +55,7 @@ from jaxdt.spec.sizes import (
     fragment_of_name,
     group_name,
     is_contribution,
+    is_kept,
     is_mean,
     is_pull,
     is_push,
@@ -229,8 +230,10 @@ class Store:
                 self._slices.offer(round, as_sent(self._codec_of(round.group), self._vector_of(round)))
         else:
             assert work.kind == ADOPT
-            for round in rounds:
-                self._adopt(round, step, scale)
+            adopted, *snapshots = rounds
+            self._adopt(adopted, step, scale)
+            for snapshot in snapshots:  # a push goes into these too
+                self._slices.add(snapshot, adopted)
         return {}
 
     def _gradient_sq_norm(self, step: int) -> float:
@@ -246,7 +249,7 @@ class Store:
             return self._pushed.next(versions.params)
         if round.group == state_name(self._stage):
             return FloatVector(versions.state).of(versions.state)
-        if is_mean(round.group):
+        if is_mean(round.group) or is_kept(round.group):
             return FloatVector(versions.params).of(versions.params)
         return self._exchanged(fragment_of_name(round.group))
 
@@ -276,6 +279,9 @@ class Store:
         elif is_pull(round.group):
             self._pushed.pulled(total)
             versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
+        elif is_kept(round.group):  # the next update donates the optimizer's state
+            moments = jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)
+            self._kept_state = (version, (FloatVector(versions.params).tree(total, scale), moments))
         elif round.group == state_name(self._stage):
             mean = FloatVector(versions.state).tree(total, scale)
             if version == self._config.train.steps:
@@ -481,8 +487,8 @@ class Store:
     def _codec_of(self, group: str) -> str:
         """How the vectors of a group travel. Means that are kept aside, the result of a run, a server's parameters, and
         what replicas that are equal exchange are exact."""
-        is_kept = group == state_name(self._stage) or is_mean(group) or is_pull(group)
-        may_round = is_contribution(group) or (replicas_may_differ(self._config) and not is_kept)
+        is_exact = group == state_name(self._stage) or is_mean(group) or is_kept(group) or is_pull(group)
+        may_round = is_contribution(group) or (replicas_may_differ(self._config) and not is_exact)
         return self._config.sync.codec if may_round else codecs.NONE
 
     def _group_size(self, group: str) -> int:

@@ -38,6 +38,10 @@ class Pipelines:
         """Whether a peer is in a whole pipeline."""
         return self._pipeline_of.get(peer) in self.whole
 
+    def has_lost(self, peer: int) -> bool:
+        """Whether a peer is in a pipeline that is not whole."""
+        return peer in self._pipeline_of and not self.has(peer)
+
     def beside(self, peer: int) -> tuple[int, ...]:
         """The peers of a whole pipeline, if this peer is in one."""
         return self.peers(self._pipeline_of[peer]) if self.has(peer) else ()

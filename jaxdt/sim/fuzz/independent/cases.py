@@ -47,6 +47,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import exchanged_elements, group_name, sync_groups
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
+HELD_S = 8.0  # longest time for which a link between servers stands still
 DETECTION_S = 30.0  # longest time until a fault is noticed
 HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are drawn where no peer may be lost
 LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
@@ -137,6 +138,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     faults = [*_draw_blips(seed, rng, plan, run_s), *_draw_loss(random.Random(f"loss {seed}"), plan, run_s)]
     if not any(fault.kind == RESTART for fault in faults):
         faults += _draw_restarts(random.Random(f"restart {seed}"), plan, run_s)
+    faults += _draw_held_links(random.Random(f"servers {seed}"), plan, run_s)
     return replace(case, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -148,7 +150,7 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
     settings = draw_settings(rng, step_s, n_pipelines)
     has_servers = sync == "server"
     model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
-    checkpoint_every = 0 if has_servers else rng.choice((0, 0, 1, 2, 3))
+    checkpoint_every = rng.choice((0, 0, 1, 2, 3))
     return dict(
         model=model,
         plan=dict(
@@ -176,10 +178,10 @@ def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
     sync["codec"] = rng.choice(("none", "bf16"))
-    if groups is None:
-        return
     train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
     train["eval_microbatches"] = rng.choice((1, 3))
+    if groups is None:
+        return
     groups["weights"] = rng.choice(("equal", "samples"))
     groups["clip"] = rng.choice(("pipeline", "stage"))
     groups["average_moments"] = rng.random() < 0.3
@@ -254,6 +256,16 @@ def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list
     if rng.random() < 0.25:
         faults.append(Fault(rng.uniform(0.0, run_s), PAUSE, rng.choice(plan.peers), rng.uniform(0.0, BLIP_S)))
     return faults
+
+
+def _draw_held_links(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In a third of the cases with several servers the first one's links to another stand still now and then: what
+    others know of a snapshot comes late."""
+    if len(plan.roles.servers) < 2 or rng.random() < 2 / 3:
+        return []
+    first, *others = [server for (server,) in plan.roles.servers]
+    held = [(rng.uniform(0.0, run_s), rng.uniform(0.0, HELD_S)) for _ in range(rng.randint(1, 4))]
+    return [Fault(at_s, CLOG, first, s, others=(rng.choice(others),), factor=0.0) for at_s, s in held]
 
 
 def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:

@@ -23,6 +23,8 @@ known systems as special cases, [8] means are preserved, [9] departures, [10] de
   (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
       by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
       bytes on its way as the codec says; what belongs to a round that is closed is let go
+  (12) what servers keep aside for a held-out loss or a checkpoint holds as many local steps of each pipeline at every
+      stage
 
 [9]: replicas that are done leave their stages while others go on. [10] is a test that plays a case twice, and [11] is
 arithmetic, tested where that is.
@@ -66,10 +68,12 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import (
     GroupReport,
     HeldOutMeanReport,
+    KeptReport,
     PipelineEndReport,
     PullReport,
     PushReport,
     RestartedReport,
+    SnapshotReport,
     StateMeanReport,
     StepReport,
     ViewReport,
@@ -77,16 +81,25 @@ from jaxdt.protocol.reports import (
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
 from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
-from jaxdt.sim.fuzz.independent.log_replay import GroupReplay, LogProblem, Replicas, RunShape, ServerReplay
+from jaxdt.sim.fuzz.independent.log_replay import (
+    GroupReplay,
+    LogProblem,
+    ReplayedSnapshot,
+    Replicas,
+    RunShape,
+    ServerReplay,
+)
 from jaxdt.sim.fuzz.independent.residues import Vector
 from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import CRASHED, Outcome
 from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
-from jaxdt.spec.sizes import fragment_name, is_mean, is_pull, is_push, state_name
+from jaxdt.spec.sizes import fragment_name, is_kept, is_mean, is_pull, is_push, state_name
 from jaxdt.spec.work import ADOPT, FORWARD
 
-ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD = range(1, 12)
+ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD, ONE_CUT = range(
+    1, 13
+)
 NUMBER_OF = {
     group_rules.ANSWERED: ANSWERED,
     group_rules.MEMBERS: MEMBERS,
@@ -300,7 +313,8 @@ class Invariants:
         for _, body, n_bytes in sent:
             if isinstance(body, Shard | Reduced):
                 key = body.key
-                is_exact = key.round.group in self._exact or is_mean(key.round.group) or is_pull(key.round.group)
+                group = key.round.group
+                is_exact = group in self._exact or is_mean(group) or is_kept(group) or is_pull(group)
                 codec = NONE if is_exact else self._shape.config.sync.codec
                 expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
                 if n_bytes != expected:
@@ -323,7 +337,7 @@ class Invariants:
         if is_push(round.group):
             self._added(peer, round)
             return
-        if is_pull(round.group):
+        if is_pull(round.group) or is_kept(round.group):
             return
         known = self._means[round.group, round.step]
         if peer in known:
@@ -483,17 +497,7 @@ class Invariants:
 
     def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
         if self._clocks:
-            logs = [
-                [r for _, peer, r in outcome.reports if peer == server and isinstance(r, PushReport | PullReport)]
-                for server in self._clocks
-            ]
-            replay = ServerReplay(self._shape, logs)
-            replay.run(n_steps)
-            for server, trail in zip(self._clocks, replay.server_trails, strict=True):
-                self._check_trail(
-                    server, [entry for entry in self.tensors[server].trail if entry.what == PUSHED], trail
-                )
-            self._check_trails(replay.replicas)
+            self._check_servers(outcome, n_steps)
             return
         means = outcome.of(StateMeanReport), outcome.of(HeldOutMeanReport)
         replay = GroupReplay(self._shape, outcome.of(GroupReport), *means)
@@ -505,6 +509,64 @@ class Invariants:
                     self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
         self._check_checkpoints(set(replay.means))
         self._check_held_out(outcome.of(StepReport), replay.held_out_losses())
+
+    def _check_servers(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
+        """Servers hold what the replay of their logs does, and snapshots the same pushes at all stages."""
+        logs: list[list[PushReport | PullReport | SnapshotReport]] = [[] for _ in self._clocks]
+        for _, peer, report in outcome.reports:
+            if isinstance(report, PushReport | PullReport | SnapshotReport):
+                logs[list(self._clocks).index(peer)].append(report)
+        kept = outcome.of(KeptReport)
+        replay = ServerReplay(self._shape, logs, kept)
+        replay.run(n_steps)
+        for server, trail in zip(self._clocks, replay.server_trails, strict=True):
+            self._check_trail(server, [entry for entry in self.tensors[server].trail if entry.what == PUSHED], trail)
+        self._check_trails(replay.replicas)
+        snapshots: dict[tuple[int, bool], dict[int, ReplayedSnapshot]] = defaultdict(dict)
+        for one in replay.snapshots:
+            snapshots[one.report.version, one.report.is_checkpoint][one.report.stage] = one
+        self._check_cuts(outcome, snapshots)
+        for one in kept:
+            state, snapshot = self.tensors[one.worker].means.get(one.version), snapshots[one.version, True][one.stage]
+            place = (one.stage, self._shape.plan.seat(one.worker)[1], one.step)
+            expected = (snapshot.params, replay.moments[place])
+            if self._stays(one.worker) and (state is None or (state.params, state.moments) != expected):
+                self.broken(REPLAYED, one.worker, f"has kept {state} for version {one.version}, the replay {expected}")
+        n_stages = self._shape.plan.n_stages
+        losses: dict[int, float] = {}
+        for (version, is_checkpoint), of_stages in snapshots.items():
+            if len(of_stages) == n_stages and not is_checkpoint:
+                params = [of_stages[stage].params for stage in range(n_stages)]
+                losses[version] = replay.replicas.held_out_loss(params)
+        self._check_held_out(outcome.of(StepReport), losses)
+        self._check_kept({one.version for one in kept}, {one.version for one in outcome.of(StateMeanReport)})
+
+    def _check_kept(self, kept: set[int], whole: set[int]) -> None:
+        """Checkpoints are those that the config asks for, and where nothing is lost the first of them is not forgotten.
+        One that is late, since it waits for a held-out loss or its writer is slow, is left out when a later one is
+        complete."""
+        train = self._shape.config.train
+        every = train.checkpoint_every_steps or train.steps
+        due = set(range(every, train.steps, every))
+        may_miss = not due or train.eval_every_steps or self._faults or self._has_ended
+        first = set[int]() if may_miss else {min(due)}
+        if not kept <= whole <= due or not first <= whole:
+            self.broken(REPLAYED, COORDINATOR, f"servers kept {whole} and workers {kept}, due were {due}")
+
+    def _check_cuts(self, outcome: Outcome, snapshots: Mapping[tuple[int, bool], dict[int, ReplayedSnapshot]]) -> None:
+        """A snapshot that is whole holds as many pushes of each pipeline at every stage, but for those that are lost,
+        and as many as was said."""
+        told = {(one.version, False, one.stage): one.steps for one in outcome.of(HeldOutMeanReport)}
+        told |= {(one.version, True, one.stage): one.steps for one in outcome.of(StateMeanReport)}
+        left = [p for p in range(self._shape.plan.n_pipelines) if p not in self._lost]
+        for (version, is_checkpoint, stage), steps in told.items():
+            of_stages = snapshots[version, is_checkpoint]
+            if of_stages[stage].steps != steps:
+                problem = f"holds {steps} local steps, the replay {of_stages[stage].steps}"
+                self.broken(REPLAYED, COORDINATOR, f"stage {stage}, snapshot of {version}: {problem}")
+            others = {other: tuple(of_stages[other].steps[p] for p in left) for other in of_stages}
+            if all((version, is_checkpoint, other) in told for other in others) and len(set(others.values())) > 1:
+                self.broken(ONE_CUT, COORDINATOR, f"the snapshot of {version} holds the local steps {others}")
 
     def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
         """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so

@@ -10,7 +10,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.reports import GroupReport, HeldOutMeanReport, PullReport, PushReport, StateMeanReport
+from jaxdt.protocol.reports import (
+    GroupReport,
+    HeldOutMeanReport,
+    KeptReport,
+    PullReport,
+    PushReport,
+    SnapshotReport,
+    StateMeanReport,
+)
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TrailEntry
@@ -277,12 +285,28 @@ class GroupReplay:
         return {v: self.replicas.held_out_loss([self.held_out[v, stage] for stage in stages]) for v in whole}
 
 
-class ServerReplay:
-    """Pushes and pulls. `logs[stage]`: what its server has reported, in its order. `servers[stage]`: its state, of
-    which the parameters count; `server_trails` likewise."""
+ServerLog = Sequence[PushReport | PullReport | SnapshotReport]
 
-    def __init__(self, shape: RunShape, logs: Sequence[Sequence[PushReport | PullReport]]):
+
+@dataclass
+class ReplayedSnapshot:
+    """What a server keeps aside, as `report` says: `params`, with the pushes of so many `steps` of each pipeline."""
+
+    report: SnapshotReport
+    params: Vector
+    steps: list[int]
+
+
+class ServerReplay:
+    """Pushes and pulls. `logs[stage]`: what its server has reported, in its order; `kept`: what workers have kept for
+    checkpoints. `servers[stage]`: its state, of which the parameters count; `server_trails` likewise; `snapshots`: in
+    the order of the logs; `moments[stage, pipeline, step]`: of the workers that `kept` names."""
+
+    def __init__(self, shape: RunShape, logs: Sequence[ServerLog], kept: Sequence[KeptReport] = ()):
         self.replicas = Replicas(shape)
+        self.snapshots: list[ReplayedSnapshot] = []
+        self.moments = {(one.stage, shape.plan.seat(one.worker)[1], one.step): Vector() for one in kept}
+        self._n_pushes = [[0] * shape.plan.n_pipelines for _ in logs]
         groups = shape.config.sync.groups
         self.servers = [residues.fresh_state(stage, groups) for stage in range(shape.plan.n_stages)]
         self.server_trails: list[list[TrailEntry]] = [[] for _ in logs]
@@ -300,16 +324,18 @@ class ServerReplay:
         while is_changed:
             is_changed = any([self._act(stage) for stage in range(len(self._logs))])
             for place in self.replicas.places:
-                is_changed |= self.replicas.n_steps[place] < n_steps[place[1]] and self._step(place)
+                is_changed |= self._step(place, n_steps[place[1]])
         left = [log[0] for log in self._logs if log]
         if left or any(self.replicas.n_steps[place] < n_steps[place[1]] for place in self.replicas.places):
             raise LogProblem(f"after {self.replicas.n_steps} local steps of {dict(n_steps)} {left[:1]} is left")
 
-    def _step(self, place: Place) -> bool:
+    def _step(self, place: Place, n_steps_max: int) -> bool:
         """The next local step of a replica, and what it pushes; whether it could be done."""
         n_steps = self.replicas.n_steps[place]
+        if (*place, n_steps) in self.moments:
+            self.moments[*place, n_steps] = self.replicas.states[place].moments
         is_settled = n_steps % self._wave > 0 or self._pulled.get(place) == n_steps
-        if not is_settled or not self.replicas.step(place):
+        if n_steps == n_steps_max or not is_settled or not self.replicas.step(place):
             return False
         params = self.replicas.states[place].params
         change = residues.difference(params, self._bases[place])
@@ -322,13 +348,20 @@ class ServerReplay:
         if not self._logs[stage]:
             return False
         report = self._logs[stage][0]
+        if isinstance(report, SnapshotReport):
+            steps = list(self._n_pushes[stage])
+            self.snapshots.append(ReplayedSnapshot(report, self.servers[stage].params, steps))
+            self._logs[stage].popleft()
+            return True
         place = (stage, self._plan.seat(report.worker)[1])
         moment = (*place, report.step)
         server = self.servers[stage]
         if isinstance(report, PushReport):
             if moment not in self._pushes:
                 return False
-            params = residues.total((server.params, self._pushes.pop(moment)))
+            change = self._pushes.pop(moment)
+            self._note_push(place, report.step, change)
+            params = residues.total((server.params, change))
             self.servers[stage] = server._replace(params=params)
             self.server_trails[stage].append(TrailEntry(PUSHED, report.step, self.servers[stage]))
         else:
@@ -339,3 +372,12 @@ class ServerReplay:
             self.replicas.set_state(place, self.replicas.states[place]._replace(params=server.params))
         self._logs[stage].popleft()
         return True
+
+    def _note_push(self, place: Place, step: int, change: Vector) -> None:
+        """A push goes into the snapshots that its server has begun, if it is not beyond their cut."""
+        stage, pipeline = place
+        self._n_pushes[stage][pipeline] = step
+        for one in self.snapshots:
+            if one.report.stage == stage and step <= one.report.cut[pipeline]:
+                one.params = residues.total((one.params, change))
+                one.steps[pipeline] = step

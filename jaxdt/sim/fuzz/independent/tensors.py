@@ -14,7 +14,7 @@ from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import GroupsConfig
-from jaxdt.spec.sizes import fragment_of_name, is_mean, is_pull, is_push, state_name
+from jaxdt.spec.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_push, state_name
 from jaxdt.spec.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 
 N_WORDS = 600  # of a state: several slices where those are small
@@ -221,7 +221,7 @@ class ResidueTensors:
 
     def _codec_of(self, round: Round) -> str:
         """What is adopted of averaging groups and pushes is rounded; parameters and states are not."""
-        is_exact = is_pull(round.group) or is_mean(round.group) or self.is_state(round)
+        is_exact = is_pull(round.group) or is_mean(round.group) or is_kept(round.group) or self.is_state(round)
         return NONE if is_exact else self.layout.codec
 
     def _vector_of(self, round: Round) -> Vector:
@@ -233,7 +233,7 @@ class ResidueTensors:
         if is_pull(round.group):
             self._watcher.serves(self.peer, round)
             return self.state.params
-        if is_mean(round.group):
+        if is_mean(round.group) or is_kept(round.group):
             return self.state.params
         return self.state.flat() if self.is_state(round) else self._exchanged(fragment_of_name(round.group))
 
@@ -242,10 +242,15 @@ class ResidueTensors:
         return round.group == state_name(self.layout.stage)
 
     def _adopt(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
-        for round in rounds:
-            vector = residues.scaled(self._result(round), scale)
-            self._adopt_round(round, vector)
-            self._watcher.adopts(self.peer, round, vector)
+        """The first round's sum is adopted. The others are snapshots into which it goes, a push, too."""
+        for adopted in rounds[:1]:
+            vector = residues.scaled(self._result(adopted), scale)
+            self._adopt_round(adopted, vector)
+            self._watcher.adopts(self.peer, adopted, vector)
+            for snapshot in rounds[1:]:
+                if snapshot not in self._own:
+                    self._missing(f"its part of {snapshot}, to add {adopted} to it")
+                self._own[snapshot] = residues.total((self._own[snapshot], vector))
         del work
         return {}
 
@@ -257,6 +262,9 @@ class ResidueTensors:
         elif is_pull(round.group):
             self._base = vector
             self.state = state._replace(params=vector)
+        elif is_kept(round.group):
+            self.means[round.step] = state._replace(params=vector)
+            return
         elif self.is_state(round):
             mean = self.means[round.step] = state.unflat(vector)
             if round.step < self.layout.n_steps:
@@ -279,7 +287,7 @@ class ResidueTensors:
     def _size(self, round: Round) -> int:
         if self.is_state(round):
             return self.n_words
-        is_whole = is_push(round.group) or is_pull(round.group) or is_mean(round.group)
+        is_whole = any(of_kind(round.group) for of_kind in (is_push, is_pull, is_mean, is_kept))
         return self.layout.n_elements if is_whole else self.layout.fragment_elements[fragment_of_name(round.group)]
 
     # ------------------------------------------------------------------------------------------------------- tensors

@@ -1,0 +1,75 @@
+"""Snapshots of a server (jaxdt.sync.server_parts.snapshots) at one of its workers.
+
+The workers of one pipeline measure a held-out loss with one. The least worker of a stage keeps one aside for a
+checkpoint, with the present state of its own optimizer. Each fetches it while it goes on, and uses it between two of
+its local steps.
+"""
+
+from collections import deque
+
+from jaxdt.protocol.events import Action, Event, FetchResult, Forget, MeanKept, Reduced, Round, Run, Send, Updated
+from jaxdt.protocol.participants import EachOnce, Participants
+from jaxdt.protocol.reports import KeptReport
+from jaxdt.spec.sizes import is_kept, is_mean
+from jaxdt.spec.work import ADOPT, Work
+from jaxdt.sync.exchange import Exchange, RoundSpec
+
+
+class FetchedSnapshots:
+    """One worker's. `n_elements`: numbers of the parameters, `slice_elements` of a slice."""
+
+    def __init__(self, place: tuple[int, int, int], n_elements: int, slice_elements: int):
+        self._stage, self._peer, self._server = place
+        self._n_elements = n_elements
+        self._slice_elements = slice_elements
+        self._exchanges: dict[Round, Exchange] = {}
+        self._last: dict[str, int] = {}  # group -> the last version that was asked for
+        self._to_keep: deque[Round] = deque()  # whole, and for a checkpoint
+
+    def __contains__(self, round: Round) -> bool:
+        return round in self._exchanges
+
+    def fetch(self, round: Round) -> list[Action | Event]:
+        """Get a snapshot, unless it was asked for before. An older one for a held-out loss is not needed any more."""
+        if round.step <= self._last.get(round.group, -1):
+            return []
+        self._last[round.group] = round.step
+        older = [other for other in self._exchanges if other.group == round.group and is_mean(other.group)]
+        alone = (self._server,)
+        spec = RoundSpec(round, self._n_elements, Participants(alone, alone, (self._peer,)), EachOnce(alone))
+        self._exchanges[round] = Exchange(self._peer, spec, self._slice_elements)
+        return [*(self._forget(other) for other in older), Send(self._server, FetchResult(round))]
+
+    def is_whole(self, round: Round) -> bool:
+        return round in self._exchanges and self._exchanges[round].complete
+
+    def arrived(self, src: int, reduced: Reduced) -> str:
+        """A slice of a snapshot is here: why it cannot be right, '' if it is."""
+        exchange, bounds = self._exchanges[reduced.key.round], (reduced.key.lo, reduced.key.hi)
+        if bounds in exchange.sums or not exchange.gives(src, bounds):
+            return ""
+        if problem := exchange.problem(reduced.cover):
+            return f"{exchange.round}: {problem}"
+        if exchange.hold(reduced) and is_kept(exchange.round.group):
+            self._to_keep.append(exchange.round)
+        return ""
+
+    def keep(self) -> list[Action | Event]:
+        """Between two local steps: keep aside those that are whole and for a checkpoint."""
+        rounds = list(self._to_keep)
+        self._to_keep.clear()
+        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), 1.0, (round,)) for round in rounds]
+
+    def kept(self, round: Round, n_steps: int) -> list[Action | Event]:
+        """One is kept, beside the optimizer's state after so many local steps: it can be written."""
+        version = round.step
+        report = KeptReport(self._stage, version, self._peer, n_steps)
+        return [self._forget(round), report, MeanKept(version), Updated(self._stage, version)]
+
+    def close(self, round: Round) -> list[Action | Event]:
+        """Nobody needs it any more."""
+        return [self._forget(round)] if round in self._exchanges else []
+
+    def _forget(self, round: Round) -> Forget:
+        del self._exchanges[round]
+        return Forget(round)
