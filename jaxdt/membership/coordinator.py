@@ -355,6 +355,17 @@ class Coordinator:
             return False
         return header.view >= admission and not self.view.continues(header.view)
 
+    def _note(self, peer: int) -> str:
+        """What the owner of a peer wants to know who looks at its log only."""
+        if self._operations.state.paused:
+            return "the run is paused by an operator, until fleet.py resume"
+        if stages := self._vacancies.stages:
+            what = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
+            return f"the run stands still: {what} no peer that is there"
+        if peer in self.roster.leaving and self.roster.is_last_of_stage(peer):
+            return "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
+        return ""
+
     def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         match body:
@@ -363,7 +374,7 @@ class Coordinator:
                 if self._worker_places and WORKERS in status:
                     self._worker_places.counted(now_s, src, int(status[WORKERS]), workers)
                 report = HeartbeatReport(src, status, bytes_to, bytes_from or None)
-                return [self._send(src, HeartbeatAck(count, now_s)), report]
+                return [self._send(src, HeartbeatAck(count, now_s, self._note(src))), report]
             case WorkerHere(worker) if self._worker_places:
                 return [WorkerHereReport(worker, src, self._worker_places.here(worker))]
             case WorkerGone(worker, reason, n_redone) if self._worker_places:

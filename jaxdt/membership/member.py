@@ -98,6 +98,7 @@ from jaxdt.protocol.reports import (
     AsksToLeaveReport,
     EvictedReport,
     MovingReport,
+    NoteReport,
     OutageReport,
     ReadyReport,
     RefusedReport,
@@ -209,6 +210,7 @@ class Membership:
         self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
         self._clock_offset_s = 0.0
+        self._note = ""  # the coordinator's, see HeartbeatAck
 
     def admit(self, header: Header, body: Message) -> str:
         """ACCEPT, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2). One of a pool's worker is
@@ -302,8 +304,10 @@ class Membership:
         match body:
             case View():
                 return self._adopt(body)
-            case HeartbeatAck(count, coordinator_s):
+            case HeartbeatAck(count, coordinator_s, note):
                 self._acknowledged(now_s, count, coordinator_s)
+                before, self._note = self._note, note
+                return [NoteReport(note)] if note != before else []
             case Committed(record):
                 self._note_checkpoint(record)
                 self._records = (*self._records, record)[-KEPT_RECORDS:]
@@ -502,7 +506,8 @@ class Membership:
             self._unconfirmed = dict(kept)
         stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
         self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
-        actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
+        back_to = view.n_committed if view.rolled_back else None
+        actions += [AdoptedReport(view.number, list(members), back_to), Meet(view.members), ViewChanged(view)]
         is_due = self._is_awaited(self._version) and self._is_saver(view, self._version)
         if is_due and not saved_before and view.number > 1:
             actions.append(self._write(self._version))  # the member that should have written it is gone

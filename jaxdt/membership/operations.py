@@ -69,7 +69,9 @@ class Operations:
             return f"{command}: the run has not begun, {waits}"
         if command in FOR_A_PEER and peer not in roster.members:
             return f"{command}: peer {peer} is no member, expected one of {', '.join(map(str, sorted(roster.members)))}"
-        if command == "evict" and peer is not None and not roster.live(roster.stage_of[peer]) - {peer}:
+        if self.state.paused == (command == "pause") and command in ("pause", "resume"):
+            return f"{command}: the run is {'paused already' if self.state.paused else 'not paused'}"
+        if command == "evict" and peer is not None and roster.is_last_of_stage(peer):
             return f"evict: {roster.name(peer)} is the last replica of its stage, whose state would be lost"
         if command in ("checkpoint", "stop") and progress.n_committed >= progress.n_steps:
             return f"{command}: all {progress.n_steps} steps are done, and their checkpoint is being written"
@@ -180,8 +182,7 @@ def _expected_peer(command: str) -> str:
 
 
 def _last_of_stage(peer: int, roster: Roster) -> str:
-    others = roster.live(roster.stage_of[peer]) - {peer}
-    return "" if others else "; it is the last of its stage, and stays until another joins"
+    return "; it is the last of its stage, and stays until another joins" if roster.is_last_of_stage(peer) else ""
 
 
 def _state_of(peer: int, roster: Roster) -> str:

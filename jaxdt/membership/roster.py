@@ -243,6 +243,10 @@ class Roster:
     def leaves(self, peer: int) -> bool:
         """A member wants to leave. True if its stage has no other replica."""
         self.leaving.add(peer)
+        return self.is_last_of_stage(peer)
+
+    def is_last_of_stage(self, peer: int) -> bool:
+        """Whether no other replica of a member's stage is there."""
         return not self.live(self.stage_of[peer]) - {peer}
 
     def lose(self, now_s: float, peer: int, is_dead: bool, next_view: View | None = None) -> bool:

@@ -324,10 +324,12 @@ class Heartbeat:
 
 @frozen_dataclass
 class HeartbeatAck:
-    """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock."""
+    """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock. `note`: why the run does not go
+    on, or this peer does not leave, for people who look at its log; '' if there is no reason."""
 
     count: int
     now_s: float
+    note: str = ""
 
 
 @frozen_dataclass

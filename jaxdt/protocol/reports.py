@@ -509,11 +509,20 @@ class ReadyReport(Report):
 
 @dataclass(frozen=True)
 class AdoptedReport(Report):
-    """This peer has adopted a view."""
+    """This peer has adopted a view. `back_to`: the steps of the checkpoint to which the run goes back with it."""
 
     kind: ClassVar[str] = "adopted"
     view: int
     members: list[int]
+    back_to: int | None = None
+
+
+@dataclass(frozen=True)
+class NoteReport(Report):
+    """What the coordinator says to this peer: why the run does not go on; '' once it does."""
+
+    kind: ClassVar[str] = "note"
+    text: str
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def test_the_display_keeps_the_members():
     class Plan:
         peers = ()
 
-    display = Display(Plan(), 10, live=False)
+    display = Display(Plan(), 10, live=False, heartbeat_s=0.5)
     for peer in range(9):
         display.heartbeat(HeartbeatReport(peer, {"busy_s": 0.0}))
     display.members({0: 0, 7: 1})

@@ -23,9 +23,11 @@ from jaxdt.protocol.events import (
     Ended,
     Header,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Interrupted,
     Join,
+    Leaving,
     LinkChanged,
     OperatorAnswer,
     OperatorRequest,
@@ -46,7 +48,7 @@ from jaxdt.protocol.events import (
     Welcome,
     WriteCheckpoint,
 )
-from jaxdt.protocol.reports import OperatorReport
+from jaxdt.protocol.reports import NoteReport, OperatorReport
 from jaxdt.runtime.reporting.report_lines import line_of
 
 OPERATOR = OPERATOR_IDS + 7
@@ -257,7 +259,34 @@ def test_status_says_when_each_peer_was_heard(run):
     assert heard == ["last heard", "2.0 s ago", "0.5 s ago", "2.0 s ago", "2.0 s ago"]  # by stage
 
 
+def note_to(run, peer):
+    """What the coordinator answers a heartbeat with."""
+    return sent(run.message(peer, Heartbeat(1, {})), HeartbeatAck)[peer].note
+
+
+def test_a_peers_heartbeat_is_answered_with_why_the_run_does_not_go_on(run):
+    assert [note_to(run, peer) for peer in STAGE_OF] == ["", "", "", ""]
+    ask(run, "pause")
+    assert {note_to(run, peer) for peer in STAGE_OF} == {"the run is paused by an operator, until fleet.py resume"}
+    ask(run, "resume")
+    lose(run, 1)
+    run.event(Persisted("view"))
+    run.message(3, Leaving())
+    stays = "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
+    assert [note_to(run, peer) for peer in (0, 2, 3)] == ["", "", stays]
+
+
+def test_a_peer_says_once_why_the_run_does_not_go_on_and_once_that_it_does():
+    machine = member()
+    said = [
+        machine.handle(1.0, from_coordinator(HeartbeatAck(n, 1.0, note))) for n, note in enumerate(("", "p", "p", ""))
+    ]
+    assert said == [[], [NoteReport("p")], [], [NoteReport("")]]
+    assert [line_of(NoteReport(text)) for text in ("p", "")] == ["p", "the run goes on"]
+
+
 REFUSED = {
+    "resume": (("resume", None), "resume: the run is not paused"),
     "a word": (("dance", None), "command: got 'dance', expected one of status, pause"),
     "no peer": (("drain", None), "drain: got no peer, expected a peer"),
     "a peer too many": (("pause", 1), "pause: got peer 1, expected none"),

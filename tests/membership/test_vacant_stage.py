@@ -14,6 +14,7 @@ from jaxdt.protocol.events import (
     Evicted,
     Header,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Holds,
     Leaving,
@@ -98,6 +99,8 @@ def test_a_short_silence_of_the_last_replica_loses_nothing_though_a_newcomer_wai
     actions = run.cut(1)
     (vacant,) = reports(actions, "vacant")
     assert vacant["stage"] == 1 and vacant["waits_for"] == [1] and 50.0 < vacant["waits_s"] <= GRACE_S
+    note = sent(run.say(0, Heartbeat(1, {})), HeartbeatAck)[0].note
+    assert note == "the run stands still: stage 1 has no peer that is there"
     assert not of(actions, Persist) and not reports(actions, "rollback")
     returned = run.say(1, Heartbeat(1, {}))
     assert reports(returned, "returned") == [{"peer": 1}]

@@ -1,11 +1,13 @@
 """The live table is drawn now and then, however many heartbeats come, and only on a terminal that nobody shares."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.runtime.reporting import display as display_module
@@ -13,6 +15,7 @@ from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
 from jaxdt.spec.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAN = Plan(1, ((0, 1),), ((0,),), (1,))
 
 
 class Terminal:
@@ -36,7 +39,7 @@ def clock(monkeypatch):
 
 
 def test_the_table_is_drawn_at_most_four_times_a_second(clock, monkeypatch):
-    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
     display._live = Terminal()
     display._table = lambda: clock[0]
     for tick in range(1000):  # of a millisecond each
@@ -52,7 +55,7 @@ def test_a_terminal_that_is_gone_ends_nobody(clock):
         def update(self, table):
             raise OSError(5, "Input/output error")
 
-    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
     display._live = Gone()
     display._table = lambda: ""
     display.heartbeat(HeartbeatReport(0, {"step": 1.0}))
@@ -60,12 +63,18 @@ def test_a_terminal_that_is_gone_ends_nobody(clock):
     assert display._live is None
 
 
+def cells(display, name):
+    """A column of the table, by peer."""
+    columns = display._table().renderables[0].columns
+    [wanted] = [column for column in columns if column.header == name]
+    return dict(zip(columns[0].cells, wanted.cells, strict=True))
+
+
 def test_the_table_says_what_each_peer_does():
-    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
 
     def states():
-        columns = display._table().renderables[0].columns
-        return dict(zip(columns[0].cells, columns[2].cells, strict=True))
+        return cells(display, "state")
 
     display.arriving(0, 0, "compiling")
     assert states() == {"0": "compiling"}
@@ -82,6 +91,54 @@ def test_the_table_says_what_each_peer_does():
     display.gone(5)
     display.ended()
     assert states() == {"0": "ended", "4": "ended"}
+
+
+def test_a_silent_peer_has_no_rates_and_one_that_is_back_counts_from_zero(clock):
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
+    display.members({0: 0, 1: 0})
+    display.step(StepReport(0, 5.0, 1.0, 10.0, 0.0, "apply"))
+    for second in range(3):
+        clock[0] = 100.0 + second
+        for peer in (0, 1):
+            display.heartbeat(HeartbeatReport(peer, {"busy_s": 0.5 * second, "bytes_out": 4e6 * second}))
+    assert cells(display, "out MB/s") == {"0": "4.00", "1": "4.00"}
+    for second in range(3, 9):
+        clock[0] = 100.0 + second
+        display.heartbeat(HeartbeatReport(0, {"busy_s": 0.5 * second, "bytes_out": 4e6 * second}))
+    assert cells(display, "state") == {"0": "training", "1": "silent 6 s"}
+    assert cells(display, "out MB/s") == {"0": "4.00", "1": ""} and cells(display, "waiting")["1"] == ""
+    for second in range(9, 12):
+        clock[0] = 100.0 + second
+        display.heartbeat(HeartbeatReport(1, {"busy_s": 0.2 * (second - 9), "bytes_out": 1e6 * (second - 9)}))
+        assert cells(display, "out MB/s")["1"] in ("", "1.00")
+    assert cells(display, "out MB/s")["1"] == "1.00" and cells(display, "waiting")["1"] == "80%"
+
+
+def test_while_the_run_stands_still_nobody_trains(clock):
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
+    display.members({0: 0})
+    display.heartbeat(HeartbeatReport(0, {}))
+    display.step(StepReport(0, 5.0, 1.0, 10.0, 0.0, "apply"))
+    for word in ("paused", "waiting"):
+        display.standstill(word)
+        assert cells(display, "state") == {"0": word}
+    display.step(StepReport(1, 5.0, 1.0, 10.0, 0.0, "apply"))
+    assert cells(display, "state") == {"0": "training"}
+
+
+def test_the_tables_of_a_pool_fit_eighty_columns(clock):
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
+    display.members({200001: 10})
+    counts = {"workers": 12, "leases": 34, "by_workers": 4567, "microbatches": 8901, "redone": 123}
+    counts |= {"contribution_bytes": 7890.1e6, "aggregation_s": 1.0, "steps_s": 5.0}
+    for second in range(3):
+        clock[0] = 100.0 + second
+        rates = {"busy_s": 0.5 * second, "bytes_out": 123.45e6 * second, "bytes_in": 123.45e6 * second}
+        display.heartbeat(HeartbeatReport(200001, {"step": 123456.0} | rates | counts))
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(display._table())
+    text = console.file.getvalue()
+    assert "…" not in text and "done by them" in text and "7890.1 MB" in text and "123.45" in text
 
 
 PLACES = """

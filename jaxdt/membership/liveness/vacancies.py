@@ -19,6 +19,11 @@ class Vacancies:
         self._reported: dict[int, list[int]] = {}  # vacant stage -> whom it waits for
         self._dialled: set[int] = set()
 
+    @property
+    def stages(self) -> list[int]:
+        """The stages for which the run waits."""
+        return sorted(self._reported)
+
     def dials(self, peer: int) -> bool:
         """Whether the run waits for this silent peer and dials it."""
         return peer in self._dialled

@@ -2,6 +2,7 @@
 it is shared with other processes."""
 
 import contextlib
+import math
 import time
 from collections.abc import Collection, Mapping
 
@@ -18,21 +19,26 @@ from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
 TABLE_EVERY_S = 0.25  # drawing a table of hundreds of peers takes tens of milliseconds
+SILENT_HEARTBEATS = 6  # so many are missing of a peer that is shown as silent
+RATES = ("busy_s", "bytes_out", "bytes_in")  # counters of a peer's heartbeats that are shown as rates
 
 
 class Display:
     """Shows the run's progress. With `live`, and on a terminal of its own, this is a table; otherwise it is
     lines."""
 
-    def __init__(self, plan: Plan, n_steps: int, live: bool):
+    def __init__(self, plan: Plan, n_steps: int, live: bool, heartbeat_s: float):
         self._n_steps = n_steps
+        self._silent_s = SILENT_HEARTBEATS * heartbeat_s
         self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
         self._heartbeats: dict[int, Mapping[str, float]] = {}  # the latest of each peer
+        self._heard_s: dict[int, float] = {}  # when it came
         self._rate_starts: dict[int, tuple[float, Mapping[str, float]]] = {}  # where a peer's next rates count from
         self._rates: dict[int, dict[str, float]] = {}  # per second
         self._arriving: dict[int, tuple[int, str]] = {}  # peers that are no members yet: stage, and what they do
         self._fetching: frozenset[int] = frozenset()  # members that lack their stage's state
         self._is_over = False
+        self._standstill = ""  # what peers do while no step is computed, in a word
         self._latest_step: StepReport | None = None
         self._printed_s = 0.0
         self._drawn_s = 0.0
@@ -53,6 +59,11 @@ class Display:
     def ended(self) -> None:
         """The run is over: no peer trains any more."""
         self._is_over = True
+
+    def standstill(self, word: str) -> None:
+        """No step is committed from now on. `word` says what the peers do: paused, waiting; '' ends it."""
+        self._standstill = word
+        self._refresh()
 
     def print(self, line: str) -> None:
         """Print one line, above the table if there is one."""
@@ -82,21 +93,24 @@ class Display:
         self._stages = dict(stages)
         self._fetching = frozenset(fetching)
         self._arriving = {peer: state for peer, state in self._arriving.items() if peer not in stages}
-        for by_peer in (self._heartbeats, self._rate_starts, self._rates):
+        for by_peer in (self._heartbeats, self._heard_s, self._rate_starts, self._rates):
             for peer in by_peer.keys() - stages.keys():
                 del by_peer[peer]
         self._refresh()
 
     def heartbeat(self, report: HeartbeatReport) -> None:
-        """Show a peer's heartbeat, which has its counters."""
+        """Show a peer's heartbeat, which has its counters; a process that took its place counts from zero."""
         peer, status = report.peer, report.status
-        now_s = time.monotonic()
+        now_s = self._heard_s[peer] = time.monotonic()
         before_s, before = self._rate_starts.get(peer, (now_s, status))
+        if any(status.get(name, 0) < before.get(name, 0) for name in RATES):
+            self._rates.pop(peer, None)
+            self._rate_starts.pop(peer, None)
+            before_s, before = now_s, status
         if now_s - before_s >= 1.0 or peer not in self._rate_starts:
             span_s = now_s - before_s
             if span_s > 0:
-                names = ("busy_s", "bytes_out", "bytes_in")
-                self._rates[peer] = {name: (status.get(name, 0) - before.get(name, 0)) / span_s for name in names}
+                self._rates[peer] = {name: (status.get(name, 0) - before.get(name, 0)) / span_s for name in RATES}
             self._rate_starts[peer] = (now_s, status)
         self._heartbeats[peer] = status
         self._refresh()
@@ -104,6 +118,7 @@ class Display:
     def step(self, report: StepReport) -> None:
         """Show a committed step."""
         self._latest_step = report
+        self._standstill = ""
         self._fetching = frozenset()  # a step is committed only once all members have their state
         if self._live:
             self._progress.update(self._task, completed=report.step + 1)
@@ -139,24 +154,22 @@ class Display:
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
-        if serves := any(WORKERS in heartbeat for heartbeat in self._heartbeats.values()):
-            for name in ("workers", "leases", "done by them", "again", "gradients MB", "aggregating"):
-                table.add_column(name)
         arriving = {peer: stage for peer, (stage, _) in self._arriving.items()}
         for peer, stage in sorted((self._stages | arriving).items()):
             heartbeat = self._heartbeats.get(peer)
-            rates = self._rates.get(peer, {})
+            rates = {} if self._silence_s(peer) else self._rates.get(peer, {})
             table.add_row(
                 str(peer),
                 str(stage),
                 self._state(peer),
                 f"{0 if heartbeat is None else heartbeat.get('step', 0):.0f}",
-                f"{rates.get('bytes_out', 0) / 1e6:.2f}",
-                f"{rates.get('bytes_in', 0) / 1e6:.2f}",
-                f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
-                *(_served(heartbeat) if serves and heartbeat and WORKERS in heartbeat else ()),
+                f"{rates['bytes_out'] / 1e6:.2f}" if rates else "",
+                f"{rates['bytes_in'] / 1e6:.2f}" if rates else "",
+                f"{max(0.0, 1 - rates['busy_s']):.0%}" if rates else "",
             )
-        return Group(table, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
+        servers = {peer: counts for peer, counts in sorted(self._heartbeats.items()) if WORKERS in counts}
+        tables = [table, _served(servers)] if servers else [table]
+        return Group(*tables, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
 
     def _state(self, peer: int) -> str:
         """What a peer does, in a word or two."""
@@ -168,20 +181,31 @@ class Display:
             return "fetching state"
         if peer not in self._heartbeats:
             return "absent"
-        return "training" if self._latest_step else "ready"
+        if silence_s := self._silence_s(peer):
+            return f"silent {silence_s:.0f} s"
+        return self._standstill or ("training" if self._latest_step else "ready")
+
+    def _silence_s(self, peer: int) -> float:
+        """For how long a peer has been silent that should have been heard; 0 if it is in time."""
+        silence_s = time.monotonic() - self._heard_s.get(peer, math.inf)
+        return silence_s if silence_s > self._silent_s else 0.0
 
 
-def _served(counts: Mapping[str, float]) -> list[str]:
-    """What a pool's workers do for a server, as cells of the table."""
-    share = aggregation_frac(counts)
-    return [
-        f"{counts[WORKERS]:.0f}",
-        f"{counts['leases']:.0f}",
-        f"{counts['by_workers']:.0f} of {counts['microbatches']:.0f}",
-        f"{counts['redone']:.0f}",
-        f"{counts['contribution_bytes'] / 1e6:.1f}",
-        "" if share is None else f"{share:.0%}",
-    ]
+def _served(servers: Mapping[int, Mapping[str, float]]) -> Table:
+    """What a pool's workers do for each server."""
+    table = Table("server", "workers", "leases", "done by them", "again", "gradients", "aggregating")
+    for server, counts in servers.items():
+        share = aggregation_frac(counts)
+        table.add_row(
+            str(server),
+            f"{counts[WORKERS]:.0f}",
+            f"{counts['leases']:.0f}",
+            f"{counts['by_workers']:.0f} of {counts['microbatches']:.0f}",
+            f"{counts['redone']:.0f}",
+            f"{counts['contribution_bytes'] / 1e6:.1f} MB",
+            "" if share is None else f"{share:.0%}",
+        )
+    return table
 
 
 def _summary_lines(summary: dict) -> list[str]:

@@ -95,7 +95,7 @@ class Journal:
         self._clock_offset_s: dict[str, float] = {}
         self._started_s = time.monotonic()
         self._launched_s = self._started_s if launched_s is None else launched_s
-        self._display = Display(job.plan, job.config.train.steps, live)
+        self._display = Display(job.plan, job.config.train.steps, live, job.config.net.heartbeat_s)
 
     def __enter__(self):
         self._metrics.__enter__()
@@ -155,6 +155,8 @@ class Journal:
                 self._pool.counted(report.peer, report.status)
                 self._display.heartbeat(report)
             case OperatorReport(command, answer):
+                if command in ("pause", "resume"):
+                    self._display.standstill("paused" if command == "pause" else "")
                 self._display.print(f"{command}: {answer}")
             case _:
                 self._display.print(line_of(report))
@@ -191,6 +193,7 @@ class Journal:
         self._display.print(f"peer {report.peer}: wants to leave{last if report.last_of_its_stage else ''}")
 
     def _vacant(self, report: VacantReport) -> None:
+        self._display.standstill("waiting")
         back = f"go back to the checkpoint of {report.checkpoint} steps"
         if not report.waits_for:
             self._display.print(

@@ -16,6 +16,7 @@ from jaxdt.protocol.reports import (
     MoveReport,
     MovingReport,
     NoHolderReport,
+    NoteReport,
     OutageReport,
     OverdueReport,
     PartMissingReport,
@@ -125,8 +126,11 @@ def _line_of_peer(report: Report) -> str | None:
             return f"is ready on {device}; waits until the run takes it in"
         case StillReadyReport(waited_s):
             return f"has waited {waited_s:.0f} s until the run takes it in; the coordinator says for whom the run waits"
-        case AdoptedReport(view, members):
-            return f"is in view {view}, with {names(members)}"
+        case AdoptedReport(view, members, back_to):
+            back = "" if back_to is None else f"; goes back to the checkpoint of {back_to} steps"
+            return f"is in view {view}, with {names(members)}{back}"
+        case NoteReport(text):
+            return text or "the run goes on"
         case EvictedReport(view):
             return f"is not in view {view}: the run goes on without it"
         case MovingReport(to_stage):
