@@ -48,30 +48,34 @@ def main() -> NoReturn:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     if JOIN.value:
         run_flags.check_joinable(JOIN.value)
-        print(f"loads jax, then asks the coordinator at {JOIN.value} to join", flush=True)
+        print(f"asks the coordinator at {JOIN.value} to join", flush=True)
     run_flags.set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
-    from jaxdt.membership.coordinator import FORGOTTEN
-    from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
-    from jaxdt.runtime.coordinator_folder import check_not_ended
-    from jaxdt.runtime.peer_process import JoinedStage
-    from jaxdt.runtime.reporting.peer_log import named
-    from jaxdt.runtime.transport_setup import OwnAddress
-
-    jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
     if JOIN.value and AS.value == "worker":
         worker()
+    member()
+
+
+def member() -> NoReturn:
+    """Be a peer of the plan, or a newcomer. What may be refused is done before jax is loaded, which takes seconds."""
+    from jaxdt.runtime.coordinator_folder import check_not_ended
+
     if JOIN.value:
         job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
         peer = welcome.peer
-        joins = JoinedStage(welcome.stage, welcome.n_committed)
-        print(f"peer {peer}: joins for stage {joins.stage}, after {joins.from_step} steps of the run", flush=True)
+        where = f"stage {welcome.stage}, after {welcome.n_committed} steps of the run"
+        print(f"peer {peer}: joins for {where}; loads jax", flush=True)
     else:
         job = run_flags.job(COORDINATOR.value, PEER.value)
         check_not_ended(job)
-        peer = PEER.value
-        joins = None
-    jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)
+        peer, welcome = PEER.value, None
+    set_up_jax(job.config.platform)
+    from jaxdt.membership.coordinator import FORGOTTEN
+    from jaxdt.runtime import peer_process
+    from jaxdt.runtime.reporting.peer_log import named
+    from jaxdt.runtime.transport_setup import OwnAddress
+
+    joins = peer_process.JoinedStage(welcome.stage, welcome.n_committed) if welcome else None
     options = peer_process.PeerOptions(
         peer=peer,
         coordinator=JOIN.value or COORDINATOR.value,
@@ -89,17 +93,25 @@ def main() -> NoReturn:
 
 
 def worker() -> NoReturn:
-    """Be a worker of a pool. This imports jax, as `main` does."""
-    from jaxdt.runtime import jax_setup
+    """Be a worker of a pool."""
+    job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
+    print(f"worker {welcome.peer}: computes for stage {welcome.stage}; loads jax", flush=True)
+    set_up_jax(job.config.platform)
     from jaxdt.runtime.worker_process import WorkerOptions, run_worker
 
-    job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
-    jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)
     ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
     n_devices = DEVICES.value or max(1, len(GPUS.value))
     stop = run_worker(job, welcome, WorkerOptions(JOIN.value, ask, n_devices, run_flags.STOP_WITH_PARENT.value))
     name = f"worker {welcome.peer}: "
     end(stop.reason if stop.reason.startswith(name) else name + stop.reason, stop.code)
+
+
+def set_up_jax(platform: str) -> None:
+    """Import jax, which counts the CPUs that this process may use, and check that it has what the run asks for."""
+    from jaxdt.runtime import jax_setup
+
+    jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
+    jax_setup.check_platform("gpu" if GPUS.value else platform)
 
 
 def end(last_line: str, code: int) -> NoReturn:

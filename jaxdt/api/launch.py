@@ -154,6 +154,8 @@ def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchO
 
 def check(config: Config, options: LaunchOptions, source: str = "config") -> CheckedRun:
     """Read and check what a run is given; `source` names the plan in errors."""
+    if options.resume and options.overwrite:
+        raise BadInput("--overwrite: deletes what --resume goes on with, expected one of them")
     run_config, plan, data = run_inputs.config_and_plan(fields_of(config), options.plan, source)
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)

@@ -63,7 +63,8 @@ def required(*names: str) -> None:
 
 def missing(name: str) -> str:
     """What to say where a flag was not given that is needed."""
-    return f"--{name}: missing, expected --{name}=..., see --help ({FLAGS[name].help.rstrip('.')})"
+    where = "".join(f"; {file} does not give it: is it another script's?" for file in script_main.flag_files(sys.argv))
+    return f"--{name}: missing, expected --{name}=..., see --help ({FLAGS[name].help.rstrip('.')}){where}"
 
 
 def check_run_dir() -> None:
@@ -80,7 +81,9 @@ def config_dict() -> ConfigDict:
     except OSError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         path = Path(reason.rpartition("'")[0].rpartition("'")[2])
-        raise BadInput(f"--config: {reason}{nearest(str(path), map(str, path.parent.glob('*.py')))}") from None
+        here = "" if path.is_absolute() or path.parent.exists() else f" in {Path.cwd()}"
+        hint = nearest(str(path), map(str, path.parent.glob("*.py")))
+        raise BadInput(f"--config: {reason}{here}{hint}") from None
     if not isinstance(config, ConfigDict):
         got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config!r:.40}"
         expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"
@@ -100,8 +103,7 @@ def emulated(plan: plans.Plan) -> networks.Network | None:
 
 
 def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
-    """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port. This imports jax,
-    so the environment variables that jax reads must be set."""
+    """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port."""
     from jaxdt.runtime.run_job import RunJob
 
     config, plan, data = config_and_plan()
@@ -133,8 +135,8 @@ def newcomer(
     coordinator: str, data_path: str, is_worker: bool = False, peer: int | None = None
 ) -> tuple["RunJob", "Welcome"]:
     """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
-    with its peer id and stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the
-    run's config. `peer`: the id of a worker of the plan."""
+    with its peer id and stage. `data_path` replaces the path of the token file in the run's config. `peer`: the id of a
+    worker of the plan."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address

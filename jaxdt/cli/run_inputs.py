@@ -41,7 +41,7 @@ def token_file(path: str) -> TokenFile:
     if path:
         return open_data(path)
     CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)
-    return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS)
+    return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS, replaces=True)
 
 
 def network_of(path: str, plan: Plan) -> Network:

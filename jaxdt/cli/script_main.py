@@ -116,6 +116,8 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
     if isinstance(error, flags.UnrecognizedFlagError) and (fields := _fields_named(error.flagname)):
         return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
+    if isinstance(error, flags.UnrecognizedFlagError) and not any(f"-{error.flagname}" in word for word in argv):
+        return f"--{error.flagname}: unknown flag, given by {' or '.join(flag_files(argv))}: is it another script's?"
     is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
@@ -128,6 +130,12 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         expected = next((what for words, what in EXPECTED.items() if words in wrong["why"]), None)
         return f"{wrong['flag']}: got {wrong['got']!r}, expected {expected}" if expected else reason
     return f"--config: {reason}" if is_unknown_field else reason
+
+
+def flag_files(argv: list[str]) -> list[str]:
+    """The flag files that a command line names."""
+    named = [word.partition("=") for word in argv if word.lstrip("-").startswith("flagfile")]
+    return [path or argv[argv.index(word) + 1] for word, _, path in named if path or argv[-1] != word]
 
 
 def _unknown_field(name: str, known: str | None, argv: list[str]) -> str:

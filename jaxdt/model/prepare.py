@@ -19,11 +19,15 @@ EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
 
 
 def prepare(
-    train_paths: Sequence[str | Path], eval_paths: Sequence[str | Path], tokenizer: str, out: str | Path
+    train_paths: Sequence[str | Path],
+    eval_paths: Sequence[str | Path],
+    tokenizer: str,
+    out: str | Path,
+    replaces: bool = False,
 ) -> TokenFile:
     """The token file `out` of these texts, each whole in memory. An undamaged file made before from the same texts with
-    the same tokenizer is reused; a token file of other texts is replaced; a file of another kind, or a damaged one, is
-    refused. Raises BadInput."""
+    the same tokenizer is reused; one of other texts is replaced only with `replaces`, since a run that was trained on
+    it could not go on. A file of another kind, or a damaged one, is refused. Raises BadInput."""
     encoder = load_tokenizer(tokenizer)
     train = [(path, read_text(path)) for path in train_paths]
     held_out = [(path, read_text(path)) for path in eval_paths]
@@ -33,6 +37,8 @@ def prepare(
         if (file.tokenizer, file.source_checksum) == (tokenizer, sources):
             verify_checksum(file)
             return file
+        if not replaces:
+            raise BadInput(f"{out}: holds tokens of other texts, expected a new file; or delete it, if no run needs it")
     return write_tokens(
         out,
         tokenizer=tokenizer,

@@ -440,7 +440,8 @@ def _rows(n_stages: int, first: int, n_each: int) -> tuple[tuple[int, ...], ...]
 def check_plan(config: RunConfig, plan: Plan) -> None:
     """Refuse a plan that was made for another model, or that names a codec which does not exist."""
     if plan.n_layers != config.model.n_layers:
-        raise BadInput(f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}")
+        made = f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}"
+        raise BadInput(f"{made}; python -m planner solve --config=FILE plans for the model of a config")
     run = config.model.layers_per_block
     for stage, (lo, _) in enumerate(plan.stages):
         if lo % run:

@@ -18,13 +18,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_folders: str | Path) -> BadInput:
     """The error for a file that could not be read. For one that does not exist it names the file of the most similar
-    name, among those of its kind in its own folder and in `more_folders`."""
+    name, among those of its kind in its own folder and in `more_folders`, and the current folder if there is nothing of
+    the path in it."""
     if not isinstance(error, FileNotFoundError):
         return BadInput(f"{path}: cannot be read ({error})")
     wanted = Path(path)
     found = {file.name: file for folder in (*more_folders, wanted.parent) for file in Path(folder).glob("*.*")}
     close = difflib.get_close_matches(wanted.name, [name for name in found if Path(name).suffix == wanted.suffix], n=1)
-    hint = f'; did you mean "{found[close[0]]}"?' if close else ""
+    here = "" if wanted.is_absolute() or wanted.parent.exists() else f" in {Path.cwd()}"
+    hint = f'{here}; did you mean "{found[close[0]]}"?' if close else here
     return BadInput(f"{path}: cannot be read (no such file{hint})")
 
 

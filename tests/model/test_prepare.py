@@ -86,14 +86,17 @@ def test_prepare_joins_texts_in_order(tmp_path, texts):
     assert file.source_checksum == source_checksum([b"to be ", b"or not"], [b"question"])
 
 
-def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another(tmp_path, texts):
+def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another_if_it_may(tmp_path, texts):
     out = tmp_path / "t.tok"
     prepare(*texts, "bytes", out)
     written = out.stat().st_ino
     prepare(*texts, "bytes", out)
     assert out.stat().st_ino == written
     (tmp_path / "c.txt").write_bytes(b"answer")
-    assert prepare(*texts, "bytes", out).n_eval_tokens == 6
+    with pytest.raises(BadInput, match=f"^{out}: holds tokens of other texts, expected a new file; or delete it"):
+        prepare(*texts, "bytes", out)
+    assert out.stat().st_ino == written
+    assert prepare(*texts, "bytes", out, replaces=True).n_eval_tokens == 6
 
 
 def test_prepare_refuses_to_overwrite_what_is_not_a_sound_token_file(tmp_path, texts):

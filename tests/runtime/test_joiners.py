@@ -36,10 +36,11 @@ PEER = "import jaxdt.cli.run_flags, jaxdt.runtime.peer_process"
 UNEQUAL = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))  # as many microbatches as the run of one process has
 TRAIN = str(ROOT / "scripts/train.py")
 OTHER_VERSION = f"""
-import runpy
+import runpy, sys
 from jaxdt.runtime.net import frame
 
 frame.VERSION = 9
+sys.path.insert(0, {str(ROOT / "scripts")!r})
 runpy.run_path({TRAIN!r}, run_name="__main__")
 """
 

@@ -1,7 +1,8 @@
-"""Twenty-eight mistakes that people make in their first hour: each is refused in one line that names the remedy, with
+"""Thirty-one mistakes that people make in their first hour: each is refused in one line that names the remedy, with
 exit code 2, and nothing is started or written."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from forks import run_scripts
 
+from jaxdt.model.prepare import EVAL_TEXTS, prepare
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.spec import plan as plans
 from jaxdt.spec.network import to_json, uniform
 from jaxdt.spec.plan import Plan
@@ -42,6 +45,15 @@ MISTAKES = {
     "a plan of another model": (f"{TRAIN} --plan=plan3.json", "made for 3 layers, the model has 4"),
     "more CPUs than there are": (f"{TRAIN} --pin=5000", "expected 0, which lets them share"),
     "nothing to resume": ("launch --resume --run_dir=new", "holds no run, expected the folder of one"),
+    "the flag file of another script": (
+        "coordinate --flagfile=host_0.flags",
+        "--peer: unknown flag, given by host_0.flags: is it another script's?",
+    ),
+    "a command in another folder": ("launch --config=jaxdt/configs/quickstart.py --run_dir=new", "quickstart.py' in /"),
+    "a token file for another one": (
+        "prepare_data --train=novel.txt --out=made.tok",
+        "made.tok: holds tokens of other texts, expected a new file; or delete it",
+    ),
     "no flag at all": ("launch", "--config: missing, expected a file whose get_config() returns a ConfigDict, such as"),
     "a misspelt file": (f"{TRAIN} --config=configs/quikstart.py", 'did you mean "configs/quickstart.py"'),
     "a field without its name": (f"{TRAIN} --steps=3", "--steps: unknown flag (did you mean --config.train.steps?)"),
@@ -91,11 +103,15 @@ def folder(tmp_path):
         "novel.txt": b"It is a truth universally acknowledged",
         "wide.txt": "It is a truth".encode("utf-16"),
         "plan3.json": json.dumps(plans.to_json(plan)).encode(),
+        "host_0.flags": b"--peer=0\n--coordinator=127.0.0.1:9\n--run_dir=new\n",
+        "coordinator.flags": b"--listen=127.0.0.1:9\n--run_dir=new\n",
         "small.json": json.dumps(to_json(uniform(1, 0.01, 1.0))).encode(),
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "other.txt").write_text("of a truth")
+    prepare([tmp_path / "other.txt"], EVAL_TEXTS, "bytes", tmp_path / "made.tok")
     return tmp_path
 
 
@@ -104,7 +120,7 @@ def script_of(name: str) -> str:
 
 
 def test_each_mistake_is_one_line_that_names_the_remedy(folder):
-    assert len(MISTAKES) == 28
+    assert len(MISTAKES) == 31
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     commands = [typed.split() for typed, _ in MISTAKES.values()]
     results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)
@@ -113,6 +129,24 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
         assert remedy in err and err.count("\n") == 1 and "Traceback" not in err, (mistake, typed, err)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [
+        ("--flagfile=coordinator.flags", "coordinator.flags does not give it: is it another script's?"),
+        ("--join=127.0.0.1:9 --run_dir=new --token=abc", "--token: got abc, expected a file NAME.token"),
+    ],
+    ids=["the coordinator's flags for a host", "a token that is none"],
+)
+def test_a_mistake_at_a_host_is_one_line_before_jax_is_loaded(typed, remedy, folder):
+    environment = os.environ | MALLOC_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
+    command = [sys.executable, script_of("train"), *typed.split()]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    imports = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert imports and not [line for line in imports if line.endswith("| jax")]
+    lines = [line for line in done.stderr.splitlines() if line not in imports]
+    assert done.returncode == 2 and len(lines) == 1 and remedy in lines[0], lines
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)

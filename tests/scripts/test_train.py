@@ -32,11 +32,10 @@ def again(program, words):
     sys.exit(99)
 os.execv = again
 sys.argv = argv
+sys.path.insert(0, str(Path(argv[0]).parent))  # as where the script is run
 runpy.run_path(argv[0], run_name="__main__")
 """
-JOINS = (
-    "loads jax, then asks the coordinator at 127.0.0.1:9 to join\npeer 7: joins for stage 1, after 5 steps of the run\n"
-)
+JOINS = "asks the coordinator at 127.0.0.1:9 to join\npeer 7: joins for stage 1, after 5 steps of the run; loads jax\n"
 JOIN = "--join=127.0.0.1:9"
 PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 

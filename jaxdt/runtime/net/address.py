@@ -7,6 +7,7 @@ router that forwards a port.
 """
 
 import ipaddress
+import os
 import socket
 
 from jaxdt.spec.errors import BadInput
@@ -68,7 +69,10 @@ def bind(address: Address) -> socket.socket:
         both = family == socket.AF_INET6 and is_wildcard(host) and socket.has_dualstack_ipv6()
         listener = socket.create_server(target[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise BadInput(f"listen: cannot bind {text} ({error.strerror})") from None
+        reason = error.strerror
+        if error.errno and not isinstance(error, socket.gaierror):
+            reason = os.strerror(error.errno)  # without the address, which the library adds once more
+        raise BadInput(f"listen: cannot bind {text} ({reason})") from None
     bound = str(listener.getsockname()[0])
     if is_loopback(bound) and not is_loopback(host):
         listener.close()

@@ -33,7 +33,8 @@ class Authentication:
         if self._credential is None:
             return None
         if first_byte == frame.MAGIC[:1]:
-            raise HandshakeRefused("credential: got plaintext, expected TLS with a credential of this run")
+            expected = "expected TLS with a credential of this run, which a newcomer gets by --token=FILE"
+            raise HandshakeRefused(f"credential: got plaintext, {expected}")
         return handshake.secure(connection, self._credential, is_dialer=False)
 
     def dial(self, connection: Connection, peer: int) -> None:

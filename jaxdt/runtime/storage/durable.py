@@ -241,5 +241,6 @@ def refusal(error: OSError, default: str) -> str:
     if error.filename is None and error.errno not in REFUSALS:
         return ""
     if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).exists():
-        return f"{error.filename}: {folder} is not there any more: it was moved or deleted meanwhile"
+        moved = f"{error.filename}: {folder} is not there any more: it was moved or deleted meanwhile"
+        return f"{moved}; a run that was moved goes on with launch.py --resume --run_dir=..."
     return f"{error.filename or default}: {error.strerror}"
