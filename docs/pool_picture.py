@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from jaxdt.cli import plots, script_main
 from jaxdt.protocol import trace
+from jaxdt.protocol.attempts import attempts
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import Conditions, simulate
@@ -41,7 +42,7 @@ def main() -> int:
     records, (begin_s, end_s) = stepped(lost)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = figure.subplots()
-    plots.timeline(axes, records, 1)
+    plots.timeline(axes, next(attempt for attempt in attempts(records) if attempt.step == 1))
     rows = [label.get_text() for label in axes.get_yticklabels()]
     zero_s = min(record["t"] for record in records if record["what"] == "run" and record["t"] >= begin_s)
     for fault in lost:

@@ -40,6 +40,7 @@ from jaxdt import build
 from jaxdt.api import simulate as api
 from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
+from jaxdt.protocol.presence import peers_there
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
@@ -315,17 +316,14 @@ def write_fault_report(out: Path, faults: list[Fault], outcome: Outcome) -> None
 
     out.mkdir(parents=True, exist_ok=True)
     reports = records(outcome)
-    views = [(r["t"], sorted(r["fields"]["members"].values())) for r in reports if r["kind"] == "view"]
-    stages = sorted({stage for _, member_stages in views for stage in member_stages})
+    peers = peers_there(reports)
     found = {
         "faults": list(map(sentence, faults)),
         "steps": [{"t_s": r["t"]} | r["fields"] for r in reports if r["kind"] == "step"],
-        "peers_per_stage": [
-            {"t_s": t_s, "peers": [member_stages.count(stage) for stage in stages]} for t_s, member_stages in views
-        ],
+        "peers_per_stage": [{"t_s": t_s, "peers": list(of_stages.values())} for t_s, of_stages in peers],
     }
     (out / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
-    if views:
+    if peers:
         plots.run_under_faults(out / "faults.png", reports)
 
 

@@ -3,6 +3,7 @@
 Figures are made without pyplot: they need no display and no choice of a backend, and nothing has to be closed.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.attempts import Attempt, typical_attempt
+from jaxdt.protocol.presence import peers_there
 from jaxdt.protocol.trace import bytes_per_link
-from jaxdt.spec.work import UPDATE, parse_work
+from jaxdt.spec.work import UPDATE
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
@@ -26,20 +29,23 @@ PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}
 SYNC_STYLE = {"facecolor": "#dceeec", "edgecolor": "#72b7b2", "hatch": "///", "lw": 0.0}
 OUTLIER = 5.0  # times the median rate: a step that was committed right after another one would flatten all others
+SLOW = 3.0  # times the 0.9 quantile of the step times: such a step would flatten all others
+SPREAD, SPREAD_MAX = 0.02, 0.2  # of the most peers: how far apart two equal lines, and all of them, are drawn
 STAGE_LINES = ("-", "--", "-.", ":")
+LINKS_MAX = 30  # of which the names can be read
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
     """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
-    joined or left, also the number of peers of each stage and the throughput over time. What was not recorded has no
-    panel; where the run was resumed is marked."""
-    views = [r for r in records if r["what"] == "report" and r["kind"] == "view" and r["peer"] == COORDINATOR]
+    joined, left or were absent, also the number of peers of each stage and the throughput over time. What was not
+    recorded has no panel; where the run was resumed is marked."""
+    peers = peers_there(records)
     resumed_at = summary.get("resumed_at") or 0
     panels: list[Callable[[Axes], None]] = []
     if metrics:
         panels.append(lambda axes: loss(axes, metrics, resumed_at))
-    if (step := _middle_step(records)) is not None:
-        panels.append(lambda axes: timeline(axes, records, step))
+    if (attempt := typical_attempt(records)) is not None:
+        panels.append(lambda axes: timeline(axes, attempt))
     if links := summary.get("bytes_on_links") or recorded_bytes(records):
         begin = f" since step {resumed_at}" if resumed_at else ""
         title = f"Bytes per link{begin}" if summary.get("bytes_on_links") else "Bytes per link in the recorded steps"
@@ -47,9 +53,9 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     if metrics:
         predicted_s, uncompressed_s = summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed")
         panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumed_at))
-    if len(views) > 1:
-        panels.append(lambda axes: peers_per_stage(axes, views, records[-1]["t"]))
-        panels.append(lambda axes: throughput(axes, records, views[0]["t"]))
+    if len(peers) > 1:
+        panels.append(lambda axes: peers_per_stage(axes, peers, records[-1]["t"]))
+        panels.append(lambda axes: throughput(axes, records, peers[0][0]))
     n_rows = max(1, -(-len(panels) // 2))
     figure = Figure(figsize=(14, 4.5 * n_rows), layout="constrained")
     all_axes = figure.subplots(n_rows, 2, squeeze=False).ravel()
@@ -78,20 +84,17 @@ def loss(axes: Axes, metrics: list[dict], resumed_at: int = 0) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.legend()
     if metrics:
-        seconds = sum(m["step_s"] for m in metrics) / len(metrics)
+        seconds = float(np.nanmean([m["step_s"] for m in metrics]))
         above = axes.secondary_xaxis(
             "top", functions=(lambda x: np.asarray(x) * seconds, lambda s: np.asarray(s) / seconds)
         )
         above.set_xlabel("seconds, at the mean step time")
 
 
-def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
+def timeline(axes: Axes, attempt: Attempt) -> None:
     """The Work of one step, one row per peer. Between its last gradient and its update a peer averages with others."""
-    runs = [(r, parse_work(r["work"])) for r in records if r["what"] == "run"]
-    runs = [(r, work) for r, work in runs if work.step == step]
-    axes.set(title=f"Pipeline, step {step}", xlabel="seconds", ylabel="peer")
-    if not runs:
-        return
+    runs = attempt.runs
+    axes.set(title=f"Pipeline, step {attempt.step}", xlabel="seconds", ylabel="peer")
     zero_s = min(r["t"] for r, _ in runs)
     peers = sorted({r["peer"] for r, _ in runs}, key=lambda peer: _stage_and_peer(runs, peer))
     for r, work in runs:
@@ -111,16 +114,19 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     axes.legend(handles=handles, fontsize=8, ncols=len(handles), **below)
 
 
-def peers_per_stage(axes: Axes, views: list[dict], end_s: float) -> None:
-    """The number of peers of each stage over time, from the coordinator's views."""
-    zero_s = views[0]["t"]
-    stages = sorted({stage for view in views for stage in view["fields"]["members"].values()})
-    times = [view["t"] - zero_s for view in views] + [end_s - zero_s]
-    for stage in stages:
-        counts = [list(view["fields"]["members"].values()).count(stage) for view in views]
+def peers_per_stage(axes: Axes, peers: list[tuple[float, dict[int, int]]], end_s: float) -> None:
+    """The number of peers of each stage that are there, over time (jaxdt.protocol.presence). The lines of stages with
+    as many peers lie beside one another."""
+    zero_s = peers[0][0]
+    times = [at_s - zero_s for at_s, _ in peers] + [end_s - zero_s]
+    stages = list(peers[0][1])
+    apart = min(SPREAD, SPREAD_MAX / len(stages)) * max(max(counts.values()) for _, counts in peers)
+    for row, stage in enumerate(stages):
+        counts = [counts[stage] + row * apart for _, counts in peers]
         axes.step(times, [*counts, counts[-1]], where="post", label=f"stage {stage}", color=f"C{stage}")
     axes.set(title="Peers per stage", xlabel="seconds", ylabel="peers")
-    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=-apart)
     axes.legend()
 
 
@@ -141,9 +147,9 @@ def run_under_faults(path: Path, records: list[dict]) -> None:
     """faults.png of a simulated run: peers per stage and throughput over time."""
     figure = Figure(figsize=(10, 8), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
-    views = [r for r in records if r["kind"] == "view"]
-    peers_per_stage(axes[0], views, records[-1]["t"])
-    throughput(axes[1], records, views[0]["t"])
+    peers = peers_there(records)
+    peers_per_stage(axes[0], peers, records[-1]["t"])
+    throughput(axes[1], records, peers[0][0])
     figure.savefig(path, dpi=100)
 
 
@@ -183,17 +189,20 @@ def recorded_bytes(records: list[dict]) -> dict[str, int]:
 
 
 def link_bytes(axes: Axes, bytes_on_links: dict[str, int], codecs: dict[str, str], title: str) -> None:
-    """Payload bytes of each directed link, and the name of its codec if it has one. A peer that was killed in its first
-    second has left no record of what it sent; the title says so."""
+    """Payload bytes of each directed link, and the name of its codec if it has one; of many links those with the most
+    bytes. A peer that was killed in its first second has left no record of what it sent; the title says so."""
     ends = {link: tuple(map(int, link.split("->"))) for link in bytes_on_links}
-    links = sorted(ends, key=lambda link: ends[link])
+    most = sorted(ends, key=lambda link: bytes_on_links[link])[-LINKS_MAX:]
+    links = sorted(most, key=lambda link: ends[link])
     codec_of = {link: codecs.get(link, "none") for link in links}
-    labels = [link.replace("->", "→") + (f"\n{name}" if name != "none" else "") for link, name in codec_of.items()]
-    axes.bar(labels, [bytes_on_links[link] / 1e6 for link in links], color=COLOURS["G"])
+    labels = [link.replace("->", "→") + (f" {name}" if name != "none" else "") for link, name in codec_of.items()]
+    axes.barh(labels, [bytes_on_links[link] / 1e6 for link in links], color=COLOURS["G"])
     unrecorded = sorted({dst for _, dst in ends.values()} - {src for src, _ in ends.values()})
     without = f" (without what {', '.join(f'p{peer}' for peer in unrecorded)} sent)" if unrecorded else ""
-    axes.set(title=f"{title}{without}", ylabel="MB")
-    axes.tick_params(axis="x", rotation=60 if len(links) > 12 else 0)
+    part = f" ({len(links)} of {len(ends)} links)" if len(links) < len(ends) else ""
+    axes.set(title=f"{title}{part}{without}", xlabel="MB")
+    axes.tick_params(axis="y", labelsize=10 if len(links) <= LINKS_MAX // 2 else 7)
+    axes.invert_yaxis()
 
 
 def step_times(
@@ -202,7 +211,8 @@ def step_times(
     """Measured step times, and the predicted ones of this run and of the same run without codecs, in one line where the
     two are alike. A prediction is of the steps since the run was resumed."""
     training = [m for m in metrics if "eval_loss" not in m]
-    axes.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=COLOURS["F"], label="measured")
+    steps_s = [m["step_s"] for m in training]
+    axes.plot([m["step"] for m in training], steps_s, ".", color=COLOURS["F"], label="measured")
     span = (resumed_at, max(resumed_at, metrics[-1]["step"] if metrics else 0))
     if predicted_s:
         differs = uncompressed_s is not None and f"{predicted_s / uncompressed_s:.2f}" != "1.00"
@@ -214,8 +224,23 @@ def step_times(
             axes.plot(span, (uncompressed_s, uncompressed_s), color=COLOURS["B"], ls="--", label=label)
     mark_resumed(axes, resumed_at)
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
-    axes.set_ylim(bottom=0)
+    top_s = _top_s(steps_s, at_least_s=max(predicted_s or 0.0, uncompressed_s or 0.0))
+    axes.set_ylim(0, top_s)
+    if top_s is not None:
+        above = {m["step"]: m["step_s"] for m in training if m["step_s"] > top_s}
+        label = f"longer: {len(above)}, up to {max(above.values()):.1f} s"
+        axes.plot(list(above), [top_s] * len(above), "^", color=COLOURS["R"], ms=8, clip_on=False, label=label)
     axes.legend()
+
+
+def _top_s(steps_s: list[float], at_least_s: float) -> float | None:
+    """Where an axis of step times ends, so that a few long steps do not flatten all others; None: where it ends by
+    itself."""
+    timed_s = [step_s for step_s in steps_s if math.isfinite(step_s)]
+    if not timed_s:
+        return None
+    usual_s = max(at_least_s, float(np.quantile(timed_s, 0.9, method="lower")))
+    return 1.5 * usual_s if max(timed_s) > SLOW * usual_s else None
 
 
 def comparison(path: Path, runs: Sequence) -> None:
@@ -247,7 +272,9 @@ def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisa
     """simulation.png: the timeline of a step, the parts of its time, and the utilisation of each peer (0..1)."""
     figure = Figure(figsize=(16, 5), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=(3, 1, 1))
-    timeline(axes[0], records, _middle_step(records))
+    attempt = typical_attempt(records)
+    assert attempt is not None, "a simulated step has Work"
+    timeline(axes[0], attempt)
     stacked(axes[1], ["step"], [parts])
     axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
     axes[2].set(title="Utilisation per peer", xlabel="%", xlim=(0, 100))
@@ -284,18 +311,6 @@ def sweep(path: Path, name: str, points: list[dict]) -> None:
     right.plot(values, [100 * point["utilisation"] for point in points], "o-", color=COLOURS["F"])
     right.set(title="Utilisation", ylabel="%", xlabel=name, xscale="log", ylim=(0, 100))
     figure.savefig(path, dpi=100)
-
-
-def _middle_step(records: list[dict]) -> int | None:
-    """A step without evaluation from the middle of the recording, behind the warm-up and before the end."""
-    kinds: dict[int, set[str]] = {}
-    for r in records:
-        if r["what"] == "run":
-            work = parse_work(r["work"])
-            if work.step is not None:
-                kinds.setdefault(work.step, set()).add(work.kind)
-    steps = sorted(step for step, seen in kinds.items() if "E" not in seen) or sorted(kinds)
-    return steps[len(steps) // 2] if steps else None
 
 
 def _stage_and_peer(runs: list, peer: int) -> tuple[int, int]:

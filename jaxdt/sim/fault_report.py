@@ -76,11 +76,11 @@ def _ended_s(outcome: Outcome) -> float:
 
 
 def records(outcome: Outcome) -> list[dict]:
-    """The coordinator's reports of steps and of views as records of a trace (jaxdt.protocol.trace)."""
+    """The coordinator's reports as records of a trace (jaxdt.protocol.trace)."""
     return [
         {"what": "report", "t": now_s, "peer": peer, "kind": report.kind, "fields": report.fields}
         for now_s, peer, report in outcome.reports
-        if peer == COORDINATOR and report.kind in ("step", "view")
+        if peer == COORDINATOR
     ]
 
 

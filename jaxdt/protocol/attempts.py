@@ -1,0 +1,54 @@
+"""Attempts at a step in a trace. A run that goes back to a checkpoint computes some steps again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.trace import TraceRecord
+from jaxdt.spec.work import EVALUATE, Work, parse_work
+
+
+@dataclass
+class Attempt:
+    """At `step`: the records of its Work, each with the Work."""
+
+    step: int
+    runs: list[tuple[TraceRecord, Work]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From the first Work's start to the last one's end."""
+        return max(run["t"] + run["s"] for run, _ in self.runs) - min(run["t"] for run, _ in self.runs)
+
+    @property
+    def n_peers(self) -> int:
+        return len({run["peer"] for run, _ in self.runs})
+
+    @property
+    def evaluates(self) -> bool:
+        return any(work.kind == EVALUATE for _, work in self.runs)
+
+
+def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:
+    """All of them, from records in order of time."""
+    found: dict[tuple[int, int], Attempt] = {}
+    n_rollbacks = 0
+    for record in records:
+        if record["what"] == "run":
+            work = parse_work(record["work"])
+            if work.step is not None:
+                attempt = found.setdefault((n_rollbacks, work.step), Attempt(work.step))
+                attempt.runs.append((record, work))
+        elif record["what"] == "report" and record["kind"] == "rollback" and record["peer"] == COORDINATOR:
+            n_rollbacks += 1
+    return list(found.values())
+
+
+def typical_attempt(records: Iterable[TraceRecord]) -> Attempt | None:
+    """An attempt of median duration among those without an evaluation in which most peers took part; None if the trace
+    has no Work."""
+    found = attempts(records)
+    found = [attempt for attempt in found if not attempt.evaluates] or found
+    n_peers_max = max((attempt.n_peers for attempt in found), default=0)
+    found = sorted((one for one in found if one.n_peers == n_peers_max), key=lambda one: one.seconds)
+    return found[len(found) // 2] if found else None
