@@ -101,9 +101,9 @@ class Agreement(Protocol):
         then says so."""
         ...
 
-    def promise_checkpoint(self) -> int | None:
+    def promise_checkpoint(self, promised: int = 0) -> int | None:
         """An operator wants a checkpoint. The version of the one that there will be; None where it is that of the next
-        record."""
+        record. `promised`: by an earlier coordinator, which may not have made it; 0 if it is a new one."""
         ...
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -106,7 +106,7 @@ class TwoPhaseCommit:
             return EndRun(4, f"step {step}: the gradient is not finite")
         return RollBack()
 
-    def promise_checkpoint(self) -> int | None:
+    def promise_checkpoint(self, promised: int = 0) -> int | None:
         return None
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -255,6 +255,8 @@ class Coordinator:
             self._checkpoints.complete(durable_state.checkpoint)
             self._agreement.checkpoint_complete(durable_state.checkpoint.version)
         self._operations = Operations(durable_state.operator)
+        if promised := self._operations.restore(self._checkpoints.checkpoint.version):
+            self._agreement.promise_checkpoint(promised)
 
     def _begin_term(self, now_s: float) -> list[Action]:
         """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
@@ -605,11 +607,11 @@ class Coordinator:
             return self._end(INTERRUPTED, "interrupted")
         if reason := self._operations.refusal(OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
-        was_paused = self._operations.state.paused
+        before = self._operations.state
         text = self._operations.stop(INTERRUPTED, "interrupted", progress)
         self._promise_checkpoint()
         actions: list[Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
-        if was_paused and OPERATOR not in self._being_persisted:
+        if self._operations.state != before and OPERATOR not in self._being_persisted:
             return [*actions, self._persist(OPERATOR, self._operations.state)]
         return [*actions, *self._decide()]
 

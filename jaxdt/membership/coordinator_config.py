@@ -61,11 +61,22 @@ class CoordinatorConfig:
 
 
 @dataclass(frozen=True)
+class WantedCheckpoint:
+    """A checkpoint of this version that was promised; with `stop_code` the run ends with it, as `stopped_by` wants."""
+
+    version: int
+    stop_code: int | None = None
+    stopped_by: str = ""
+
+
+@dataclass(frozen=True)
 class OperatorState:
-    """What operators have asked for that outlives a coordinator."""
+    """What operators have asked for that outlives a coordinator. `wanted`: where replicas may differ, the checkpoint
+    that was promised last, also when it is complete."""
 
     paused: bool = False
     revoked: tuple[int, ...] = ()
+    wanted: WantedCheckpoint | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.coordinator_config import OperatorState, WantedCheckpoint
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest, Record
 from jaxdt.protocol.reports import ReplanReport
@@ -123,8 +123,21 @@ class Operations:
     def promised(self, version: int) -> None:
         """There will be a checkpoint of this version without any record."""
         self._wants_checkpoint = False
+        code, by = self._stop or (None, "")
         if self._stop:
             self.stops_at = version
+        self.state = replace(self.state, wanted=WantedCheckpoint(version, code, by))
+
+    def restore(self, checkpoint: int) -> int:
+        """An earlier coordinator has had this state, and the last complete checkpoint is of this version. The version
+        of one that it has promised and not made, 0 if there is none."""
+        wanted = self.state.wanted
+        if wanted is None:
+            return 0
+        if wanted.stop_code is not None:
+            self._stop = wanted.stop_code, wanted.stopped_by
+            self.stops_at = wanted.version
+        return wanted.version if checkpoint < wanted.version else 0
 
     def record(self, record: Record) -> Record:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""

@@ -200,8 +200,8 @@ class ServerAgreement(CountedSteps):
             return ""
         return f"{command}: with sync.kind server a run cannot do this yet"
 
-    def promise_checkpoint(self) -> int | None:
-        return self._snapshots.promise_checkpoint()
+    def promise_checkpoint(self, promised: int = 0) -> int | None:
+        return self._snapshots.promise_checkpoint(promised)
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         return self._snapshots.mean_of(version)

@@ -26,7 +26,7 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
-from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, STALE, Fault
+from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
@@ -180,6 +180,50 @@ def test_servers_go_on_without_a_coordinator_and_with_the_next_one(at_s):
         jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert rows == list(range(config.train.steps)) and len(outcome.of(RestartedReport)) == 1
+
+
+def without_arithmetic(config, faults=()):
+    """The outcome of a run with averaging groups, or with servers."""
+    if config.sync.kind == "server":
+        return test_server.simulated(config, lambda peer, stage: NoTensors(1, 100), faults=faults)
+    plan = run_config.default_plan(config)
+    tensors = {peer: NoTensors(1, store_of_group(config, peer).n_words) for peer in plan.peers}
+    return simulation(config, tensors, faults=faults).run(until_s=1e5)
+
+
+@pytest.mark.parametrize("kind", [CRASH, POWER_OFF])
+@pytest.mark.parametrize("dies_s", [0.3, 3.0, 30.0])
+@pytest.mark.parametrize("name", ["groups", "server"])
+def test_what_an_operator_was_promised_survives_it(name, dies_s, kind):
+    """The coordinator dies so long after it has answered: before, while and after the checkpoint is made."""
+    of_groups = make_config("window", 3, microbatches=7, window_s=3.0, steps=20)
+    config = of_groups if name == "groups" else test_server.make_config(1, 2, steps=20)
+    outcome = without_arithmetic(config)
+    at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, StepReport) and report.step == 2)
+    dies = [Fault(at_s + dies_s, kind, COORDINATOR), Fault(at_s + dies_s + 20.0, RESTART, COORDINATOR)]
+    outcome = without_arithmetic(config, [Fault(at_s, SAVE, COORDINATOR), *dies])
+    assert len(outcome.of(RestartedReport)) == 1
+    (version, last) = (report.version for report in outcome.of(CheckpointReport))
+    assert version < last == 20
+    outcome = without_arithmetic(config, [Fault(at_s, STOP, COORDINATOR), *dies])
+    assert [report.version for report in outcome.of(CheckpointReport)] == [version]
+    stop = outcome.stopped[COORDINATOR]
+    assert (stop.code, stop.reason) == (
+        0,
+        f"stopped by an operator after {version} steps, of which there is a checkpoint",
+    )
+
+
+def test_a_promise_that_is_kept_is_not_made_again():
+    """The coordinator dies when the checkpoint is complete, and nobody wants another one."""
+    outcome = without_arithmetic(WINDOW)
+    at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, StepReport) and report.step == 2)
+    saves = Fault(at_s, SAVE, COORDINATOR)
+    outcome = without_arithmetic(WINDOW, [saves])
+    at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, CheckpointReport))
+    again = without_arithmetic(WINDOW, [saves, *restart(at_s)])
+    versions = [[report.version for report in one.of(CheckpointReport)] for one in (outcome, again)]
+    assert versions[0] == versions[1] and len(versions[0]) == 2
 
 
 def test_the_last_row_is_told_again_as_it_was():

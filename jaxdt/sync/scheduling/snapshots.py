@@ -114,9 +114,10 @@ class Snapshots:
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
-    def promise_checkpoint(self) -> int:
-        """An operator wants one. Its version: it is made after the next row."""
-        self._promised = self._budget.n_rows + 1
+    def promise_checkpoint(self, promised: int) -> int:
+        """An operator wants one. Its version: it is made after the next row, or as an earlier coordinator has promised
+        it."""
+        self._promised = promised or self._budget.n_rows + 1
         return self._promised
 
     def holds(self, version: int, stage: int, contributions: Contributions) -> None:
@@ -146,8 +147,8 @@ class Snapshots:
         return is_mean(round.group) and (round.step <= self._budget.n_told or round.step in measured)
 
     def restore(self) -> list[Action]:
-        """Snapshots that were begun at some stages only, and the checkpoint that is due after the rows that were
-        told."""
+        """Snapshots that were begun at some stages only, and the checkpoints that are due after the rows that were
+        told: the last one, and what an operator was promised."""
         name = self._keepers.checkpoint_name
         actions: list[Action] = []
         if self.held_out.version is not None:
@@ -157,6 +158,8 @@ class Snapshots:
         versions = {round.step for round in self._groups.rounds if round.group in names}
         if every:
             versions.add(n_told // every * every)
+        if self._promised <= n_told:
+            versions.add(self._promised)
         limits = range(self._config.start_version + 1, self._config.n_steps)
         self._todo += [(name, version) for version in sorted(versions) if version in limits]
         return [*actions, *self._next()]
