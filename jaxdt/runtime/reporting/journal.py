@@ -287,7 +287,8 @@ class Journal:
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
-        return "; ".join(filter(None, (changes, doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0]))))
+        of_host = doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0])
+        return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up

@@ -27,11 +27,21 @@ class PoolSummary:
         sums = {name: int(sum(values[name] for values in self._latest.values())) for name in SUMS}
         return sums | {"aggregation_frac": aggregation_frac(*self._latest.values())}
 
+    @property
+    def doubt(self) -> str:
+        """Why a prediction, which is of a run that keeps its workers, may be far off; '' if there is no such reason."""
+        fields = self.fields or {}
+        if not fields.get("lost") and not fields.get("redone"):
+            return ""
+        lost = f"workers were lost {fields['lost']} times, {fields['redone']} microbatches computed again"
+        return f"{lost}: the prediction is of a run that keeps its workers"
+
 
 def aggregation_frac(*servers: Mapping[str, float]) -> float | None:
-    """The share of the time of their steps for which these servers aggregated; None before the first step is over."""
-    steps_s = sum(values["steps_s"] for values in servers)
-    return sum(values["aggregation_s"] for values in servers) / steps_s if steps_s else None
+    """The least share of the time of its steps for which one of these servers aggregated: the others also waited for
+    that one to have computed. None before the first step is over."""
+    shares = [values["aggregation_s"] / values["steps_s"] for values in servers if values["steps_s"]]
+    return min(shares, default=None)
 
 
 def summary_lines(pool: Mapping[str, Any] | None) -> list[str]:

@@ -1,6 +1,6 @@
 """The gradients that a server's workers have accumulated for a step: asked for, checked, and added to the server's own.
 
-    all of a step is computed   -> ContributionWanted to every worker that has done something
+    nothing is left of a step   -> ContributionWanted to every worker that has done something, once it has nothing to do
     a contribution is here      -> once the own gradient is measured (N): it is added if it holds exactly what the
                                    worker has done, and if its norm may be right (norm_check.py)
     it may be added             -> one after another, in the order in which they were checked (C)

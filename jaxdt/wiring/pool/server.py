@@ -8,8 +8,9 @@ on to the owner at the neighbour stage. So no server asks another one for anythi
     TaskOutput(forward)  -> if the lease is a present one: the output goes to the owner at the next stage
     gradient of m        -> TaskLease and the gradient to the worker that did the forward, or this server's own backward
     TaskOutput(backward) -> the input's gradient goes to the owner at the stage before
-    all are done         -> ContributionWanted to every worker that has done something; what it sends is compared with
-                            the norm of the own gradient (N, norm_check.py) and added here (C; contributions.py)
+    nothing is left      -> ContributionWanted to every worker that has done something, once it has nothing to do; what
+                            it sends is compared with the norm of the own gradient (N, norm_check.py) and added here
+                            (C; contributions.py)
     all are added        -> Drained: from here on the servers agree as replicas do
 
 Each client has a forward for each backward, and all may have as many forwards in flight: what comes back to the clients
@@ -224,6 +225,11 @@ class PoolServer:
 
     def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
         return self._roster.statuses(now_s)
+
+    @property
+    def computed_steps(self) -> list[int]:
+        """Steps under way of which all microbatches of this server are computed."""
+        return [number for number, step in self._steps.items() if step.table.is_done and not step.n_held_out]
 
     @property
     def n_leases(self) -> int:
@@ -563,16 +569,20 @@ class PoolServer:
     # ------------------------------------------------------------------------------------------------- contributions
 
     def _end_step(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
-        """All is computed: ask for the contributions. All is here: the step is over at this server."""
+        """A worker for whom nothing is left is asked for its contribution, so that it is sent while others compute, as
+        soon as there is a gradient of this server's own to compare it with. All is here: the step is over at this
+        server."""
         table = step.table
-        if not table.is_done or step.n_held_out or step.is_drained:
+        if step.is_drained:
             return []
-        if table.is_committed:
+        if table.is_committed and not step.n_held_out:
             if self._contributions.are_waiting(step):
                 return []
             step.is_drained = True
             return [Drained(step.number)]
-        missing = [peer for peer in table.contributors if peer not in step.asked]
+        if table.n_left or not (table.n_committed or table.is_done):
+            return []
+        missing = [peer for peer in table.contributors if peer not in step.asked and not table.held(peer)]
         admissions = {peer: self._workers[peer].admission for peer in missing}
         return [action for peer in missing for action in self._contributions.ask(now_s, step, peer, admissions[peer])]
 

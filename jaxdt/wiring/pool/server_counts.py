@@ -6,8 +6,6 @@ from jaxdt.protocol.events import (
     WORKERS,
     Accumulated,
     Action,
-    ContributionBegins,
-    Drained,
     Event,
     Ran,
     Received,
@@ -32,6 +30,9 @@ class ServedWiring(Wiring, Protocol):
     @property
     def n_leases(self) -> int: ...
 
+    @property
+    def computed_steps(self) -> list[int]: ...
+
     def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]: ...
 
 
@@ -39,8 +40,9 @@ class CountedServer:
     """Hands all events to the wiring, and counts. `number_bytes`: of a number of a contribution.
 
     A step's aggregation lasts from the moment at which all microbatches of this server are computed until the next
-    version is here: contributions, the sum over servers, the record of the step, the update. Where updates are delayed
-    the next step is computed meanwhile."""
+    version is here: contributions, the sum over servers, the record of the step, the update; and, at all servers but
+    those that compute longest, that these are waited for. Where updates are delayed the next step is computed
+    meanwhile."""
 
     def __init__(self, wiring: ServedWiring, number_bytes: int):
         self.READS = wiring.READS | {Status, Shard}
@@ -81,12 +83,10 @@ class CountedServer:
                 case WorkerLostReport(n_redone=n_redone, begins_anew=begins_anew):
                     self._counts["lost"] += not begins_anew
                     self._counts["redone"] += n_redone
-                case ContributionBegins(_, rounds):
-                    self._computed_s.setdefault(rounds[0].step, now_s)
-                case Drained(step):
-                    self._computed_s.setdefault(step, now_s)
                 case _:
                     pass
+        for step in self._wiring.computed_steps:
+            self._computed_s.setdefault(step, now_s)
         return actions
 
     def _updated(self, now_s: float, version: int) -> None:

@@ -102,6 +102,8 @@ class PoolWorker:
             case Received(_, Boundary(key)) if self._is_under_way(key.step):
                 self._arrived.add(key)
                 return self._next(now_s)
+            case Received(_, Boundary(key)):
+                return [Discard(key)]  # of a step that is over, or for the process before this one
             case Received(_, TaskLease() as lease) if self._is_new(lease):
                 self._heard.setdefault(lease.step, set()).add(lease.number)
                 task = (lease.step, lease.kind, lease.microbatch)

@@ -2,8 +2,6 @@
 
 from jaxdt.protocol.events import (
     Accumulated,
-    ContributionBegins,
-    Drained,
     Header,
     Ran,
     Received,
@@ -30,6 +28,7 @@ class Scripted:
 
     READS = frozenset({Ran, Updated})
     n_workers, n_leases = 2, 3
+    computed_steps = ()
     statuses = (WorkerStatus(5, 2, 0.5),)
 
     def worker_statuses(self, now_s):
@@ -53,18 +52,19 @@ def counted(m):
 def test_what_workers_did_and_for_how_long_the_server_aggregated():
     wiring = Scripted(
         [],
-        [counted(0), ContributionBegins(5, (ROUND,))],
-        [counted(1), counted(2), Drained(0)],
+        [counted(0)],
+        [counted(1), counted(2)],
         [WorkerLostReport(0, 6, "crashed", 3), WorkerLostReport(0, 5, "late", 1, begins_anew=True)],
         [],
     )
     server = CountedServer(wiring, 4)
     server.handle(1.0, Updated(0, 0))
-    server.handle(7.0, ran(BACKWARD))
+    wiring.computed_steps = [0]
+    server.handle(7.0, ran(BACKWARD))  # all is computed
     for group, n_numbers in ((ROUND.group, 100), (group_name(0), 50)):
         shard = Shard(SliceKey(Round(0, group, 1, 1), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
         assert server.handle(7.5, Received(Header("r", 0, 1, 5), shard)) == []
-    assert len(server.handle(8.0, ran(CONTRIBUTE))) == 3
+    assert len(server.handle(8.0, ran(CONTRIBUTE))) == 2
     server.handle(8.5, ran(BACKWARD))
     server.handle(9.0, Updated(0, 1))
     (counts,) = server.handle(9.0, Status({}))
@@ -74,9 +74,11 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
         Scripted.statuses,
     )
     summary = PoolSummary()
-    assert summary.fields is None and summary_lines(None) == []
+    assert summary.fields is None and summary_lines(None) == [] and summary.doubt == ""
     summary.counted(0, counts.values)
-    summary.counted(1, counts.values | {"aggregation_s": 0.0})
+    summary.counted(1, counts.values | {"aggregation_s": 1.0})
     summary.counted(2, {"step": 1.0})  # no server
+    said = "workers were lost 2 times, 8 microbatches computed again: the prediction is of a run that keeps its workers"
+    assert summary.doubt == said
     assert summary.fields["by_workers"] == 4 and summary.fields["aggregation_frac"] == 0.125
     assert "did 4 of 6 microbatches of stages; 2 were lost, 8 " in summary_lines(summary.fields)[0]
