@@ -12,8 +12,13 @@ simulation before:
 
 The parts add up to step_s, and none is negative where a faster link never makes a step slower. Time that two causes
 hide together is charged to the one that is made free last: the order is part of the definition.
+
+Steps are timed from the end of the first one to that of the last, and what peers compute is counted in this time. With
+delayed updates a step's Work is done before the step before it has ended. So as many steps more are simulated as are
+under way beside one, and the last ones that are timed have others behind them, like those in the middle of a run.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -29,20 +34,22 @@ WARM_UP_STEPS = 1
 
 
 class Totals:
-    """A Recorder (jaxdt.sim.sim_peer) that keeps sums only, over all steps from `first_step` on."""
+    """A Recorder (jaxdt.sim.sim_peer) that keeps sums only, over all steps from `first_step` on, or `n_steps` of them:
+    seconds of Work, and payload bytes per directed pair."""
 
-    def __init__(self, first_step: int = WARM_UP_STEPS):
+    def __init__(self, first_step: int = WARM_UP_STEPS, n_steps: float = math.inf):
         self._first_step = first_step
+        self._end = first_step + n_steps
         self.busy_s: dict[int, float] = defaultdict(float)
         self.n_bytes: dict[tuple[int, int], int] = defaultdict(int)
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
         assert work.step is not None  # all Work that runs belongs to a step
-        if work.step >= self._first_step:
+        if self._first_step <= work.step < self._end:
             self.busy_s[peer] += seconds
 
     def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
-        if step_of(key) >= self._first_step:
+        if self._first_step <= step_of(key) < self._end:
             self.n_bytes[peer, dst] += n_bytes
 
     def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
@@ -50,6 +57,43 @@ class Totals:
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
         """Reports are read from the outcome."""
+
+
+class TimedSteps(Totals):
+    """Those of n_steps after the first, and when peers compute between the end of that one and of the last."""
+
+    def __init__(self, n_steps: int):
+        super().__init__(WARM_UP_STEPS, n_steps)
+        self._spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self._ends_s: dict[int, float] = {}  # step -> when it ended
+
+    def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        super().run(peer, start_s, seconds, work)
+        if WARM_UP_STEPS - 1 in self._ends_s:
+            self._spans[peer].append((start_s, start_s + seconds))
+
+    def report(self, peer: int, now_s: float, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self._ends_s.setdefault(report.step, now_s)
+
+    @property
+    def _limits_s(self) -> tuple[float, float]:
+        return self._ends_s[WARM_UP_STEPS - 1], self._ends_s[int(self._end) - 1]
+
+    @property
+    def seconds(self) -> float:
+        """Of all the steps."""
+        first_s, last_s = self._limits_s
+        return last_s - first_s
+
+    def computes_s(self, peer: int) -> float:
+        """For how long a peer computes. Work at the same time counts once: a device does one after the other."""
+        busy_s, (free_s, last_s) = 0.0, self._limits_s
+        for start_s, end_s in sorted(self._spans[peer]):
+            until_s = min(end_s, last_s)
+            busy_s += max(0.0, until_s - max(start_s, free_s))
+            free_s = max(free_s, until_s)
+        return busy_s
 
 
 @dataclass(frozen=True)
@@ -85,20 +129,23 @@ class TimeBreakdown:
 
 
 def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
-    """Simulate a first step and n_steps more, four times, and return the means over those n_steps."""
-    config, conditions = scenario.quiet(WARM_UP_STEPS + n_steps), scenario.conditions()
-    totals = Totals()
-    undelayed = Totals()
+    """Simulate a first step and n_steps more, and those under way beside them, four times, and return the means over
+    those n_steps."""
+    n_more = scenario.config.sync.delay
+    config, conditions = scenario.quiet(WARM_UP_STEPS + n_steps + n_more), scenario.conditions()
+    totals = TimedSteps(n_steps)
+    undelayed = TimedSteps(n_steps)
 
-    def step_s(trace: Totals | None, free: tuple[str, ...] = ()) -> float:
+    def step_s(trace: TimedSteps | None, free: tuple[str, ...] = ()) -> float:
         outcome = simulate(config, scenario.plan, without(conditions, free), trace)
-        return statistics.fmean(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
+        reports = outcome.of(StepReport)[WARM_UP_STEPS : WARM_UP_STEPS + n_steps]
+        return statistics.fmean(report.step_s for report in reports)
 
     full_s = step_s(totals)
     no_commit_s = step_s(None, ("commit",))
     no_sync_s = step_s(None, ("commit", "sync"))
     no_network_s = step_s(undelayed, ("commit", "sync", "transfer"))
-    compute_s = statistics.fmean(undelayed.busy_s[peer] for peer in scenario.peers) / n_steps
+    compute_s = statistics.fmean(undelayed.computes_s(peer) for peer in scenario.peers) / n_steps
     parts = Parts(
         compute_s=compute_s,
         bubble_s=no_network_s - compute_s,
@@ -106,5 +153,5 @@ def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
         sync_s=no_commit_s - no_sync_s,
         commit_s=full_s - no_commit_s,
     )
-    utilisation = {peer: totals.busy_s[peer] / n_steps / full_s for peer in sorted(scenario.peers)}
+    utilisation = {peer: totals.computes_s(peer) / totals.seconds for peer in sorted(scenario.peers)}
     return TimeBreakdown(parts, utilisation, {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())})

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_fields import report_fields
 
+from jaxdt.api.simulate import SimulateOptions, profile_of_flops, scenario_of
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.link_table import LinkOptions, LinkTable
@@ -15,7 +16,7 @@ from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes, pairs
 from jaxdt.sim.time_breakdown import break_down_step
-from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan
+from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Device, Link, Network, uniform
@@ -134,6 +135,19 @@ def test_parts_add_up_and_each_is_what_its_cause_costs():
     assert parts.commit_s == pytest.approx(2 * 0.01 + 0.002, rel=0.2)
     assert min(parts.compute_s, parts.bubble_s, parts.transfer_s, parts.sync_s) > 0
     assert result.utilisation_mean == pytest.approx(parts.compute_s / result.step_s)
+
+
+@pytest.mark.parametrize("kind", ["pool", "fixed", "swarm"])
+@pytest.mark.parametrize("n_steps", [1, 3, 10])
+def test_no_peer_computes_for_longer_than_a_step_takes(kind, n_steps):
+    """Also with delayed updates, where a step's Work begins before the step before it has ended."""
+    plan = dict(stages=2, microbatches=8) | (dict(workers=2) if kind == "pool" else dict(pipelines=3))
+    model, wiring = dict(preset="debug", n_layers=4, tied_head=False), dict(kind=kind)
+    config = parse(dict(model=model, plan=plan, wiring=wiring, sync=dict(delay=1)))
+    delayed = scenario_of(config, profile_of_flops(config, 1e9), None, None, SimulateOptions())
+    result = break_down_step(delayed, n_steps)
+    assert 0.5 < max(result.utilisation.values()) <= 1
+    assert result.parts.bubble_s >= 0
 
 
 def test_without_a_network_there_is_compute_and_bubble_only():
