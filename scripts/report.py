@@ -81,6 +81,9 @@ def read_summary(path: Path) -> dict:
     offsets_s, codecs = summary.get("clock_offset_s"), summary.get("codec_on_links", {})
     if not isinstance(offsets_s, dict) or not all(map(is_number, offsets_s.values())):
         raise BadInput(f"{path}: clock_offset_s: got {offsets_s!r:.40}, expected seconds per peer")
+    resumes = summary.get("resumes", [])
+    if not isinstance(resumes, list) or not all(isinstance(step, int) for step in resumes):
+        raise BadInput(f"{path}: resumes: got {resumes!r:.40}, expected a list of steps")
     if not isinstance(codecs, dict) or not all(isinstance(codec, str) for codec in codecs.values()):
         raise BadInput(f"{path}: codec_on_links: got {codecs!r:.40}, expected a codec per link")
     return summary

@@ -40,10 +40,10 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     joined, left or were absent, also the number of peers of each stage and the throughput over time. What was not
     recorded has no panel; where the run was resumed is marked."""
     peers = peers_there(records)
-    resumed_at = summary.get("resumed_at") or 0
+    resumed_at, resumes = summary.get("resumed_at") or 0, summary.get("resumes", [])
     panels: list[Callable[[Axes], None]] = []
     if metrics:
-        panels.append(lambda axes: loss(axes, metrics, resumed_at))
+        panels.append(lambda axes: loss(axes, metrics, resumes))
     if (attempt := typical_attempt(records)) is not None:
         panels.append(lambda axes: timeline(axes, attempt))
     if links := summary.get("bytes_on_links") or recorded_bytes(records):
@@ -52,7 +52,7 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
         panels.append(lambda axes: link_bytes(axes, links, summary.get("codec_on_links", {}), title))
     if metrics:
         predicted_s, uncompressed_s = summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed")
-        panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumed_at))
+        panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumes))
     if len(peers) > 1:
         panels.append(lambda axes: peers_per_stage(axes, peers, records[-1]["t"]))
         panels.append(lambda axes: throughput(axes, records, peers[0][0]))
@@ -66,13 +66,15 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     figure.savefig(path, dpi=110)
 
 
-def mark_resumed(axes: Axes, resumed_at: int) -> None:
-    """A line at the step at which a run was resumed; none for a run that was not."""
-    if resumed_at:
-        axes.axvline(resumed_at, color="#888888", ls=":", label=f"resumed at step {resumed_at}")
+def mark_resumed(axes: Axes, resumes: Sequence[int]) -> None:
+    """A line at each step at which a run was resumed; none for a run that was not."""
+    for step in resumes:
+        steps = f"step{'s' * (len(resumes) > 1)} {', '.join(map(str, resumes))}"
+        label = f"resumed at {steps}" if step == resumes[0] else None
+        axes.axvline(step, color="#888888", ls=":", label=label)
 
 
-def loss(axes: Axes, metrics: list[dict], resumed_at: int = 0) -> None:
+def loss(axes: Axes, metrics: list[dict], resumes: Sequence[int] = ()) -> None:
     """Loss against steps (lower axis) and against time (upper axis)."""
     steps = [m["step"] for m in metrics]
     axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
@@ -80,7 +82,7 @@ def loss(axes: Axes, metrics: list[dict], resumed_at: int = 0) -> None:
     if held_out:
         xs, ys = [m["step"] for m in held_out], [m["eval_loss"] for m in held_out]
         axes.plot(xs, ys, "o", color=COLOURS["B"], label="held out")
-    mark_resumed(axes, resumed_at)
+    mark_resumed(axes, resumes)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.legend()
     if metrics:
@@ -206,14 +208,19 @@ def link_bytes(axes: Axes, bytes_on_links: dict[str, int], codecs: dict[str, str
 
 
 def step_times(
-    axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None, resumed_at: int = 0
+    axes: Axes,
+    metrics: list[dict],
+    predicted_s: float | None,
+    uncompressed_s: float | None,
+    resumes: Sequence[int] = (),
 ) -> None:
     """Measured step times, and the predicted ones of this run and of the same run without codecs, in one line where the
-    two are alike. A prediction is of the steps since the run was resumed."""
+    two are alike. A prediction is of the steps since the run was resumed last."""
     training = [m for m in metrics if "eval_loss" not in m]
     steps_s = [m["step_s"] for m in training]
     axes.plot([m["step"] for m in training], steps_s, ".", color=COLOURS["F"], label="measured")
-    span = (resumed_at, max(resumed_at, metrics[-1]["step"] if metrics else 0))
+    begin = resumes[-1] if resumes else 0
+    span = (begin, max(begin, metrics[-1]["step"] if metrics else 0))
     if predicted_s:
         differs = uncompressed_s is not None and f"{predicted_s / uncompressed_s:.2f}" != "1.00"
         alike = "" if uncompressed_s is None or differs else ", with codecs and without"
@@ -222,7 +229,7 @@ def step_times(
             ratio = predicted_s / uncompressed_s
             label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
             axes.plot(span, (uncompressed_s, uncompressed_s), color=COLOURS["B"], ls="--", label=label)
-    mark_resumed(axes, resumed_at)
+    mark_resumed(axes, resumes)
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
     top_s = _top_s(steps_s, at_least_s=max(predicted_s or 0.0, uncompressed_s or 0.0))
     axes.set_ylim(0, top_s)

@@ -44,11 +44,11 @@ class TwoPhaseCommit:
         self._unequal_bits = UnequalBits()
         self._steps: tuple[CommittedStep, ...] = ()  # the last ones
         self._n_rollbacks = 0
-        self._last_commit_s = 0.0
+        self._last_commit_s = math.nan
 
     def start(self, now_s: float) -> list[Action]:
-        """The last step was durable, but the process may have ended before it said so; its time is not known."""
-        self._last_commit_s = now_s
+        """The last step was durable, but the process may have ended before it said so. Its time is not known, nor is
+        that of the next one, which began under an earlier coordinator."""
         return [step_report(step, math.nan, self._config.tokens_per_sample) for step in self._steps[-1:]]
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:

@@ -38,7 +38,8 @@ class Report:
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
     mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it. A
-    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN.
+    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN; that
+    of the first step that it commits is NaN, too, since that one began before.
 
     Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
     they were done. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share

@@ -1,6 +1,7 @@
 """What operators ask of the coordinator: what it does for them, what it refuses, and what a peer hears of it."""
 
 import json
+import math
 from dataclasses import replace
 
 import fleet
@@ -95,6 +96,21 @@ def test_a_pause_outlives_the_coordinator(run):
     again.event(Persisted("coordinator_term"))
     assert not of(again.prepare(0), Persist)
     assert "steps" in [persist.name for persist in of(ask(again, "resume")[1], Persist)]
+
+
+def test_the_step_under_way_at_a_restart_has_no_known_time(run):
+    """It began under the earlier coordinator, at a moment that the later one does not know."""
+    run.commit(0, now_s=2.0)
+    disk = {action.name: action.value for action in of(run.actions, Persist)} | {"coordinator_term": 1}
+    again = Driver()
+    again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk))
+    again.event(Started(), 17.0)
+    (last,) = reports(again.event(Persisted("coordinator_term"), 17.0), "step")
+    (first,) = reports(again.commit(1, now_s=21.2), "step")
+    (second,) = reports(again.commit(2, now_s=22.2), "step")
+    assert [report["step"] for report in (last, first, second)] == [0, 1, 2]
+    assert all(math.isnan(report[name]) for report in (last, first) for name in ("step_s", "tokens_per_s"))
+    assert second["step_s"] == pytest.approx(1.0)
 
 
 def test_the_next_record_asks_for_a_checkpoint_and_the_one_after_it_does_not(run):

@@ -15,6 +15,7 @@ from jaxdt.runtime.reporting import prediction
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
+from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.sim.fuzz.cases import draw_case
 from jaxdt.spec.network import Device, Host, uniform
 
@@ -81,8 +82,8 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
     machine.roster.view = machine.roster.first_view(1, Checkpoint())
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
-    journal = Journal(job, machine, SimpleNamespace(put_s=0.01), live=False)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
+    journal = Journal(job, machine, FileStore(tmp_path), live=False)
     journal.post = journal.report
     with journal:
         journal.report(ViewReport(1, members, []))
@@ -103,7 +104,7 @@ def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
     view = machine.roster.first_view(1, Checkpoint())
     members = tuple(replace(member, address=f"10.0.0.{member.peer}:7700") for member in view.members)
     machine.roster.view = replace(view, members=members)
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
     durable = SimpleNamespace(put_s=0.01)
     asked = Journal(job, machine, durable, live=False, measured=measured)._prediction_request()
     assert asked.network == measured
@@ -116,8 +117,8 @@ def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
 
 @pytest.mark.parametrize("report", [PredictionReport(1.5, 2.0), PredictionReport(problem="killed")])
 def test_a_prediction_is_shown(report, tmp_path, capsys):
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
-    Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
+    Journal(job, SimpleNamespace(n_committed=0), FileStore(tmp_path), live=False).report(report)
     shown = capsys.readouterr().out
     assert shown == ("predicted step time 1.500 s\n" if report.step_s else "no prediction of the step time: killed\n")
 
@@ -152,10 +153,10 @@ def test_the_summary_says_that_the_prediction_is_of_other_members(tmp_path, monk
     machine = build_coordinator(CASE.config, CASE.plan, RunStart("r"))
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     machine.roster.view = machine.roster.first_view(1, Checkpoint())
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
     lost = max(members)
-    with Journal(job, machine, SimpleNamespace(put_s=0.01), live=False) as journal:
+    with Journal(job, machine, FileStore(tmp_path), live=False) as journal:
         journal.post = journal.report
         journal.report(ViewReport(1, members, []))
         journal.report(ViewReport(2, {peer: stage for peer, stage in members.items() if peer != lost}, []))

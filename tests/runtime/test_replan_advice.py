@@ -14,6 +14,7 @@ from jaxdt.protocol.events import Advised, OperatorRequest, Persisted, Started
 from jaxdt.protocol.reports import ReplanReport, ViewReport
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.replan_advice import NO_NETWORK, ReplanAdvice
+from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan, parse
@@ -135,8 +136,8 @@ def journal(tmp_path, capsys, config):
     planner = Planner()
     machine = build_coordinator(config, PLAN, RunStart("r"))
     machine.profiles.update(SECONDS)
-    job = SimpleNamespace(run_dir=tmp_path, config=config, plan=PLAN, network=None)
-    made = Journal(job, machine, SimpleNamespace(put_s=0.01), live=False, replan=planner.start)
+    job = SimpleNamespace(run_dir=tmp_path, config=config, plan=PLAN, network=None, run="r")
+    made = Journal(job, machine, FileStore(tmp_path), live=False, replan=planner.start)
     made.post = planner.post
     with made:
         made.report(ViewReport(2, {0: 0, 1: 1, 2: 0}, []))

@@ -80,11 +80,11 @@ def test_what_was_not_recorded_has_no_panel(simulated, tmp_path, monkeypatch):
     monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     _, records, metrics = simulated
     plots.report(tmp_path / "report.png", metrics, records, {})
-    plots.report(tmp_path / "report.png", metrics, [], {"resumed_at": 2, "step_s_predicted": 1.0})
+    plots.report(tmp_path / "report.png", metrics, [], {"resumed_at": 2, "resumes": [1, 2], "step_s_predicted": 1.0})
     titles = [[axes.get_title().partition(",")[0].partition(" (")[0] for axes in figure.axes] for figure in drawn]
     assert titles == [["Loss", "Pipeline", "Bytes per link in the recorded steps", "Step time"], ["Loss", "Step time"]]
     for axes in drawn[1].axes:
-        assert "resumed at step 2" in [text.get_text() for text in axes.get_legend().get_texts()]
+        assert "resumed at steps 1, 2" in [text.get_text() for text in axes.get_legend().get_texts()]
     (predicted,) = [line for line in drawn[1].axes[1].lines if line.get_label() == "predicted 1.000 s"]
     assert list(predicted.get_xdata()) == [2, 3], "the prediction is of the steps since then"
 

@@ -136,10 +136,9 @@ class Display:
 
     def _line(self, report: StepReport) -> str:
         held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
-        return (
-            f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {report.step_s:.3f} s  "
-            f"{report.tokens_per_s:.0f} tokens/s{held_out}"
-        )
+        took = f"{report.step_s:.3f} s  {report.tokens_per_s:.0f} tokens/s"
+        took = "in an unknown time" if math.isnan(report.step_s) else took
+        return f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {took}{held_out}"
 
     def _refresh(self) -> None:
         """Draw the table, unless it was drawn a moment ago: heartbeats come all the time."""
@@ -216,6 +215,7 @@ def _summary_lines(summary: dict) -> list[str]:
     if summary["eval_loss_last"] is not None:
         step = summary["eval_loss_step"]
         lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}, measured at step {step} of {summary['steps']}")
+    since = f" since step {summary['resumed_at']}" if summary["resumed_at"] else ""
     measured_s = summary["step_s_measured"]
     predicted_s = summary["step_s_predicted"]
     if measured_s:
@@ -225,7 +225,23 @@ def _summary_lines(summary: dict) -> list[str]:
         lines.append(f"step           {measured_s:.3f} s measured{error}")
         if predicted_s and summary["prediction_doubt"]:
             lines.append(f"               ({summary['prediction_doubt']})")
-        lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
+        overall_per_s = summary["tokens_per_s_overall"]
+        overall = f", {overall_per_s:.0f} over the whole time{since}" if overall_per_s else ""
+        lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s{overall}")
+    if interruptions := _interruptions(summary):
+        lines.append(f"interruptions  {interruptions}{since}")
     if total := sum(summary["bytes_on_links"].values()):
-        lines.append(f"on the links   {total / 1e6:.1f} MB")
+        lines.append(f"on the links   {total / 1e6:.1f} MB{since}")
     return lines + summary_lines(summary["pool"])
+
+
+def _interruptions(summary: dict) -> str:
+    """How often the run went back and how long it stood still; '' if it did neither."""
+    parts: list[str] = []
+    if n_rollbacks := summary["n_rollbacks"]:
+        times = {1: "once", 2: "twice"}.get(n_rollbacks, f"{n_rollbacks} times")
+        n_again = summary["n_steps_again"]
+        parts.append(f"went back {times}, {n_again} step{'s' * (n_again != 1)} computed again")
+    if summary["stood_still_s"]:
+        parts.append(f"stood still for {summary['stood_still_s']:.1f} s")
+    return "; ".join(parts)

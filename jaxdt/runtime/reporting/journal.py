@@ -45,6 +45,7 @@ from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
+from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
@@ -81,8 +82,10 @@ class Journal:
         self._measured = measured
         write_failed = lambda reason: self.report(WriteFailedReport(reason))  # noqa: E731
         self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed, write_failed)
+        self._history = RunHistory(durable, job.run, write_failed)
         self._prediction = Prediction()
         self._end: EndedReport | None = None
+        self._run_s: float | None = None  # from the first view to the end, also under earlier coordinators
         self.post: Callable[[Report | Advised], None]
         wants_advice = job.config.wiring.replan == ADVISE
         self._advice = ReplanAdvice(job.plan, replan) if wants_advice else None
@@ -99,6 +102,7 @@ class Journal:
 
     def __enter__(self):
         self._metrics.__enter__()
+        self._history.load(time.monotonic(), self._machine.config.start_version, self._metrics.written_s)
         return self
 
     def __exit__(self, *exception):
@@ -110,9 +114,11 @@ class Journal:
 
     def report(self, report: Report) -> None:
         """Record one report. Call this on the loop's thread."""
+        self._history.hear(report)
         match report:
             case StepReport():
                 if self._metrics.add(report.fields):
+                    self._history.step(time.monotonic())
                     self._display.step(report)
             case ViewReport():
                 self._changes.view(report.members)
@@ -142,10 +148,13 @@ class Journal:
                 self._done(report)
             case EndedReport():
                 self._end = report
+                self._history.ended(time.monotonic())
+                self._run_s = self._history.run_s(time.monotonic())
                 self._display.ended()
             case GroupReport() | StateMeanReport() | HeldOutMeanReport():
                 pass  # there are some for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
+                self._history.predicted(time.monotonic(), report)
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case ReplanReport():
                 self._display.print(f"replan: {report.text}")
@@ -164,6 +173,7 @@ class Journal:
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
         self._start_s = time.monotonic() - self._launched_s
+        self._history.begun(time.monotonic())
         self._display.members(report.members)
         devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
         on = ", ".join(f"{n} on {device}" for device, n in devices.items())
@@ -209,6 +219,7 @@ class Journal:
     def _rollback(self, report: RollbackReport) -> None:
         """The steps since the checkpoint are undone, and their metrics are deleted."""
         self._metrics.cut(report.to)
+        self._history.went_back(time.monotonic(), len(report.again))
         lost = f"lost steps {report.again[0]} to {report.again[-1]}" if report.again else "no step is lost"
         self._display.print(f"back from step {report.step} to the checkpoint of {report.to} steps; {lost}")
 
@@ -246,7 +257,8 @@ class Journal:
         if self._end is None:
             return
         code, reason = self._end.code, self._end.reason
-        predicted = self._prediction.end(0.0 if code else PREDICTION_S) or PredictionReport()
+        predicted = self._prediction.end(0.0 if code else PREDICTION_S) or self._history.prediction
+        history = self._history.history
         steps = list(self._metrics)
         evaluated = [step for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
@@ -260,11 +272,16 @@ class Journal:
             "eval_loss_last": evaluated[-1]["eval_loss"] if evaluated else None,
             "eval_loss_step": evaluated[-1]["step"] + 1 if evaluated else None,
             "resumed_at": self._machine.config.start_version,
+            "resumes": history.resumes,
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
             "prediction_doubt": self._doubt(),
             "tokens_per_s": tokens_per_s,
+            "tokens_per_s_overall": self._n_tokens(steps) / self._run_s if self._run_s else None,
+            "n_rollbacks": history.n_rollbacks,
+            "n_steps_again": history.n_steps_again,
+            "stood_still_s": history.stood_still_s,
             "bytes_on_links": bytes_on_links,
             "codec_on_links": self._codecs.on(bytes_on_links),
             "pool": self._pool.fields,
@@ -291,22 +308,33 @@ class Journal:
         return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
-        """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up
-        and evaluation. Only steps of the greatest length count, since a step is predicted at the full length."""
+        """(median seconds of a step, tokens per second) of the steps since the run was begun or resumed whose time is
+        known, without warm-up and evaluation. Only steps of the greatest length count, since a step is predicted at the
+        full length."""
         config = self._job.config
         plan = self._job.plan
         lengths = config.seq_lengths
         longest = lengths.at(len(steps) - 1)
         timed_s = [
             step["step_s"]
-            for step in steps[self._metrics.n_resumed + WARM_UP_STEPS :]
-            if lengths.at(step["step"]) == longest and "eval_loss" not in step
+            for step in self._own(steps)[WARM_UP_STEPS:]
+            if lengths.at(step["step"]) == longest and "eval_loss" not in step and not math.isnan(step["step_s"])
         ]
         if not timed_s:
             return None, None
         measured_s = statistics.median(timed_s)
         n_tokens = plan.n_microbatches * config.train.microbatch_size * longest
         return measured_s, n_tokens / measured_s if measured_s else None
+
+    def _own(self, steps: list[dict]) -> list[dict]:
+        """Those of this run, not of those before it was resumed."""
+        return [step for step in steps if step["step"] >= self._machine.config.start_version]
+
+    def _n_tokens(self, steps: list[dict]) -> int:
+        """In the steps of this run that count: those that were undone do not."""
+        config = self._job.config
+        n_positions = sum(config.seq_lengths.at(step["step"]) for step in self._own(steps))
+        return self._job.plan.n_microbatches * config.train.microbatch_size * n_positions
 
 
 def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:

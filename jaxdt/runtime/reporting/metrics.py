@@ -15,7 +15,8 @@ from jaxdt.runtime.storage.durable import append_whole
 
 class Metrics:
     """The committed steps in one file. A context manager: opening it keeps the steps below `n_committed` that an
-    earlier process has written, and counts them in `n_resumed`. After a crash only the last line can be incomplete.
+    earlier process has written, and counts them in `n_resumed`; `written_s` is the file system's time at which
+    it has written last, None if there are none. After a crash only the last line can be incomplete.
 
     A line that the disk refuses waits in memory, and is written before the next one: a file with a gap could not be
     resumed. `failed` is called with the reason when the first of them has to wait."""
@@ -28,14 +29,17 @@ class Metrics:
         self._ends = array("Q", [0])  # where each line of the file ends, after the 0 where the first one begins
         self._waiting: deque[bytes] = deque()
         self.n_resumed = 0
+        self.written_s: float | None = None
 
     def __enter__(self):
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        written_s = self._path.stat().st_mtime if self._path.exists() else None
         self._file = self._path.open("ab", buffering=0)
         for line, step in whole_lines(self._path):
             if step["step"] < self._n_committed:
                 self._ends.append(self._ends[-1] + len(line))
         self.n_resumed = len(self._ends) - 1
+        self.written_s = written_s if self.n_resumed else None
         self._truncate()
         return self
 

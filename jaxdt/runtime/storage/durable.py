@@ -53,6 +53,11 @@ class FileStore:
         path = self._folder / f"{name}.json"
         return read_json(path) if path.exists() else None
 
+    def written_s(self, name: str) -> float:
+        """The file system's time at which a value was stored last, 0 if it was not."""
+        path = self._folder / f"{name}.json"
+        return path.stat().st_mtime if path.exists() else 0.0
+
 
 class LateFile:
     """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused

@@ -7,6 +7,7 @@ A row is told once it is durable, so a coordinator that is started again knows w
 told. Those in later rows are counted anew: members say them again.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -135,6 +136,7 @@ class StepBudget:
         self.told(rows)
 
     def start(self, now_s: float) -> list[Action]:
-        """The last rows were durable, but the process may have ended before it told them."""
-        self.rows.begin(now_s)
+        """The last rows were durable, but the process may have ended before it told them. How long the next one takes
+        is not known: it began under an earlier coordinator."""
+        self.rows.begin(math.nan)
         return list(self._last_told)

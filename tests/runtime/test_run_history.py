@@ -1,0 +1,151 @@
+"""A coordinator that is started again knows the run's prediction, how often it went back, and how long it stood still;
+the summary says so."""
+
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from jaxdt.protocol.reports import (
+    EndedReport,
+    OperatorReport,
+    PredictionReport,
+    RestartedReport,
+    RollbackReport,
+    StepReport,
+    VacantReport,
+    ViewReport,
+)
+from jaxdt.runtime.reporting import journal as journal_module
+from jaxdt.runtime.reporting.display import Display
+from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.reporting.prediction import Prediction
+from jaxdt.runtime.reporting.run_history import History, RunHistory
+from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.sim.fuzz.cases import draw_case
+
+CASE = draw_case(0)
+MEMBERS = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
+FIRST_VIEW = ViewReport(1, MEMBERS, [])
+VACANT = VacantReport(1, "it is gone", 0, [0, 1], [], 0.0)
+N_TOKENS = CASE.plan.n_microbatches * CASE.config.train.microbatch_size * CASE.config.seq_lengths.at(0)
+
+
+def step(number, step_s=1.0):
+    return StepReport(number, 5.0, step_s, 10.0, 0.0, "apply")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Which the test sets."""
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(Prediction, "start", lambda *arguments: None)
+    return clock
+
+
+def play(clock, folder, *moments, n_committed=0, start_version=0):
+    """A coordinator of the run in the folder: at each of these moments it makes these reports."""
+    clock.now_s = moments[0][0]
+    config = SimpleNamespace(start_version=start_version, workers=None)
+    view = SimpleNamespace(members=[])
+    devices = dict.fromkeys(MEMBERS, "cpu")
+    machine = SimpleNamespace(n_committed=n_committed, config=config, view=view, devices=devices, profiles={})
+    job = SimpleNamespace(run_dir=folder, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
+    with Journal(job, machine, FileStore(folder / "coordinator"), live=False) as journal:
+        journal.post = journal.report
+        for at_s, *reports in moments:
+            clock.now_s = at_s
+            for report in reports:
+                journal.report(report)
+        if isinstance(report, EndedReport):
+            journal.finish(0.0)
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_the_summary_says_that_the_run_went_back_and_stood_still(clock, tmp_path, capsys):
+    steps = [(1001.0 + n, step(n)) for n in range(5)]
+    back = RollbackReport(5, 2, 1, [2, 3, 4])
+    again = [(1020.0 + n, step(n)) for n in range(2, 7)]
+    summary = play(
+        clock,
+        tmp_path,
+        (1000.0, FIRST_VIEW),
+        *steps,
+        (1006.5, VACANT),
+        (1021.0, back),
+        *again,
+        (1030.0, EndedReport(0, "")),
+    )
+    assert (summary["n_rollbacks"], summary["n_steps_again"], summary["stood_still_s"]) == (1, 3, 17.0)
+    assert summary["tokens_per_s"] == N_TOKENS and summary["tokens_per_s_overall"] == 7 * N_TOKENS / 30
+    shown = capsys.readouterr().out
+    assert "\ninterruptions  went back once, 3 steps computed again; stood still for 17.0 s\n" in shown
+    assert f"\nthroughput     {N_TOKENS} tokens/s, {7 * N_TOKENS / 30:.0f} over the whole time\n" in shown
+
+
+def test_a_run_without_interruptions_has_no_line_of_them(clock, tmp_path, capsys):
+    play(
+        clock, tmp_path, (1000.0, FIRST_VIEW), *((1001.0 + n, step(n)) for n in range(5)), (1006.0, EndedReport(0, ""))
+    )
+    shown = capsys.readouterr().out
+    assert "throughput" in shown and "interruptions" not in shown
+
+
+def test_another_coordinator_goes_on_with_prediction_and_counts(clock, tmp_path, capsys):
+    """It is killed after 6 steps, and another one begins 14 s after the last of them, with a clock of its own."""
+    begun = [(1000.0, FIRST_VIEW, PredictionReport(0.25, 0.5)), *((1001.0 + n, step(n)) for n in range(5))]
+    assert play(clock, tmp_path, *begun, (1005.5, RollbackReport(5, 5, 1, [])), (1006.0, step(5))) is None
+    history, metrics = tmp_path / "coordinator" / "history.json", tmp_path / "metrics.jsonl"
+    os.utime(metrics, (now_s := history.stat().st_mtime - 14.0, now_s))
+    os.utime(history, (now_s - 0.5, now_s - 0.5))
+    restarted = (20.0, step(5, math.nan), RestartedReport(2, 1, 6, list(MEMBERS)))
+    rest = [(23.0, step(6, math.nan)), *((18.0 + n, step(n)) for n in range(7, 10)), (30.0, EndedReport(0, ""))]
+    summary = play(clock, tmp_path, restarted, *rest, n_committed=6)
+    assert (summary["step_s_predicted"], summary["step_s_predicted_uncompressed"]) == (0.25, 0.5)
+    assert (summary["n_rollbacks"], summary["step_s_measured"]) == (1, 1.0)
+    assert summary["stood_still_s"] == pytest.approx(17.0, abs=1.0), "the file system's clock runs meanwhile"
+    assert summary["tokens_per_s_overall"] == pytest.approx(10 * N_TOKENS / 30, rel=0.05)
+    shown = capsys.readouterr().out
+    assert "1.000 s measured, 0.250 s predicted (-75.0 %)" in shown and "nan" not in shown
+
+
+def test_a_pause_that_an_operator_asked_for_counts(clock, tmp_path):
+    moments = [(1000.0, FIRST_VIEW), (1001.0, step(0)), (1001.5, OperatorReport("checkpoint", "")), (1002.0, step(1))]
+    pause = [(1002.5, OperatorReport("pause", "")), (1024.0, step(2)), (1025.0, step(3)), (1026.0, EndedReport(0, ""))]
+    assert play(clock, tmp_path, *moments, *pause)["stood_still_s"] == 22.0
+
+
+def test_a_run_that_ends_while_it_stands_still_says_for_how_long(clock, tmp_path):
+    ended = [(1000.0, FIRST_VIEW), (1001.0, step(0)), (1002.0, VACANT), (1011.0, EndedReport(130, "interrupted"))]
+    assert play(clock, tmp_path, *ended)["stood_still_s"] == 10.0
+
+
+def test_all_resumes_are_known_but_those_that_a_later_one_undid(tmp_path):
+    store = FileStore(tmp_path)
+    for run, start_version, resumes in (("a", 0, ()), ("b", 60, (60,)), ("c", 120, (60, 120)), ("d", 90, (60, 90))):
+        history = RunHistory(store, run, pytest.fail)
+        history.load(7.0, start_version, None)
+        assert history.history == History(run, resumes)
+        history.went_back(8.0, 7)
+        again = RunHistory(store, run, pytest.fail)
+        again.load(9.0, start_version, None)
+        assert again.history == History(run, resumes, n_rollbacks=1, n_steps_again=7)
+
+
+def test_what_is_since_the_last_resume_says_so(capsys):
+    links = {"0->1": 3_000_000}
+    Display(CASE.plan, 9, heartbeat_s=1.0, live=False).summary(
+        dict.fromkeys(("eval_loss_last", "step_s_predicted", "pool"))
+        | dict(reason="done", steps=9, loss_first=2.0, loss_last=1.0, resumed_at=6, step_s_measured=0.5)
+        | dict(tokens_per_s=20.0, tokens_per_s_overall=10.0, prediction_doubt="", bytes_on_links=links)
+        | dict(n_rollbacks=2, n_steps_again=1, stood_still_s=0.0)
+    )
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "throughput     20 tokens/s, 10 over the whole time since step 6",
+        "interruptions  went back twice, 1 step computed again since step 6",
+        "on the links   3.0 MB since step 6",
+    ]
