@@ -27,6 +27,7 @@ from jaxdt.sync.contributions import ContributionCollector, ContributionSender, 
 from jaxdt.sync.download import WORD_BYTES
 from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
+from jaxdt.sync.returning.donor_transfer import DonorTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
 from jaxdt.wiring.base import PeerLoad, WorkerRole, wiring_entry
@@ -248,14 +249,23 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         outage_s=config.net.outage_s,
         outlives_views=OUTLIVES_VIEWS | of_kinds,
         from_workers=entry.workers.messages if entry.workers else frozenset(),
+        begins_anew=sync_entry(config.sync.kind).begins_anew,
     )
     sync = sync_entry(config.sync.kind).build(setup)
     slice_bytes = config.sync.slice_bytes
-    state_transfer = StateTransfer(setup.peer, setup.stage, slice_bytes)
+    state_transfer = _state_transfer(setup)
     copies_bytes_per_s = 1e9 / 8 * config.net.copies_gbps if config.net.copies_gbps else math.inf
     start_version = start.checkpoint.version
     part_transfer = PartTransfer(setup.peer, setup.stage, slice_bytes, copies_bytes_per_s, start_version)
     return Peer(Membership(identity), _wiring(setup), sync, state_transfer, part_transfer, *_for_workers(setup))
+
+
+def _state_transfer(setup: PeerSetup) -> Machine:
+    """How a peer that comes back gets its state: where replicas may differ from one of them."""
+    slice_bytes = setup.config.sync.slice_bytes
+    if replicas_may_differ(setup.config):
+        return DonorTransfer(setup.plan, setup.peer, slice_bytes)
+    return StateTransfer(setup.peer, setup.stage, slice_bytes)
 
 
 def _wiring(setup: PeerSetup) -> Machine:

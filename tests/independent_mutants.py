@@ -9,6 +9,7 @@ from unittest import mock
 
 from mutants import Mutant, of_coordinator, of_peers, unchanged
 
+from jaxdt.membership.member import Membership
 from jaxdt.protocol.events import (
     COORDINATOR,
     EvaluateMean,
@@ -256,8 +257,8 @@ def steps_go_on():
 
 def one_step_counts_twice() -> AbstractContextManager:
     """The coordinator counts a step of the run twice."""
-    n_missing = StepBudget._n_missing.fget
-    return mock.patch.object(StepBudget, "_n_missing", property(lambda budget: n_missing(budget) - 1))
+    n_missing = StepBudget.n_missing.fget
+    return mock.patch.object(StepBudget, "n_missing", property(lambda budget: n_missing(budget) - 1))
 
 
 def wants_are_told_again() -> AbstractContextManager:
@@ -382,7 +383,32 @@ def norms_are_waited_for() -> AbstractContextManager:
 
 
 # name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
+def donors_do_not_wait() -> AbstractContextManager[object]:
+    """The first stage of a donor says that it waits, and goes on."""
+    right = Groups._wait_as_donor
+
+    def goes_on(groups):
+        actions = right(groups)
+        groups._steps.is_held = False
+        return actions
+
+    return mock.patch.object(Groups, "_wait_as_donor", goes_on)
+
+
+def old_messages_count() -> AbstractContextManager[object]:
+    """What was sent to a peer, or by it, before it came back counts."""
+    outlives = lambda membership, header, body: type(body) in membership.identity.outlives_views  # noqa: E731
+    return mock.patch.object(Membership, "_outlives", outlives)
+
+
+def returns_do_not_count() -> AbstractContextManager[object]:
+    """A pipeline that comes back is expected to go on with its own steps."""
+    return mock.patch.object(StepBudget, "joined", lambda budget, join: [])
+
+
 MUTANTS = {
+    "a donor does not wait": (unchanged, donors_do_not_wait, {HELD}, (294,)),
+    "a return does not change the count of steps": (unchanged, returns_do_not_count, {PROGRESS}, (22,)),
     "no token": (unchanged, no_token, {TOKEN}, range(16, 40)),
     "a result is adopted before it is whole": (unchanged, adopts_parts, {HELD}, range(60)),
     "a group is closed before all hold its result": (

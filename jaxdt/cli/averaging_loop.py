@@ -22,7 +22,7 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
-from jaxdt.runtime.loop import PROCESS, Loop
+from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
@@ -75,7 +75,7 @@ def open_loop(
         is_peer = peer != COORDINATOR
         loaded = load(authority.peer_file(credentials, peer) if is_peer else authority.coordinator_file(credentials))
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
-    settings = TransportSettings(incarnation=PROCESS)
+    settings = TransportSettings(incarnation=loop.process)
     loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks, settings)
     address = loop.transport.start()
     assert address is not None  # it listens

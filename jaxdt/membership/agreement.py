@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxdt.protocol.events import Action, Message, Record, Repair, Round, Tally, View
+from jaxdt.protocol.events import Action, Message, PipelineJoin, Record, Repair, Round, StateName, Tally, View
 from jaxdt.protocol.reports import Report, StepReport
 
 TIMER = "agreement "  # the tags of its timers begin with it
@@ -32,6 +32,21 @@ class CountedRows:
     new: tuple[StepReport, ...]
     n_steps: tuple[int, ...]
     n_groups: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Whom the next view takes in where replicas may differ, of pipelines that come back. `joining`: candidates that
+    still lack a state, from now on members that save no checkpoint before row `first_step`; `joined`: members that have
+    got one; `joins`: View.joins, if that changes."""
+
+    joining: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
+    joins: tuple[PipelineJoin, ...] | None = None
+    first_step: int = 0
+
+
+NOBODY = Intake()
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,8 @@ class Agreement(Protocol):
 
     READS: frozenset[type]  # messages of members that are for the agreement
     HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
-    NO_NEWCOMERS: str  # why no candidate becomes a member in mid-run, in one line; '' where one may
+    NO_NEWCOMERS: str  # why no peer beyond the plan becomes a member, in one line; '' where one may
+    NO_RETURN: str  # the same of a peer of the plan that was put out
     n_committed: int
 
     def start(self, now_s: float) -> list[Action]:
@@ -90,6 +106,11 @@ class Agreement(Protocol):
     def leave_with(self, peer: int) -> Collection[int]:
         """Members that have to leave the view together with this one, itself among them. () where the others of a stage
         do the work of one that is gone; then it leaves between two steps, if it can choose."""
+        ...
+
+    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+        """Whom a view that is made now takes in beside those whom the roster would. `candidates`: who may become a
+        member; `states`: what joining members hold."""
         ...
 
     def refusal(self, command: str) -> str:

@@ -8,17 +8,31 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
+    NOBODY,
     CommittedStep,
     CountedRows,
     Decision,
     EndRun,
+    Intake,
     RepairReplicas,
     Results,
     RollBack,
 )
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.state_check import UnequalBits, deviations
-from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Repair, Round, Tally, View
+from jaxdt.protocol.events import (
+    Action,
+    Committed,
+    GroupResult,
+    Message,
+    Prepared,
+    Record,
+    Repair,
+    Round,
+    StateName,
+    Tally,
+    View,
+)
 from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -36,6 +50,7 @@ class TwoPhaseCommit:
     READS = frozenset({Prepared})
     HEARS_ACROSS_VIEWS: bool = False
     NO_NEWCOMERS: str = ""
+    NO_RETURN: str = ""
 
     def __init__(self, config: CoordinatorConfig):
         self.n_committed = config.start_version
@@ -70,6 +85,9 @@ class TwoPhaseCommit:
 
     def leave_with(self, peer: int) -> Collection[int]:
         return ()
+
+    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+        return NOBODY
 
     def refusal(self, command: str) -> str:
         return ""

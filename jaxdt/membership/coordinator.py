@@ -250,7 +250,7 @@ class Coordinator:
     def _restore(self, durable_state: DurableState) -> None:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
         self._agreement.restore(view, durable_state.steps, durable_state.rows)
-        self.roster.recall(view, self.n_committed > view.n_committed)
+        self.roster.recall(view, any(step.record.step >= view.n_committed for step in durable_state.steps))
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
             self._agreement.checkpoint_complete(durable_state.checkpoint.version)
@@ -413,7 +413,7 @@ class Coordinator:
                 said = self._agreement.hear(now_s, src, body, self.roster.admissions)
                 actions = [*self._addressed(said), *self._decide()]
                 if was_asking and not self._agreement.is_asking:
-                    actions += [*self._complete_checkpoint(), *self._end_if_over()]
+                    actions += [*self._complete_checkpoint(), *self._end_if_over(), *self._change_view()]
                 return actions
         return []
 
@@ -557,7 +557,7 @@ class Coordinator:
             if is_member and src not in self.roster.joining:
                 return []
             self.roster.ready(src, profiled.state)
-            report = CandidateReport(src, profiled.device, bool(self._agreement.NO_NEWCOMERS))
+            report = CandidateReport(src, profiled.device, bool(self._agreement.NO_RETURN))
             return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
             reason = f"has version {profiled.version}, expected {self.n_committed}"
@@ -803,7 +803,8 @@ class Coordinator:
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
-        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
+        intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, intake)
         if view is None:
             return actions
         if view.rolled_back:

@@ -8,7 +8,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.membership.liveness.waiting import Reminder
@@ -126,7 +126,8 @@ class PeerIdentity:
     """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
     of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline. `outlives_views`:
     messages that count also in a view after the one in which they were sent; `from_workers`: those that a pool's
-    worker, which is in no view, may send to a server."""
+    worker, which is in no view, may send to a server. `begins_anew`: once it was put out it goes on with new machines,
+    in its own stage; versions of states are local steps then."""
 
     run: str
     fingerprint: str
@@ -141,6 +142,7 @@ class PeerIdentity:
     outage_s: float = 0.0
     outlives_views: frozenset[type] = OUTLIVES_VIEWS
     from_workers: frozenset[type] = frozenset()
+    begins_anew: bool = False
 
 
 def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
@@ -179,7 +181,7 @@ class Membership:
         self._last_view_number: int = 0  # also of views without this peer
         self._last_view_term = 0  # of the coordinator that sent it
         self._void_admission = 0  # under which this peer has given up what it had
-        self._members: Collection[int] = ()
+        self._members: Mapping[int, Member] = {}
         self._started = Started()
         self._started_s = 0.0
         self._profile: dict[str, float] | None = None
@@ -230,8 +232,18 @@ class Membership:
         if src != COORDINATOR and src not in self._members:
             is_of_now = header.generation == own.generation or isinstance(body, Enlist)
             return PASS_ON if type(body) in self.identity.from_workers and is_of_now else DROP
-        fits = header.view == own.view or type(body) in self.identity.outlives_views
+        fits = header.view == own.view or self._outlives(header, body)
         return ACCEPT if fits and header.generation == own.generation else DROP
+
+    def _outlives(self, header: Header, body: Message) -> bool:
+        """Whether a message counts though it was sent in an earlier view. Where a peer begins anew it has nothing to do
+        with what was sent to it, or by it, before it was admitted."""
+        if type(body) not in self.identity.outlives_views:
+            return False
+        if not self.identity.begins_anew:
+            return True
+        ends = {header.src, self.identity.peer} - {COORDINATOR}
+        return header.view >= max(self._members[peer].admission for peer in ends)
 
     def _obeys(self, coordinator_term: int) -> bool:
         """Whether a coordinator of this term is obeyed: one of a lower term than another has been taken for dead, and
@@ -279,7 +291,7 @@ class Membership:
             case ServerCounts(_, workers):
                 self._server_counts = event
                 self._known_workers |= {str(status.worker) for status in workers}
-            case Installed(version):
+            case Installed(version) if not self.identity.begins_anew:
                 self._version = version
             case Holds(state):
                 self._state, self._knows_state = state, True
@@ -483,6 +495,8 @@ class Membership:
             return []  # the coordinator has not heard yet that this peer has nothing more of the step
         if before and members[own].admission == old_members[own].admission and not view.continues(before.number):
             return actions + self._put_out(view)
+        if before and members[own].admission != old_members[own].admission and self.identity.begins_anew:
+            return actions + self._evicted(view)
         if before and members[own].admission != old_members[own].admission:
             actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
             before = None
@@ -530,7 +544,7 @@ class Membership:
         self.header = replace(self.header, view=view.number)
         self.view = self._state = None
         self._knows_state = False  # an update may still run
-        self._members = ()  # what they still send is dropped
+        self._members = {}  # what they still send is dropped
         self._last_view_number = view.number
         self._last_view_term = view.coordinator_term
         self._unconfirmed.clear()
@@ -538,6 +552,9 @@ class Membership:
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
         actions += [EvictedReport(view.number), Evicted(view)]
+        if self.identity.begins_anew:
+            self._next_stage = self.identity.stage
+            return actions + self._leave_if_free()
         return actions + (self._leave_if_free() if self._is_leaving else [self._hello()])
 
     def _offer(self) -> list[Action | Event]:
@@ -553,7 +570,8 @@ class Membership:
             return [Stop(0, f"peer {self.identity.peer}: left the run")]
         if self._next_stage is None:
             return []
-        return [MovingReport(self._next_stage), MoveTo(self._next_stage, self._version)]
+        is_other = self._next_stage != self.identity.stage
+        return [*([MovingReport(self._next_stage)] if is_other else []), MoveTo(self._next_stage, self._version)]
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 

@@ -14,6 +14,7 @@ complete checkpoint, with a newcomer in the stage.
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from jaxdt.membership.agreement import NOBODY, Intake
 from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.eviction_history import EvictionHistory
@@ -305,8 +306,22 @@ class Roster:
         view = View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
         return replace(view, parts=start.parts, n_reseeds=start.n_reseeds)
 
+    def returning(self, n_committed: int) -> set[int]:
+        """Candidates that need not wait since they come and go too often."""
+        return {peer for peer in self.candidates if self._evictions.may_return(peer, n_committed)}
+
+    @property
+    def joining_states(self) -> dict[int, StateName]:
+        """What joining members hold."""
+        return {peer: state for peer, state in self._states.items() if peer in self._joining - self.lost}
+
     def next_view(
-        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: Checkpoint | None
+        self,
+        between_steps: bool,
+        n_committed: int,
+        records: Iterable[Record],
+        checkpoint: Checkpoint | None,
+        intake: Intake = NOBODY,
     ) -> View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
         the last complete one, to which the run may go back; None if it cannot."""
@@ -319,9 +334,8 @@ class Roster:
             return self.roll_back(checkpoint)
         leaving = self._leaving_now(between_steps, filled) | orphans
         admits = (between_steps or self._admits_in_mid_step) and not vacant
-        joining = {peer for peer in self.candidates if admits and self._evictions.may_return(peer, n_committed)}
-        joining -= stand_ins
-        if not leaving and not joining and not stand_ins:
+        joining = self.returning(n_committed) - stand_ins if admits else set[int]()
+        if not leaving and not joining and not stand_ins and not intake.joining and not intake.joined:
             return None
         number, continued = self.current_view.next_number(self._coordinator_term)
         changed = {self.stage_of[peer] for peer in leaving - self._joining} | filled
@@ -329,6 +343,10 @@ class Roster:
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
         new = [self._member(peer, number, n_committed) for peer in stand_ins]
         new += [self._member(peer, number, first_step) for peer in joining]
+        new += [self._member(peer, number, intake.first_step) for peer in intake.joining]
+        joining |= intake.joining
+        joined = intake.joined - leaving
+        staying = [replace(m, first_step=first_step) if m.peer in joined else m for m in staying]
         return replace(
             self.current_view,
             number=number,
@@ -339,7 +357,8 @@ class Roster:
             records=records,
             rolled_back=False,
             results=(),
-            joining=tuple(sorted((self._joining - leaving - stand_ins) | joining)),
+            joining=tuple(sorted((self._joining - leaving - stand_ins - joined) | joining)),
+            joins=self.current_view.joins if intake.joins is None else intake.joins,
         )
 
     def _standing_by(self, n_committed: int, records: Sequence[Record]) -> set[int]:

@@ -3,6 +3,9 @@
 Everything in such a run is a pure function of its config and of the log: which replicas averaged after how many local
 steps. Timing decides the log alone. So the parameters that come out here are those of the run, bit for bit where both
 compute with one build on the CPU.
+
+A pipeline that was lost and came back is another one here: wherever a replica is named, its pipeline is the number of
+an incarnation (jaxdt.protocol.incarnations).
 """
 
 import math
@@ -19,6 +22,8 @@ from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, av
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
+from jaxdt.protocol.incarnations import Incarnations
+from jaxdt.protocol.reports import GroupReport, HeldOutMeanReport, StateMeanReport
 from jaxdt.spec.config import PIPELINE, RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -83,9 +88,9 @@ class ReplayedSteps:
     Where forwards run ahead (Plan.n_ahead) the stages are at unlike steps: a step's gradient is that at the parameters
     with which each stage did its forward, and a stage may average before another has done the same step."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, version: int = 0):
         self._ahead = [plan.n_ahead(stage) for stage in range(plan.n_stages)]
-        self.begin(0)
+        self.begin(version)
 
     def begin(self, version: int) -> None:
         self._first = self.n_computed = version
@@ -129,11 +134,12 @@ class ReplayedSteps:
 
 
 def logged_group(
-    plan: Plan, stage: int, members: Sequence[int], steps: Sequence[int], fragment: int = 0
+    plan: Plan, incarnations: Incarnations, report: GroupReport | StateMeanReport | HeldOutMeanReport
 ) -> LoggedGroup:
     """From what a run reports of a group."""
-    pipelines = tuple(plan.seat(member)[1] for member in members)
-    return LoggedGroup(stage, pipelines, tuple(steps), fragment, frozenset(pipelines))
+    pipelines = tuple(incarnations.of(plan.seat(member)[1], report.view) for member in report.members)
+    fragment = report.fragment if isinstance(report, GroupReport) else 0
+    return LoggedGroup(report.stage, pipelines, tuple(report.steps), fragment, frozenset(pipelines))
 
 
 def adopted_groups(groups: Sequence[LoggedGroup]) -> list[LoggedGroup]:
@@ -149,17 +155,27 @@ def adopted_groups(groups: Sequence[LoggedGroup]) -> list[LoggedGroup]:
 
 
 class GroupReplay:
-    """Pipelines of a plan in one process. `functions`: of each stage. `states[stage][pipeline]`: parameters and
-    optimizer state; `losses[pipeline]`: the mean loss of each local step."""
+    """Pipelines of a plan in one process, by the number of their incarnation. `functions`: of each stage.
+    `states[stage][pipeline]`: parameters and optimizer state; `losses[pipeline]`: the mean loss of each local step."""
 
-    def __init__(self, config: RunConfig, plan: Plan, functions: Sequence[StageFunctions], data: Tokens):
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        functions: Sequence[StageFunctions],
+        data: Tokens,
+        incarnations: Incarnations | None = None,
+    ):
         if any(codec != "none" for codec in plan.codec):
             raise BadInput(f"plan.codec: got {', '.join(plan.codec)}, a replay expects none")
         self._config = config
         self._plan = plan
         self._data = data
-        self._chains = [Chain(functions, config.train.seed, config.optim.clip_norm) for _ in range(plan.n_pipelines)]
-        self._steps = [ReplayedSteps(plan) for _ in range(plan.n_pipelines)]
+        self._incarnations = (incarnations or Incarnations(plan.n_pipelines)).all
+        self._taken_over: dict[tuple[int, int], State] = {}  # by stage and pipeline, until all stages are there
+        self._chains = [Chain(functions, config.train.seed, config.optim.clip_norm) for _ in self._incarnations]
+        begun = [number for number, one in enumerate(self._incarnations) if one.donor is None]
+        self._steps: dict[int, ReplayedSteps] = {number: ReplayedSteps(plan) for number in begun}
         groups = config.sync.groups
         self._fragments = [fragment_entries(config.model, lo, hi, groups.fragments) for lo, hi in plan.stages]
         self._frozen: dict[Place, Sent] = {}  # what replicas have laid out for groups
@@ -167,13 +183,13 @@ class GroupReplay:
         self._outer: list[list[tuple[Any, ...]]] = []  # anchor and momentum of each replica of each stage
         if config.sync.groups.outer != "none":
             fresh = [(params, jax.tree.map(jnp.zeros_like, params)) for params in self._chains[0].params]
-            self._outer = [[outer] * plan.n_pipelines for outer in fresh]
-        self.losses: list[list[float]] = [[] for _ in range(plan.n_pipelines)]
+            self._outer = [[outer] * len(self._incarnations) for outer in fresh]
+        self.losses: list[list[float]] = [[] for _ in self._incarnations]
 
     @property
     def states(self) -> list[list[State]]:
         stages = range(self._plan.n_stages)
-        return [[self._state(stage, p) for p in range(self._plan.n_pipelines)] for stage in stages]
+        return [[self._state(stage, p) for p in range(len(self._incarnations))] for stage in stages]
 
     def _state(self, stage: int, pipeline: int) -> State:
         """With an outer optimizer its anchor and momentum are a part of the optimizer's state."""
@@ -189,9 +205,8 @@ class GroupReplay:
 
     def begin(self, version: int, states: Sequence[State]) -> None:
         """All replicas begin with these states, one of each stage, after `version` steps."""
-        for steps in self._steps:
+        for pipeline, steps in self._steps.items():
             steps.begin(version)
-        for pipeline in range(self._plan.n_pipelines):
             for stage, state in enumerate(states):
                 self._set_state(stage, pipeline, self._placed(stage, state))
 
@@ -222,16 +237,34 @@ class GroupReplay:
                 self._steps[pipeline].settled(stage, step, self._chains[pipeline].params[stage])
             for stage, pipeline, step in settled.intersection(keep):
                 kept[stage, pipeline, step] = jax.device_get(self._state(stage, pipeline))
-            computed = [pipeline for pipeline, n in n_steps.items() if self._steps[pipeline].may_compute(n)]
+            joined = self._take_over(settled)
+            computed = [pipeline for pipeline, steps in self._steps.items() if steps.may_compute(n_steps[pipeline])]
             for pipeline in computed:
                 self._compute(pipeline)
             updated = [place for place in sorted(settled) if self._update(*place)]
-            if not ready and not computed and not updated:
+            if not ready and not computed and not updated and not joined:
                 break
-        n_done = [steps.n_done for steps in self._steps]
-        if todo or any(set(done) != {n_steps[pipeline]} for pipeline, done in enumerate(n_done)):
+        n_done = {pipeline: steps.n_done for pipeline, steps in self._steps.items()}
+        if todo or {pipeline: [n] * self._plan.n_stages for pipeline, n in n_steps.items()} != n_done:
             raise BadInput(f"log: after {n_done} local steps {len(todo)} groups are left, first {todo[:1]}")
         return kept
+
+    def _take_over(self, settled: Collection[Place]) -> list[int]:
+        """Pipelines that come back take over the states that their donor has; those that begin now."""
+        begun: list[int] = []
+        for pipeline, one in enumerate(self._incarnations):
+            if one.donor is None or pipeline in self._steps:
+                continue
+            for stage in range(self._plan.n_stages):
+                if (stage, one.donor, one.first_step) in settled:
+                    self._taken_over[stage, pipeline] = jax.tree.map(np.array, self._state(stage, one.donor))
+            states = [self._taken_over.get((stage, pipeline)) for stage in range(self._plan.n_stages)]
+            if all(states):
+                for stage, state in enumerate(states):
+                    self._set_state(stage, pipeline, self._placed(stage, state))
+                self._steps[pipeline] = ReplayedSteps(self._plan, one.first_step)
+                begun.append(pipeline)
+        return begun
 
     def average_states(self, means: Sequence[LoggedGroup]) -> None:
         """The whole state of each stage becomes the mean over these replicas: the result of the run."""
@@ -245,7 +278,7 @@ class GroupReplay:
     def _replicas(self) -> list[Place]:
         """Where all replicas are now."""
         stages = range(self._plan.n_stages)
-        return [(stage, p, steps.n_done[stage]) for p, steps in enumerate(self._steps) for stage in stages]
+        return [(stage, p, steps.n_done[stage]) for p, steps in self._steps.items() for stage in stages]
 
     def _freeze(self, groups: Sequence[LoggedGroup]) -> None:
         """Replicas that are where a group has them lay their parameters out."""
@@ -261,7 +294,7 @@ class GroupReplay:
         return as_sent(self._config.sync.codec, vector)
 
     def _weight(self, pipeline: int) -> int:
-        return self._config.sync.groups.weight(self._plan.shares[pipeline])
+        return self._config.sync.groups.weight(self._plan.shares[self._incarnations[pipeline].pipeline])
 
     def _replica(self, stage: int, pipeline: int) -> ReplicaState:
         chain = self._chains[pipeline]
@@ -302,7 +335,7 @@ class GroupReplay:
         n, seq_len = self._plan.n_microbatches, self._config.seq_lengths.at(step)
         microbatches = [
             self._data.train_batch(train.seed, step, m, train.microbatch_size, seq_len, n)
-            for m in self._plan.microbatches(pipeline)
+            for m in self._plan.microbatches(self._incarnations[pipeline].pipeline)
         ]
         params_of = steps.params_of(step)
         clip = self._config.sync.groups.clip

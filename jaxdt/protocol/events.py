@@ -142,11 +142,13 @@ class Member:
 @frozen_dataclass
 class StateName:
     """Names parameters and optimizer state: their generation, how many updates they have seen, and the rounds of the
-    last update (none where the generation begins). Equal names mean equal states (step protocol, Sec. 6.2)."""
+    last update (none where the generation begins). Equal names mean equal states (step protocol, Sec. 6.2). `donor`:
+    where replicas may differ, the replica whose state it was after `version` local steps."""
 
     generation: int
     version: int
     rounds: tuple[Round, ...] = ()
+    donor: int | None = None
 
 
 @frozen_dataclass
@@ -163,6 +165,18 @@ class Record:
     checkpoint: bool = False
 
 
+@frozen_dataclass
+class PipelineJoin:
+    """Where replicas may differ: a pipeline has come back, and goes on from the states that pipeline `donor` had after
+    `step` local steps. `admission`: of its peers; `n_rows`: rows that were done when it was whole."""
+
+    pipeline: int
+    donor: int
+    step: int
+    admission: int
+    n_rows: int
+
+
 @dataclass(frozen=True)
 class View:
     """Numbered membership.
@@ -174,11 +188,12 @@ class View:
     results      rounds of steps under way whose whole result some members hold, with those members. These rounds stay;
                  all other rounds of groups that changed begin anew
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
-                 other members of their stage
+                 other members of their stage; where replicas may differ, that of one pipeline
     parts        of the checkpoint with which this generation began
     n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
     continued    the last view of each earlier coordinator that this one goes on from, where it made one. A coordinator
                  that was superseded may have made more, of which its successor knows nothing
+    joins        where replicas may differ, the last return of each pipeline that has come back
     """
 
     number: int
@@ -194,6 +209,7 @@ class View:
     parts: tuple[Part, ...] = ()
     n_reseeds: int = 0
     continued: tuple[int, ...] = ()
+    joins: tuple[PipelineJoin, ...] = ()
 
     def continues(self, number: int) -> bool:
         """Whether the view of this number is among those that this one goes on from."""
@@ -671,6 +687,14 @@ class LastStep:
 
 
 @frozen_dataclass
+class DonorWaits:
+    """First stage's member of a pipeline -> peers of one that comes back: this pipeline has done `version` local steps
+    at its first stage, and begins no further one before they have the states that its stages have then."""
+
+    version: int
+
+
+@frozen_dataclass
 class Finished:
     """Member -> coordinator: it has done the last of its local steps, `n_steps` in all, and averaged after it."""
 
@@ -984,6 +1008,7 @@ Message = (
     | EvaluateMean
     | MeanEvaluated
     | LastStep
+    | DonorWaits
     | Finished
     | StepsCounted
     | AskReplicaState
@@ -1347,6 +1372,14 @@ class Stepped:
 
 
 @frozen_dataclass
+class Settled:
+    """sync -> state transfer, where replicas may differ: the state here is that after `n_steps` local steps, and the
+    mean that was due then."""
+
+    n_steps: int
+
+
+@frozen_dataclass
 class StepsEnd:
     """sync -> wiring, where replicas may differ: the own pipeline does `n_steps` local steps, and no more."""
 
@@ -1437,6 +1470,7 @@ INTERNAL = (
     StepBlocked,
     Updated,
     Stepped,
+    Settled,
     StepsEnd,
     Admitted,
     ContributionBegins,
@@ -1648,7 +1682,8 @@ class MarkCheckpoint:
 
 @frozen_dataclass
 class MoveTo:
-    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id.
+    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id. Where
+    replicas may differ that is its own stage, in which it begins anew.
     `version`: how many updates the parameters here have seen."""
 
     stage: int
@@ -1705,6 +1740,7 @@ Event = (
     | StepBlocked
     | Updated
     | Stepped
+    | Settled
     | StepsEnd
     | Admitted
     | ContributionBegins

@@ -59,8 +59,8 @@ class StepReport(Report):
 
 @dataclass(frozen=True)
 class GroupReport(Report):
-    """Group `k` of a fragment of a stage has formed: its members, and how many local steps each had done. `cause`,
-    `enforced` and `suspended` are those of jaxdt.sync.matching.base.AveragingGroup."""
+    """Group `k` of a fragment of a stage has formed in `view`: its members, and how many local steps each had done.
+    `cause`, `enforced` and `suspended` are those of jaxdt.sync.matching.base.AveragingGroup."""
 
     kind: ClassVar[str] = "group"
     stage: int
@@ -71,31 +71,34 @@ class GroupReport(Report):
     enforced: bool
     suspended: bool
     fragment: int = 0
+    view: int = 0
 
 
 @dataclass(frozen=True)
 class StateMeanReport(Report):
-    """The members of a stage hold the mean of their states, which is that of the checkpoint of `version`; `steps`: how
-    many local steps each had done. With servers: the stage's server keeps its parameters aside for that checkpoint,
-    with the pushes of so many local steps of each."""
+    """The members of a stage hold the mean of their states, which is that of the checkpoint of `version`, and was begun
+    in `view`; `steps`: how many local steps each had done. With servers: the stage's server keeps its parameters aside
+    for that checkpoint, with the pushes of so many local steps of each."""
 
     kind: ClassVar[str] = "state_mean"
     stage: int
     version: int
     members: list[int]
     steps: list[int]
+    view: int = 0
 
 
 @dataclass(frozen=True)
 class HeldOutMeanReport(Report):
     """The mean of the parameters of these members, after so many local steps each, is that with which the held-out loss
-    of `version` rows is measured. With servers: the parameters with their pushes of so many."""
+    of `version` rows is measured. It was begun in `view`. With servers: the parameters with their pushes of so many."""
 
     kind: ClassVar[str] = "held_out_mean"
     stage: int
     version: int
     members: list[int]
     steps: list[int]
+    view: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,18 @@ class PipelineEndReport(Report):
     kind: ClassVar[str] = "pipeline_end"
     pipeline: int
     n_steps: int
+
+
+@dataclass(frozen=True)
+class PipelineJoinReport(Report):
+    """A pipeline has come back, and goes on from the states of pipeline `donor` after `n_steps` local steps.
+    `admission`: of its peers. A coordinator that is started again reports the last return of each pipeline again."""
+
+    kind: ClassVar[str] = "pipeline_join"
+    pipeline: int
+    donor: int
+    n_steps: int
+    admission: int
 
 
 @dataclass(frozen=True)

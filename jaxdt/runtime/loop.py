@@ -84,7 +84,6 @@ from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 
-PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
 PAUSED_S = 0.2  # a machine is told of longer pauses
@@ -175,6 +174,7 @@ class Loop:
         self._last_step = 0
         self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
+        self.process = secrets.randbelow(1 << 31)  # tells this process, with this machine, from others of the same peer
         self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread
@@ -267,7 +267,7 @@ class Loop:
             self._awake_s = time.monotonic()
             # A coordinator holds no parts of checkpoints.
             disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
-            self._handle(Started(address, PROCESS, disk))
+            self._handle(Started(address, self.process, disk))
             while self._stop is None:
                 self._turn()
             if self._has_last_message:

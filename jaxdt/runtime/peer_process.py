@@ -5,7 +5,7 @@ import functools
 import threading
 from dataclasses import dataclass
 
-from jaxdt.build import RunStart, build_newcomer, build_peer
+from jaxdt.build import RunStart, build_newcomer, build_peer, replicas_may_differ
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
@@ -77,19 +77,25 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     coordinator = parse_address("coordinator", options.coordinator)
     log = PeerLog(f"peer {options.peer}", coordinator, job.config.train.steps)
-    if options.joins is None:
-        listen = options.own.advertise or options.own.listen
-        answer = claim_peer(job, options.peer, coordinator, listen, stop_requests, log.report)
-        if answer.code or answer.reason:
-            return answer
+    if options.joins is None and (refused := _claim(job, options, coordinator, log, stop_requests)):
+        return refused
     with shared(job.run_dir):
         return _serve(job, options, coordinator, log, stop_requests)
+
+
+def _claim(
+    job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests
+) -> Stop | None:
+    """Wait until this process may be its peer; why it may not, if it has to end."""
+    listen = options.own.advertise or options.own.listen
+    answer = claim_peer(job, options.peer, coordinator, listen, stop_requests, log.report)
+    return answer if answer.code or answer.reason else None
 
 
 def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests) -> Stop:
     """Serve one stage after the other. The coordinator may move the peer to another stage. The peer goes on there as a
     newcomer does: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state
-    from the peers that hold it."""
+    from the peers that hold it. Where replicas may differ a peer that was put out begins anew in the same way."""
     peer, joins = options.peer, options.joins
     has_moved = False
     while True:
@@ -116,8 +122,11 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
                 # A peer that moves was in the run, though not at its new stage yet.
                 return Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
             compute_thread.join()  # only then is there room for the arrays of the next stage
-        joins = JoinedStage(end.stage, max(end.version, served.from_step))
         has_moved = True
+        if not replicas_may_differ(job.config):
+            joins = JoinedStage(end.stage, max(end.version, served.from_step))
+        elif refused := _claim(job, options, coordinator, log, stop_requests):  # it begins anew in its own place
+            return refused
 
 
 def _planned_stage(job: RunJob, peer: int) -> ServedStage:

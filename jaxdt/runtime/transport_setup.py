@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxdt.protocol.message import from_plain
-from jaxdt.runtime.loop import PROCESS, Loop
+from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, advertised, format_address, parse_address
 from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
@@ -42,7 +42,7 @@ def start_transport(
     process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
     the coordinator itself, whose term is given and whose answer to tokens is `issue`."""
     listen = parse_address("listen", own.listen) if own.listen else None
-    incarnation = PROCESS if coordinator_term is None else coordinator_term
+    incarnation = loop.process if coordinator_term is None else coordinator_term
     link = device_links(job.network)
 
     def shape(dst: int) -> LinkShape | None:

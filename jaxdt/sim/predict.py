@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxdt.build import RunStart, build_coordinator, build_peers, build_workers
+from jaxdt.build import (
+    RunStart,
+    build_coordinator,
+    build_peer,
+    build_peers,
+    build_workers,
+    replicas_may_differ,
+)
+from jaxdt.membership.peer import Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.arrivals import Arrivals, state_words
@@ -79,7 +87,7 @@ def simulate(
             conditions.environment(arrivals.link if has_joiners else conditions.link),
             faults,
             trace,
-            processes=ProcessFactory(arrivals.make_peer),
+            processes=ProcessFactory(_anew(config, plan, conditions) or arrivals.make_peer),
         )
         outcome = simulation.run(until_s)
         simulation.release()
@@ -87,20 +95,31 @@ def simulate(
 
 
 def _make_peers(config: RunConfig, plan: Plan, conditions: Conditions) -> dict[int, SimPeer]:
-    size = config.train.microbatch_size
-    tensors = [NoTensors(size, state_words(config, plan, stage)) for stage in range(plan.n_stages)]
     start = RunStart("sim")
-    return {
-        peer: SimPeer(
-            machine,
-            tensors[plan.seat(peer)[0]],
-            conditions.host_of[peer],
-            conditions.seconds[peer],
-            stalls=conditions.stalls_of(peer),
-            is_outside=plan.is_worker(peer),
-        )
-        for peer, machine in (build_peers(config, plan, start) | build_workers(config, plan, start)).items()
-    }
+    machines = build_peers(config, plan, start) | build_workers(config, plan, start)
+    return {peer: _planned_peer(config, plan, conditions, peer, machine) for peer, machine in machines.items()}
+
+
+def _planned_peer(config: RunConfig, plan: Plan, conditions: Conditions, peer: int, machine: Peer) -> SimPeer:
+    """A peer of the plan, on its own machine."""
+    stage, _ = plan.seat(peer)
+    return SimPeer(
+        machine,
+        NoTensors(config.train.microbatch_size, state_words(config, plan, stage)),
+        conditions.host_of[peer],
+        conditions.seconds[peer],
+        stalls=conditions.stalls_of(peer),
+        is_outside=plan.is_worker(peer),
+    )
+
+
+def _anew(config: RunConfig, plan: Plan, conditions: Conditions) -> Callable[[int, int | None], SimPeer] | None:
+    """Where replicas may differ: a peer of the plan that begins anew, in its own place."""
+    if not replicas_may_differ(config):
+        return None
+    return lambda peer, stage: _planned_peer(
+        config, plan, conditions, peer, build_peer(config, plan, peer, RunStart("sim"))
+    )
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ class SyncEntry:
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           fields of plan.roles that it knows what to do with
     settings             the group of fields of config.sync that is for this kind, "" if there is none
+    begins_anew          whether a peer that was put out goes on with new machines in its own place
     copies               of a config and the layers lo..hi-1: what a replica holds beside its state; None where replicas
                          are equal
     """
@@ -62,6 +63,7 @@ class SyncEntry:
     outlives_views: frozenset[type] = frozenset()
     plan_roles: frozenset[str] = frozenset()
     settings: str = ""
+    begins_anew: bool = False
     copies: Callable[[RunConfig, int, int], ReplicaCopies | None] = lambda config, lo, hi: None
 
 

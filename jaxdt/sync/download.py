@@ -14,6 +14,13 @@ WORD_BYTES = 4
 IN_FLIGHT = 2  # slices asked of one donor at a time
 
 
+def slice_problem(key: StateKey, n_words: int, slice_words: int) -> str:
+    """'' if the key is a slice of a state of `n_words`."""
+    is_slice = 0 <= key.lo < n_words and key.lo % slice_words == 0 and key.hi == min(key.lo + slice_words, n_words)
+    where = f"words {key.lo}..{key.hi} of a state that has {n_words} in slices of {slice_words}"
+    return "" if is_slice else f"asks for {where}"
+
+
 class Rate:
     """At most so many bytes a second, over all downloads that share it. `free_s`: when the next may begin."""
 

@@ -4,7 +4,8 @@ It hears which replicas want a group, asks the matcher of their stage, and tells
 It counts the pipelines' steps: as many of them as there are pipelines make one row of the metrics, and the run has
 enough of them when it has train.steps rows. A pipeline that has done its share goes on while others are slower. After
 the last step it has the replicas of each stage average their whole state. When a pipeline is lost, the others go on
-and do its share too.
+and do its share too. When all its peers are candidates again it comes back, with the states of another one
+(jaxdt.sync.returning), and is like any other from the view on in which all of them have these.
 
 The groups, with the local steps of their members, are reported: from this log one process can do the run again.
 
@@ -14,7 +15,16 @@ before all have answered. It counts groups on behind the last that is known, and
 
 from collections.abc import Collection, Mapping, Sequence
 
-from jaxdt.membership.agreement import TIMER, CommittedStep, CountedRows, Decision, EndRun, Results
+from jaxdt.membership.agreement import (
+    NOBODY,
+    TIMER,
+    CommittedStep,
+    CountedRows,
+    Decision,
+    EndRun,
+    Intake,
+    Results,
+)
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
@@ -22,28 +32,44 @@ from jaxdt.protocol.events import (
     GroupFormed,
     MeanEvaluated,
     Message,
+    PipelineJoin,
     ReplicaState,
     ResultHeld,
     Round,
     Send,
+    StateName,
     StepDone,
     View,
     WakeAt,
     WantsGroup,
 )
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PipelineJoinReport, StateMeanReport
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import fragment_name, fragment_of_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
+from jaxdt.sync.returning.donors import donor_pipeline, joining_pipeline
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
 from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
+
+
+def no_return(run: RunConfig, plan: Plan) -> str:
+    """Why a lost pipeline does not come back, in one line; '' if it may."""
+    if run.sync.groups.lag_steps:
+        return f"sync.groups.lag_steps {run.sync.groups.lag_steps}: a donor's pending mean is not handed over yet"
+    if plan.schedule == STASH:
+        return f"plan.schedule {STASH}: a donor's stages are at unlike steps, and cannot wait at one yet"
+    return ""
+
+
+def _join_report(join: PipelineJoin) -> PipelineJoinReport:
+    return PipelineJoinReport(join.pipeline, join.donor, join.step, join.admission)
 
 
 class GroupScheduler(CountedSteps):
@@ -77,6 +103,7 @@ class GroupScheduler(CountedSteps):
         self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
         self._finished: set[int] = set()  # replicas that have done their last local step
         self._is_ending = False  # and all that are left have
+        self.NO_RETURN = no_return(run, plan)
         self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
@@ -122,8 +149,9 @@ class GroupScheduler(CountedSteps):
         self._budget.rows.formed(group)
         steps = [self._wanted.pop(member) for member in group.members]
         members = list(group.members)
-        report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment)
-        round = Round(k, fragment_name(stage, fragment, self._n_fragments), self._view_number)
+        view = self._view_number
+        report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
+        round = Round(k, fragment_name(stage, fragment, self._n_fragments), view)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
             return [report, Send(members[0], GroupFormed(round, group.members, steps=tuple(steps)))]
         return self._open.open(round, group.members, report)
@@ -159,7 +187,7 @@ class GroupScheduler(CountedSteps):
             return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
         if round.group == state_name(stage):
             self._snapshots.holds(round.step, stage, tuple(zip(members, steps, strict=True)))
-            reports.append(StateMeanReport(stage, round.step, list(members), list(steps)))
+            reports.append(StateMeanReport(stage, round.step, list(members), list(steps), round.group_view))
         return [*reports, *group.closed()]
 
     # --------------------------------------------------------------------------------------------- pipelines that leave
@@ -175,8 +203,8 @@ class GroupScheduler(CountedSteps):
             for stage in range(self._plan.n_stages):
                 actions += self._leave(now_s, stage, sorted(lost.intersection(self._plan.placement[stage])))
             return [*actions, *self._go_on(now_s)]
-        told, whole = self._open.lose(lost)
-        actions += self._formed_again(told)
+        told, whole, deserted = self._open.lose(lost)
+        actions += [*self._formed_again(told), *self._snapshots.begin_again(deserted)]
         for stage in range(self._plan.n_stages):
             actions += self._leave(now_s, stage, sorted(lost.intersection(self._plan.placement[stage])))
         for group in whole:
@@ -216,21 +244,63 @@ class GroupScheduler(CountedSteps):
     def _end_steps(self) -> list[Action]:
         """After the last step of all that are left comes the mean that is the run's result."""
         left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
-        if self._is_ending or not left <= self._finished:
+        if self._is_ending or self._pipelines.joining is not None or not left <= self._finished:
             return []
         self._is_ending = True
         return self._snapshots.end(has_result=False)
+
+    # ------------------------------------------------------------------------------------------- pipelines that return
+
+    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+        """A pipeline whose peers are all candidates joins, and is whole once all of them hold the states of one moment
+        of the present donor. The run does not end meanwhile."""
+        view, pipelines = self._view, self._pipelines
+        if view is None or self._states.is_asking or self.NO_RETURN:
+            return NOBODY
+        if pipelines.joining is not None:
+            return self._joined(view, pipelines.joining, states)
+        returning = pipelines.returning(candidates)
+        if returning is None or self._is_ending or self._budget.n_missing <= 0:
+            return NOBODY
+        pipelines.joining = returning
+        return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
+
+    def _joined(self, view: View, pipeline: int, states: Mapping[int, StateName]) -> Intake:
+        """With the next view, if the states are there."""
+        peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
+        if donor is None:
+            return NOBODY
+        donors = self._pipelines.peers(donor)
+        held = [states.get(peer) for peer in peers]
+        steps = {state.version for state, peer in zip(held, donors, strict=True) if state and state.donor == peer}
+        if len(steps) != 1 or any(not state or state.donor != peer for state, peer in zip(held, donors, strict=True)):
+            return NOBODY
+        self._snapshots.is_held = True  # none is begun without it from now on
+        join = PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
+        joins = (*(other for other in view.joins if other.pipeline != pipeline), join)
+        return Intake(joined=frozenset(peers), joins=joins)
+
+    def _take_in(self, now_s: float, join: PipelineJoin) -> list[Action]:
+        """A pipeline is whole again: it averages and counts like the others."""
+        peers, donors = self._pipelines.peers(join.pipeline), self._pipelines.peers(join.donor)
+        self._pipelines.joined(join)
+        self._finished.difference_update(peers)
+        actions: list[Action] = [_join_report(join)]
+        for stage, (peer, donor) in enumerate(zip(peers, donors, strict=True)):
+            for fragment, matcher in enumerate(self._matchers[stage]):
+                actions += self._form(stage, fragment, matcher.joined(now_s, peer, donor))
+        return [*actions, *self._budget.joined(join)]
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._view = view
         self._snapshots.view_number = view.number
+        self._budget.restore(rows, view.joins)
+        self.n_committed = self._budget.n_rows
         if rows:
-            self._budget.restore(rows)
-            self.n_committed = rows.n_rows
             self._n_groups = [list(of_stage) for of_stage in rows.n_groups]
-        for pipeline in self._pipelines.restore(view.by_peer, self._budget.n_steps):
+        for pipeline in self._pipelines.restore(view, self._budget.n_steps):
             for stage, peer in enumerate(self._pipelines.peers(pipeline)):
                 self._leave(0.0, stage, [peer])  # nobody waits for a group yet
         self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
@@ -273,8 +343,9 @@ class GroupScheduler(CountedSteps):
             self._open.restore(group)
         for src, held in states.take(ResultHeld):
             actions += self._held(src, held)
-        told, whole = self._open.lose(set(self._plan.peers) - states.answers.keys())
-        actions += told
+        admissions = {member.peer: member.admission for member in self._view.members} if self._view else {}
+        told, whole, deserted = self._open.lose(set(self._plan.peers) - states.answers.keys(), admissions)
+        actions += [*told, *self._snapshots.begin_again(deserted)]
         for group in whole:
             actions += self._whole(group)
         return [*actions, *self._open.tell_again()]
@@ -289,7 +360,9 @@ class GroupScheduler(CountedSteps):
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
     def start(self, now_s: float) -> list[Action]:
-        return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
+        joins = self._view.joins if self._view else ()
+        returns = map(_join_report, joins)
+        return [*self._budget.start(now_s), *returns, *self._pipelines.ends_of_broken()]
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._end or self._budget.end or self._budget.untold(tuple(map(tuple, self._n_groups)))
@@ -318,13 +391,21 @@ class GroupScheduler(CountedSteps):
         return ()
 
     def adopt_view(self, now_s: float, view: View) -> list[Action]:
-        is_first_view = self._view is None
-        self._view = view
+        """Pipelines that are lost leave, and one that has come back is whole. If the one that joins is lost, the run
+        may end without it."""
+        before, self._view = self._view, view
         self._snapshots.view_number = view.number
-        if is_first_view:
+        if before is None:
             self._budget.rows.begin(now_s)
-        broken = self._pipelines.keep(view.by_peer)
-        return self._lose(now_s, broken) if broken else []
+        self._snapshots.is_held = False
+        self._pipelines.joining = joining_pipeline(self._plan, view)
+        new = [join for join in view.joins if before and join not in before.joins]
+        actions = [action for join in new for action in self._take_in(now_s, join)]
+        broken = self._pipelines.keep(view.by_peer.keys() - set(view.joining))
+        actions += self._lose(now_s, broken) if broken else []
+        if self._states.is_asking:
+            return actions
+        return [*actions, *self._snapshots.go_on(), *self._end_steps()]
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

@@ -9,6 +9,9 @@ mean some local steps later (jaxdt.sync.pending_means).
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
 result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
 
+The first stage of a pipeline that gives its states to one that comes back begins no step until that has them
+(jaxdt.sync.returning).
+
 A group that loses a member averages in another attempt, or its members fetch the result of an earlier one from those
 that hold it (jaxdt.sync.scheduling.open_groups says why all adopt the same).
 """
@@ -28,6 +31,7 @@ from jaxdt.protocol.events import (
     Action,
     AskReplicaState,
     Boundary,
+    DonorWaits,
     EvaluateMean,
     Event,
     Evicted,
@@ -38,6 +42,7 @@ from jaxdt.protocol.events import (
     GroupFormed,
     Header,
     Holds,
+    Installed,
     LastStep,
     MeanKept,
     Message,
@@ -52,6 +57,7 @@ from jaxdt.protocol.events import (
     Round,
     Run,
     Send,
+    Settled,
     Shard,
     SliceKey,
     StepNorm,
@@ -79,6 +85,7 @@ from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 from jaxdt.sync.pending_means import PendingMean
+from jaxdt.sync.returning.donors import donor_pipeline
 
 NO_LOSSES = Tally()
 
@@ -115,10 +122,12 @@ class Groups:
         LocalSteps.READS
         | HeldOutWork.READS
         | {ViewChanged, Evicted, Ready, Restored, Summed, GroupFormed, Shard, Reduced, FetchResult, GroupClosed}
-        | {AskReplicaState}
+        | {AskReplicaState, Installed}
     )
 
-    def __init__(self, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
+    def __init__(self, plan: Plan, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
+        self._plan = plan
+        self._place = place
         self._options = options
         self._held_out = held_out
         self._peer = place.peer
@@ -126,7 +135,9 @@ class Groups:
         self._steps = LocalSteps(place)
         self._view: View | None = None
         self._n_words = 0  # of the whole state
-        self._is_out = False  # its pipeline is lost, so this peer does nothing more
+        self._first_version: int | None = None  # of the state that was taken over from another pipeline
+        self._has_begun = False
+        self._is_out = False  # its pipeline is lost, so this machine does nothing more
         self._exchanges: dict[Round, Exchange] = {}
         self._given_up: dict[Round, Exchange] = {}  # attempts of groups that are not over: one may count after all
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
@@ -142,10 +153,14 @@ class Groups:
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if self._is_out:
-            return self._forget_late(event)
+            return []
         match event:
             case Evicted():
-                return self._leave()
+                self._is_out = True
+                return []
+            case Installed(version):
+                self._first_version = version
+                return []
             case Received(header, body):
                 return self._received(header, body, event) if self._view else []
             case Ran(work) if work.kind == LAY_OUT:
@@ -189,42 +204,55 @@ class Groups:
         return [*self._steps.handle(event), *self._finish_if_over()]
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        is_first_view = self._view is None
+        """Another view. A pipeline that comes back begins with the view in which all its members have their states."""
         self._view = view
-        if not is_first_view:
+        if self._has_begun:
             self._give_up_without(view)
+            return self._give_states()
+        if self._peer in view.joining:
             return []
+        self._has_begun = True
+        if self._first_version is not None:
+            self._steps.start(self._first_version)
+            return self._begin()
         self._steps.start(view.n_committed)
         updated = Updated(self._stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._options.n_steps else self._begin())]
 
-    def _leave(self) -> list[Action | Event]:
-        """The own pipeline has lost a peer. What is under way is void, but tensors that Work still uses are kept until
-        that is done."""
-        self._is_out = True
-        in_use = {round for round, _ in self._laying_out if round} | self._adopting.keys()
-        known = self._exchanges.keys() | self._given_up.keys() | self._early.keys()
-        unused = [round for round in sorted(known - in_use) if not is_mean(round.group)]
-        return [*(Forget(round) for round in unused), Holds(None)]
+    # ------------------------------------------------------------------------------------------- pipelines that return
 
-    def _forget_late(self, event: Event) -> list[Action | Event]:
-        """What Work has used of a peer whose pipeline is lost."""
-        match event:
-            case Ran(work) if work.kind == LAY_OUT:
-                round, _ = self._laying_out.popleft()
-                return [Forget(round)] if round else []
-            case Ran(work) if work.kind == ADOPT:
-                round = next(iter(self._adopting))
-                del self._adopting[round]
-                return [Forget(round)]
+    @property
+    def _is_donor(self) -> bool:
+        """Whether this is the first stage of the pipeline that gives its states to one that comes back."""
+        return self._view is not None and self._place.is_first_stage and self._is_of_donor(self._view)
+
+    def _is_of_donor(self, view: View) -> bool:
+        return donor_pipeline(self._plan, view) == self._place.number
+
+    def _give_states(self) -> list[Action | Event]:
+        """In another view this peer may have to wait, or no more."""
+        was_held, is_donor = self._steps.is_held, self._is_donor
+        if is_donor and self._is_between_steps:
+            return self._wait_as_donor()
+        if was_held and not is_donor:
+            self._steps.is_held = False
+            return self._steps.begin()
         return []
+
+    def _wait_as_donor(self) -> list[Action | Event]:
+        """Begin no step, and say so to the peers that join."""
+        assert self._view is not None  # in which this peer is a donor
+        self._steps.is_held = True
+        body = DonorWaits(self._steps.version)
+        return [Send(peer, body) for peer in self._view.joining]
 
     # ----------------------------------------------------------------------------------------------------- local steps
 
     def _begin(self) -> list[Action | Event]:
         """The next local step begins, unless that was the last one."""
-        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps()]
-        return [*aside, *self._steps.begin(), *self._finish_if_over()]
+        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), Settled(self._steps.version)]
+        waits = self._wait_as_donor() if self._is_donor else []
+        return [*aside, *waits, *self._steps.begin(), *self._finish_if_over()]
 
     @property
     def _is_between_steps(self) -> bool:
@@ -500,10 +528,13 @@ class Groups:
             self._given_up[round] = self._exchanges.pop(round)
 
     def _give_up_without(self, view: View) -> None:
-        """Give up what waits for a member that is not in the view. The coordinator says how it goes on."""
-        exchanges = [exchange for exchange in self._exchanges.values() if not exchange.complete]
-        self._give_up(e.round for e in exchanges if not e.contributor_set <= view.by_peer.keys())
-        self._snapshots = [formed for formed in self._snapshots if view.by_peer.keys() >= set(formed.members)]
+        """Give up what waits for the part of a member that is not in the view. The coordinator says how it goes on. A
+        result that others hold needs no more parts."""
+        exchanges = [
+            exchange for exchange in self._exchanges.values() if not exchange.complete and not exchange.holders
+        ]
+        self._give_up(e.round for e in exchanges if not _are_there(e.contributors, e.round, view))
+        self._snapshots = [formed for formed in self._snapshots if _are_there(formed.members, formed.round, view)]
 
     def _fetch(self, formed: GroupFormed) -> list[Action | Event]:
         """Others hold the result of an attempt to which this peer has contributed."""
@@ -518,6 +549,12 @@ class Groups:
         """A member fetches the result."""
         exchange = self._exchanges.get(round)
         return list(exchange.given_to(src)) if exchange and exchange.complete else []
+
+
+def _are_there(members: Iterable[int], round: Round, view: View) -> bool:
+    """Whether all members of a round are in the view, as they were when the round began."""
+    known = view.by_peer
+    return all(member in known and known[member].admission <= round.group_view for member in members)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -547,7 +584,7 @@ def _build(setup: PeerSetup) -> Groups:
         number_bytes=EXCHANGED_BYTES[config.sync.codec],
         weights={peer: groups.weight(plan.shares[p]) for p, peer in enumerate(plan.placement[stage])},
     )
-    return Groups(place, options, HeldOutWork(held_out_place(setup)))
+    return Groups(plan, place, options, HeldOutWork(held_out_place(setup)))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
@@ -615,7 +652,8 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=OF_GROUPS | {StepNorm, LastStep},
+    outlives_views=OF_GROUPS | {StepNorm, LastStep, DonorWaits},
     settings="groups",
     copies=_copies,
+    begins_anew=True,
 )

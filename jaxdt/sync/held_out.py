@@ -188,12 +188,17 @@ class HeldOutLosses:
         replicas whose local steps are in it, and how many."""
         self._whole[stage] = round, tuple(members)
         replicas, steps = zip(*contributions, strict=True)
-        report = HeldOutMeanReport(stage, round.step, list(replicas), list(steps))
+        report = HeldOutMeanReport(stage, round.step, list(replicas), list(steps), round.group_view)
         return [report, *(self._measure() if len(self._whole) == self._plan.n_stages else [])]
 
     def _measure(self) -> list[Action]:
-        """The least pipeline that is whole measures the loss."""
-        self._measuring = self._pipelines.whole[0]
+        """The least pipeline that is whole measures the loss. One that has come back since the mean was begun does not
+        have it; without any other the loss is left out."""
+        assert self.version is not None  # one is under way
+        able = [pipeline for pipeline in self._pipelines.whole if self._pipelines.was_whole(pipeline, self.version)]
+        if not able:
+            return self._end(Tally())
+        self._measuring = able[0]
         peers = self._pipelines.peers(self._measuring)
         return [Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
 

@@ -81,7 +81,7 @@ class PipelinePlace:
 
 class LocalSteps:
     """See the module text. `version`: local steps done; `n_steps`: those in all, None until that is known; `is_over`:
-    that was the last one."""
+    that was the last one. `is_held`: no further step begins."""
 
     READS = frozenset({Accumulated, Drained, Ran, StepNorm, Continue, EndOfSteps, LastStep, StepsCounted})
 
@@ -94,6 +94,7 @@ class LocalSteps:
         self._waits_to_begin = False
         self._may_do = place.n_steps  # the first stage begins no step beyond
         self.n_steps: int | None = None
+        self.is_held = False
         self._said: deque[StepDone | NotFinite] = deque()  # of steps that are not counted durably yet
 
     @property
@@ -114,11 +115,12 @@ class LocalSteps:
     def start(self, version: int) -> None:
         """The run begins after so many steps."""
         self.version = self._n_begun = version
+        self._may_do = max(self._may_do, version)
 
     def begin(self) -> list[Action | Event]:
         """The next local step begins, unless there is none, or the coordinator has to be asked first."""
         self._waits_to_begin = False
-        if self.is_over:
+        if self.is_over or self.is_held:
             return []
         if self._may_not_begin:
             self._waits_to_begin = True

@@ -44,6 +44,7 @@ class ServerAgreement(CountedSteps):
     READS = StepBudget.READS | HeldOutLosses.READS | {Finished, ReplicaState, ResultHeld}
     HEARS_ACROSS_VIEWS: bool = True
     NO_NEWCOMERS: str = NO_NEWCOMERS
+    NO_RETURN: str = NO_NEWCOMERS
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version
@@ -150,10 +151,9 @@ class ServerAgreement(CountedSteps):
         return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
-        if rows:
-            self._budget.restore(rows)
-            self.n_committed = rows.n_rows
-        self._pipelines.restore(view.by_peer, self._budget.n_steps)
+        self._budget.restore(rows, ())
+        self.n_committed = self._budget.n_rows
+        self._pipelines.restore(view, self._budget.n_steps)
         replicas = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
         self._states.ask(replicas.union(self._servers))
 

@@ -39,7 +39,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport, RefusedReport
-from jaxdt.sync.download import WORD_BYTES, Download
+from jaxdt.sync.download import WORD_BYTES, Download, slice_problem
 
 
 class StateTransfer:
@@ -173,13 +173,8 @@ class StateTransfer:
 
     def _problem(self, key: StateKey) -> str:
         """'' if the key is a slice of this stage's state."""
-        n_words = self._n_words
-        if (
-            not 0 <= key.lo < n_words
-            or key.lo % self._slice_words
-            or key.hi != min(key.lo + self._slice_words, n_words)
-        ):
-            return f"asks for words {key.lo}..{key.hi} of a state that has {n_words} in slices of {self._slice_words}"
+        if problem := slice_problem(key, self._n_words, self._slice_words):
+            return problem
         n_committed = max(self._current_view.n_committed, self._has[1])
         if key.version > n_committed:
             return f"asks for the state of {key.version} steps, committed are {n_committed}"

@@ -27,10 +27,12 @@ from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group
 from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol import trace
+from jaxdt.protocol.incarnations import Incarnation, Incarnations
 from jaxdt.protocol.reports import (
     GroupReport,
     KeptReport,
     PipelineEndReport,
+    PipelineJoinReport,
     PullReport,
     PushReport,
     RestartedReport,
@@ -70,15 +72,15 @@ def main() -> int:
         raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
-    n_steps: dict[int, int] = {}
-    for fields in fields_of(reports, PipelineEndReport.kind):
-        n_steps[fields["pipeline"]] = max(fields["n_steps"], n_steps.get(fields["pipeline"], 0))
-    if set(n_steps) != set(range(plan.n_pipelines)):
-        raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
+    incarnations = incarnations_of(plan, reports)
+    if set(incarnations.n_steps) != set(range(len(incarnations.all))):
+        found = sorted(incarnations.n_steps)
+        raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {found}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
     place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path))
-    what, states_of = REPLAYS[config.sync.kind](config, place, reports, n_steps)
-    steps = ", ".join(f"{n_steps[pipeline]} of pipeline {pipeline}" for pipeline in sorted(n_steps))
+    what, states_of = REPLAYS[config.sync.kind](config, place, reports, incarnations)
+    ends = [(one, incarnations.n_steps[number]) for number, one in enumerate(incarnations.all)]
+    steps = ", ".join(f"{steps_of(one, n)} of pipeline {one.pipeline}" for one, n in ends)
     print(f"replayed {what} and local steps {steps}")
     folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
     folders[config.train.steps] = newest(run_dir)
@@ -96,6 +98,18 @@ def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:
     return n_unequal > 0
 
 
+def incarnations_of(plan: Plan, reports: list[trace.TraceRecord]) -> Incarnations:
+    """The pipelines of the log, with their last steps."""
+    kinds = {kind.kind: kind for kind in (PipelineJoinReport, PipelineEndReport)}
+    log = [kinds[report["kind"]](**report["fields"]) for report in reports if report["kind"] in kinds]
+    return Incarnations(plan.n_pipelines, log)
+
+
+def steps_of(one: Incarnation, n_steps: int) -> str:
+    """For people, the local steps of a pipeline up to so many."""
+    return str(n_steps) if one.donor is None else f"{one.first_step} to {n_steps}"
+
+
 @dataclass(frozen=True)
 class ReplayPlace:
     """What a replay needs of a run beside its config and its log."""
@@ -107,19 +121,19 @@ class ReplayPlace:
 
 
 def replay_groups(
-    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
+    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
 ) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
     """Averaging groups: what was replayed, and the state of each stage in the last checkpoint, by version."""
 
-    def logged(fields: dict[str, Any]) -> LoggedGroup:
-        return logged_group(place.plan, fields["stage"], fields["members"], fields["steps"], fields.get("fragment", 0))
+    def logged(report: GroupReport | StateMeanReport) -> LoggedGroup:
+        return logged_group(place.plan, incarnations, report)
 
-    groups = [logged(fields) for fields in fields_of(reports, GroupReport.kind)]
-    means = fields_of(reports, StateMeanReport.kind)
-    results = {fields["stage"]: logged(fields) for fields in means if fields["version"] == config.train.steps}
-    replay = GroupReplay(config, place.plan, place.functions, place.data)
+    groups = [logged(GroupReport(**fields)) for fields in fields_of(reports, GroupReport.kind)]
+    means = [StateMeanReport(**fields) for fields in fields_of(reports, StateMeanReport.kind)]
+    results = {mean.stage: logged(mean) for mean in means if mean.version == config.train.steps}
+    replay = GroupReplay(config, place.plan, place.functions, place.data, incarnations)
     begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))
-    replay.run(groups, n_steps)
+    replay.run(groups, incarnations.n_steps)
     replay.average_states(list(results.values()))
     replicas = [results[stage].pipelines[0] for stage in range(place.plan.n_stages)]
     states = [row[p] for row, p in zip(replay.states, replicas, strict=True)]
@@ -127,7 +141,7 @@ def replay_groups(
 
 
 def replay_servers(
-    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
+    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
 ) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
     """The same of pushes to servers and pulls from them, and of all checkpoints."""
     plan = place.plan
@@ -136,7 +150,7 @@ def replay_servers(
     replay = ServerReplay(config, plan, place.functions, place.data)
     like = [replay.state(stage, row) for stage, row in enumerate(plan.placement)]
     begin(replay, like, fields_of(reports, StepReport.kind))
-    replay.run(logs, n_steps, {moment for of_stage in kept for moment in of_stage.values()})
+    replay.run(logs, incarnations.n_steps, {moment for of_stage in kept for moment in of_stage.values()})
     acts = [act for log in logs for act in log if isinstance(act, ServerAct)]
     n_pushes = sum(act.is_push for act in acts)
     what = f"{n_pushes} pushes, {len(acts) - n_pushes} pulls"

@@ -80,7 +80,10 @@ def test_the_last_line_of_a_peer_names_it_once():
             "peer 0: one computation (1:0B2@p0) takes 4.0 s, expected 4.0 s, and the run waits for it",
         ),
         (ConnectedReport(4, 0), "peer 4 (stage 0): is here, and gets ready"),
-        (CandidateReport(4, "cpu: 1 x cpu"), "peer 4: is ready on cpu: 1 x cpu, and joins after this step"),
+        (
+            CandidateReport(4, "cpu: 1 x cpu"),
+            "peer 4: is ready on cpu: 1 x cpu, and joins as soon as it can",
+        ),
         (
             CandidateReport(4, "cpu: 1 x cpu", has_no_place=True),
             "peer 4: is ready on cpu: 1 x cpu, and waits for the end: nobody takes a place in this run",

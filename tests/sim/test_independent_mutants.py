@@ -6,12 +6,12 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from independent_mutants import MUTANTS, wants_are_told_again
+from independent_mutants import MUTANTS, old_messages_count, wants_are_told_again
 
 from jaxdt.protocol.events import COORDINATOR, GroupFormed, Received
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
-from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN
+from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN, REPLAYED
 from jaxdt.sync.groups import Groups
 
 
@@ -36,6 +36,14 @@ def test_a_member_that_contributes_again_to_a_group_whose_result_it_holds_is_fou
     case = replace(draw_case(15, "groups"), faults=(Fault(1.5808473743464397, CRASH, 14),))
     with mock.patch.object(Groups, "_held_attempt", lambda groups, round: None):
         assert f"({ONE_MEAN})" in finding(case)
+    assert not finding(case)
+
+
+def test_a_peer_that_reads_what_was_sent_before_it_came_back_is_found():
+    """It hears late of a group in which it was before, and tells the next coordinator of it."""
+    case = draw_case(3255, "groups")
+    with old_messages_count():
+        assert f"({REPLAYED})" in finding(case)
     assert not finding(case)
 
 

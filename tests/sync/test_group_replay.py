@@ -13,13 +13,21 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
 from jaxdt.protocol.events import COORDINATOR, SliceKey
-from jaxdt.protocol.reports import CheckpointReport, GroupReport, PipelineEndReport, StateMeanReport, StepReport
+from jaxdt.protocol.incarnations import Incarnations
+from jaxdt.protocol.reports import (
+    CheckpointReport,
+    GroupReport,
+    PipelineEndReport,
+    PipelineJoinReport,
+    StateMeanReport,
+    StepReport,
+)
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
@@ -105,32 +113,39 @@ def simulation(config, tensors, **options):
     def started_again(disk):
         return build_coordinator(config, plan, RunStart("r"), load_durable_state(disk))
 
-    processes = ProcessFactory(lambda peer, stage: pytest.fail("no peer is started"), started_again)
+    def begun_anew(peer, stage):
+        tensors[peer] = store_of(config, peer)
+        machine = build_peer(config, plan, peer, RunStart("r"))
+        return SimPeer(machine, tensors[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
+
+    processes = ProcessFactory(begun_anew, started_again)
     coordinator = build_coordinator(config, plan, RunStart("r"))
     return Simulation(coordinator, peers, environment, processes=processes, **options)
 
 
+def incarnations_of(config, outcome):
+    kinds = (PipelineJoinReport, PipelineEndReport)
+    log = [report for _, peer, report in outcome.reports if peer == COORDINATOR and isinstance(report, kinds)]
+    return Incarnations(run_config.default_plan(config).n_pipelines, log)
+
+
 def log_of(config, outcome):
-    plan = run_config.default_plan(config)
-    groups = [
-        logged_group(plan, report.stage, report.members, report.steps, report.fragment)
-        for report in outcome.of(GroupReport)
-    ]
-    ends = sorted((report.pipeline, report.n_steps) for report in outcome.of(PipelineEndReport))
-    return groups, dict(ends)
+    plan, incarnations = run_config.default_plan(config), incarnations_of(config, outcome)
+    return [logged_group(plan, incarnations, report) for report in outcome.of(GroupReport)], incarnations.n_steps
 
 
 def results_of(config, outcome):
     """Of each stage the replicas whose mean is the result."""
     plan = run_config.default_plan(config)
     means = {mean.stage: mean for mean in outcome.of(StateMeanReport) if mean.version == config.train.steps}
-    return [logged_group(plan, stage, mean.members, mean.steps) for stage, mean in means.items()]
+    return [logged_group(plan, incarnations_of(config, outcome), mean) for mean in means.values()]
 
 
 def replayed(config, outcome, keep=None):
     """The replay; or, of the places in `keep`, the states."""
     plan = run_config.default_plan(config)
-    replay = GroupReplay(config, plan, [functions_for(config, s) for s in range(plan.n_stages)], Tokens())
+    functions = [functions_for(config, s) for s in range(plan.n_stages)]
+    replay = GroupReplay(config, plan, functions, Tokens(), incarnations_of(config, outcome))
     kept = replay.run(*log_of(config, outcome), keep or ())
     return replay if keep is None else kept
 

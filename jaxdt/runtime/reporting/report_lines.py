@@ -22,6 +22,7 @@ from jaxdt.protocol.reports import (
     PartMissingReport,
     PausedReport,
     PipelineEndReport,
+    PipelineJoinReport,
     PredictionReport,
     PreparingReport,
     ReadyReport,
@@ -64,7 +65,7 @@ def _line_of_members(report: Report) -> str | None:
         case CandidateReport(peer, device, has_no_place=True):
             return f"peer {peer}: is ready on {device}, and waits for the end: nobody takes a place in this run"
         case CandidateReport(peer, device):
-            return f"peer {peer}: is ready on {device}, and joins after this step"
+            return f"peer {peer}: is ready on {device}, and joins as soon as it can"
         case WaitingReport(missing):
             return f"waiting for {names(missing)} to get ready"
         case WorkerPlacedReport(worker, stage, server):
@@ -111,6 +112,8 @@ def _line_of_state(report: Report) -> str | None:
             return f"no prediction of the step time: {problem}"
         case PipelineEndReport(pipeline, n_steps):
             return f"pipeline {pipeline} has done its last step, {n_steps} in all"
+        case PipelineJoinReport(pipeline, donor, n_steps):
+            return f"pipeline {pipeline} is back, with the states of pipeline {donor} after {n_steps} local steps"
     return None
 
 

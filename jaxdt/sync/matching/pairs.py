@@ -24,10 +24,11 @@ def shuffled(seed: int, step: int, n: int) -> tuple[int, ...]:
 
 
 class MatchPairs:
-    """One stage's. A pipeline has a place, equal at all stages as far as the same pipelines have left and joined: a
-    newcomer takes the first place that is open."""
+    """One stage's. A pipeline has a place, equal at all stages as far as the same pipelines have left and joined: one
+    that comes back takes its own place, a newcomer the first that is open."""
 
     def __init__(self, replicas: tuple[int, ...], seed: int):
+        self._planned = replicas
         self._places: list[int | None] = list(replicas)
         self._seed = seed
         self._waiting: dict[int, int] = {}  # replica -> its step
@@ -53,7 +54,10 @@ class MatchPairs:
         return self._matched()
 
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:
-        if None in self._places:
+        own = self._planned.index(peer) if peer in self._planned else None
+        if own is not None and self._places[own] is None:
+            self._places[own] = peer
+        elif None in self._places:
             self._places[self._places.index(None)] = peer
         else:
             self._places.append(peer)

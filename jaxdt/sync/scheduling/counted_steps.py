@@ -1,10 +1,11 @@
 """The part of an Agreement that is alike wherever replicas may differ: no step of the run is recorded, the steps of
 pipelines are counted, in rows."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxdt.membership.agreement import CountedRows
-from jaxdt.protocol.events import Action, Message, Record, StepsCounted
+from jaxdt.membership.agreement import NOBODY, CountedRows, Intake
+from jaxdt.protocol.events import Action, Message, Record, StateName, StepsCounted
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
@@ -14,6 +15,9 @@ class CountedSteps:
 
     _budget: StepBudget
     _states: ReplicaStates
+
+    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+        return NOBODY
 
     def durable_form(self, record: Record) -> Any:
         raise AssertionError("no step of the run is recorded")

@@ -12,7 +12,7 @@ and the coordinator points the others to the result that there is. A member that
 gives up the earlier ones, unless the coordinator says that one of them counts.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from jaxdt.protocol.events import Action, GroupClosed, GroupFormed, ResultHeld, Round, Send
@@ -111,17 +111,25 @@ class OpenGroups:
     def _take_if_whole(self, group: OpenGroup) -> OpenGroup | None:
         return self._open.pop((group.round.group, group.round.step)) if group.is_whole else None
 
-    def lose(self, lost: Collection[int]) -> tuple[list[Action], list[OpenGroup]]:
-        """Members are gone. What the others of their groups hear, and the groups that are whole without them."""
+    def lose(
+        self, lost: Collection[int], admissions: Mapping[int, int] | None = None
+    ) -> tuple[list[Action], list[OpenGroup], list[Round]]:
+        """Members are gone. What the others of their groups hear, the groups that are whole without them, and the
+        rounds of those that have no member left. With `admissions`, one that was admitted after a group had formed is
+        gone from that group too."""
         actions: list[Action] = []
         whole: list[OpenGroup] = []
+        deserted: list[Round] = []
         for place, group in list(self._open.items()):
-            if group.waited_for.isdisjoint(lost):
+            formed_in = group.round.group_view
+            gone = {m for m in group.waited_for if m in lost or (admissions or {}).get(m, 0) > formed_in}
+            if not gone:
                 continue
-            group.waited_for.difference_update(lost)
+            group.waited_for -= gone
             group.held = {member: held for member, held in group.held.items() if member in group.waited_for}
             if not group.waited_for:
                 del self._open[place]
+                deserted.append(group.round)
                 continue
             if not group.held:
                 attempt = max(round.attempt for round in group.attempts) + 1
@@ -130,4 +138,4 @@ class OpenGroups:
                 actions += group.reported()
             actions += group.told()
             whole += [group] if self._take_if_whole(group) else []
-        return actions, whole
+        return actions, whole, deserted

@@ -2,26 +2,33 @@
 
 A pipeline that loses a peer cannot do a step any more, so it leaves the run at all stages. Its other peers leave the
 view with the lost one, and are candidates from then on. The run goes on with the pipelines that are whole, and ends
-with the last of them.
+with the last of them. Once all peers of a pipeline are candidates it joins: they are members that get states, and when
+they have them it is whole. One pipeline joins at a time.
 """
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 
+from jaxdt.protocol.events import PipelineJoin, View
 from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.spec.plan import Plan
+from jaxdt.sync.returning.donors import joining_pipeline
 
 LAST = "its pipeline was the last one that was whole"
 NO_NEWCOMERS = (
-    "a run whose replicas may differ takes no newcomers: a replica's parameters are nobody else's, and there is no way "
-    "yet for a new pipeline to take those of another one over"
+    "a run whose replicas may differ takes no newcomers: its pipelines are those of the plan. A peer of the plan that "
+    "was lost may come back under its own id"
 )
 
 
 class Pipelines:
-    """Of a plan. `whole`: pipelines that have all their peers, in order."""
+    """Of a plan. `whole`: pipelines that have all their peers, with states, in order; `joining`: the one that comes
+    back."""
 
     def __init__(self, plan: Plan):
         self.whole: list[int] = list(range(plan.n_pipelines))
+        self.joining: int | None = None
+        self._joins: dict[int, PipelineJoin] = {}  # the last return of each
         self._plan = plan
         self._pipeline_of = {peer: pipeline for row in plan.placement for pipeline, peer in enumerate(row)}
         self._n_steps = [0] * plan.n_pipelines  # the most local steps that a replica of it is known to have done
@@ -43,8 +50,26 @@ class Pipelines:
         return peer in self._pipeline_of and not self.has(peer)
 
     def beside(self, peer: int) -> tuple[int, ...]:
-        """The peers of a whole pipeline, if this peer is in one."""
-        return self.peers(self._pipeline_of[peer]) if self.has(peer) else ()
+        """The peers of a pipeline that is whole or joins, if this peer is in one."""
+        pipeline = self._pipeline_of.get(peer)
+        if pipeline is None or pipeline not in (*self.whole, self.joining):
+            return ()
+        return self.peers(pipeline)
+
+    def returning(self, candidates: Collection[int]) -> int | None:
+        """The least pipeline that is lost and whose peers are all candidates."""
+        lost = [pipeline for pipeline in range(self._plan.n_pipelines) if pipeline not in self.whole]
+        return next((pipeline for pipeline in lost if set(candidates).issuperset(self.peers(pipeline))), None)
+
+    def joined(self, join: PipelineJoin) -> None:
+        """A pipeline is whole again."""
+        insort(self.whole, join.pipeline)
+        self._n_steps[join.pipeline] = join.step
+        self._joins[join.pipeline] = join
+
+    def was_whole(self, pipeline: int, n_rows: int) -> bool:
+        """Whether a whole pipeline has not come back since so many rows were done."""
+        return pipeline not in self._joins or self._joins[pipeline].n_rows < n_rows
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         """'' if another pipeline is whole when this peer goes and these members are there."""
@@ -69,11 +94,13 @@ class Pipelines:
         self.whole = [pipeline for pipeline in self.whole if pipeline not in broken]
         return broken
 
-    def restore(self, members: Collection[int], n_steps: Sequence[int]) -> list[int]:
+    def restore(self, view: View, n_steps: Sequence[int]) -> list[int]:
         """The pipelines as an earlier coordinator has left them, each with so many local steps that are known; those
         that are not whole in the last view."""
         self._n_steps = list(n_steps)
-        return self.keep(members)
+        self._joins = {join.pipeline: join for join in view.joins}
+        self.joining = joining_pipeline(self._plan, view)
+        return self.keep(view.by_peer.keys() - set(view.joining))
 
     def ends_of_broken(self) -> list[PipelineEndReport]:
         """The reports that an earlier coordinator may not have made, each with at most as many steps."""

@@ -131,7 +131,8 @@ class ReplicaStates:
 def restored_report(group: OpenGroup, stage: int, fragment: int) -> GroupReport:
     """The log may not have a group that is open: the host of the coordinator that formed it may have died."""
     steps = [group.steps[member] for member in group.members]
-    return GroupReport(stage, group.round.step, list(group.members), steps, CAUSE, False, False, fragment)
+    k, view = group.round.step, group.round.group_view
+    return GroupReport(stage, k, list(group.members), steps, CAUSE, False, False, fragment, view)
 
 
 def _place(group: KnownGroup) -> tuple[str, int]:

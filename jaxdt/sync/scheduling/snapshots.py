@@ -36,7 +36,7 @@ class Keepers:
 
 class Snapshots:
     """A part of an agreement, which tells it of rows and of results that are held. `view_number`: of the present view.
-    `held_out`: the losses, and the rows that wait for them."""
+    `held_out`: the losses, and the rows that wait for them. `is_held`: no further snapshot is begun."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Snapshots:
         keepers: Keepers,
     ):
         self.view_number = 0
+        self.is_held = False
         self.held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, pipelines)
         self._config = config
         self._checkpoint_every_steps = run.train.checkpoint_every_steps
@@ -95,7 +96,7 @@ class Snapshots:
 
     def _next(self) -> list[Action]:
         actions: list[Action] = []
-        while self._todo and self.held_out.version is None:
+        while self._todo and self.held_out.version is None and not self.is_held:
             name, version = self._todo.popleft()
             if name is mean_name:
                 self.held_out.begin(version)
@@ -110,6 +111,20 @@ class Snapshots:
                 self._last[name(stage)] = version
                 round = Round(version, name(stage), self.view_number)
                 actions += self._groups.open(round, self._keepers.of_stage(stage))
+        return actions
+
+    def go_on(self) -> list[Action]:
+        """Those that could not begin may."""
+        return self._next()
+
+    def begin_again(self, deserted: Sequence[Round]) -> list[Action]:
+        """Of these rounds all members are lost. Snapshots among them are made by the keepers that have come since."""
+        actions: list[Action] = []
+        for stage in self._stages:
+            names = (mean_name(stage), self._keepers.checkpoint_name(stage))
+            for round in [round for round in deserted if round.group in names]:
+                again = Round(round.step, round.group, self.view_number)
+                actions += self._groups.open(again, self._keepers.of_stage(stage))
         return actions
 
     # ----------------------------------------------------------------------------------------------------- checkpoints

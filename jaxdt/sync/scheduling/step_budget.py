@@ -5,6 +5,9 @@ has train.steps rows. A pipeline that has done its share goes on while others ar
 
 A row is told once it is durable, so a coordinator that is started again knows which steps are in the rows that were
 told. Those in later rows are counted anew: members say them again.
+
+A pipeline that comes back goes on after as many local steps as its donor has done. What lies between these and those
+that it had done itself nobody does, so it counts for nothing.
 """
 
 import math
@@ -13,7 +16,17 @@ from collections.abc import Iterable
 
 from jaxdt.membership.agreement import CountedRows, EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import Action, Continue, EndOfSteps, Message, NotFinite, Send, ShareDone, StepDone
+from jaxdt.protocol.events import (
+    Action,
+    Continue,
+    EndOfSteps,
+    Message,
+    NotFinite,
+    PipelineJoin,
+    Send,
+    ShareDone,
+    StepDone,
+)
 from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
@@ -22,13 +35,14 @@ from jaxdt.sync.scheduling.rows import Rows
 
 class StepBudget:
     """A part of an agreement. `n_rows`: those that are done; `n_told`: those that are durable and told; `n_steps`:
-    local steps of each pipeline that are counted; `end`: why the run ends early."""
+    local steps of each pipeline, the last of which is counted; `end`: why the run ends early."""
 
     READS = frozenset({StepDone, NotFinite, ShareDone})
 
     def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines):
         self.n_rows = self.n_told = config.start_version
         self.n_steps = [config.start_version] * plan.n_pipelines
+        self._n_counted = plan.n_pipelines * config.start_version
         self.end: EndRun | None = None
         self.rows = Rows(plan.n_pipelines, config.tokens_per_sample)
         self._config = config
@@ -40,9 +54,9 @@ class StepBudget:
         self._last_told: tuple[StepReport, ...] = ()
 
     @property
-    def _n_missing(self) -> int:
-        """Steps of pipelines."""
-        return self._plan.n_pipelines * self._config.n_steps - sum(self.n_steps)
+    def n_missing(self) -> int:
+        """Steps of pipelines that are not counted yet."""
+        return self._plan.n_pipelines * self._config.n_steps - self._n_counted
 
     def hear(self, now_s: float, src: int, message: Message) -> list[Action]:
         """A member has said something that is among READS."""
@@ -73,12 +87,13 @@ class StepBudget:
 
     def _step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
         self.n_steps[pipeline] += 1
+        self._n_counted += 1
         report = self.rows.add(now_s, self.n_rows, done) if self.n_rows < self._config.n_steps else None
         if report:
             self._n_steps_in[self.n_rows] = tuple(self.n_steps)
             self.n_rows += 1
         reports: list[Action] = [report] if report else []
-        return reports if self._n_missing > 0 else [*reports, *self._end_of_steps()]
+        return reports if self.n_missing > 0 else [*reports, *self._end_of_steps()]
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
         """A pipeline has begun its share. It goes on if others are slower by more than a step each: what they have not
@@ -87,13 +102,13 @@ class StepBudget:
         n_under_way = len(whole) * (1 + self._plan.n_ahead(0))  # where all are equally fast
         if len(whole) < self._plan.n_pipelines and self._ended.issuperset(set(whole) - {pipeline}):
             n_under_way = 0  # what lost pipelines have left undone nobody else does
-        if pipeline not in self._ended and self._n_missing > n_under_way:
-            return [Send(src, Continue(step + self._n_missing))]
+        if pipeline not in self._ended and self.n_missing > n_under_way:
+            return [Send(src, Continue(step + self.n_missing))]
         return self._end_pipeline(pipeline)
 
     def end_if_enough(self) -> list[Action]:
         """A coordinator that was started again does not know whom an earlier one has told that there are enough."""
-        return self._end_of_steps() if self._n_missing <= 0 else []
+        return self._end_of_steps() if self.n_missing <= 0 else []
 
     def _end_of_steps(self) -> list[Action]:
         """The run has done enough steps."""
@@ -108,6 +123,16 @@ class StepBudget:
     def ended(self, pipeline: int) -> None:
         """An earlier coordinator has told a pipeline to begin no further step."""
         self._ended.add(pipeline)
+
+    def joined(self, join: PipelineJoin) -> list[Action]:
+        """A pipeline has come back. Rows that are not told yet are told as if it had been there: it has no part in
+        them."""
+        pipeline = join.pipeline
+        self.n_steps[pipeline] = join.step
+        for row, n_steps in self._n_steps_in.items():
+            self._n_steps_in[row] = (*n_steps[:pipeline], join.step, *n_steps[pipeline + 1 :])
+        self._ended.discard(pipeline)
+        return self._end_pipeline(pipeline) if self.n_missing <= 0 else []
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
@@ -130,10 +155,16 @@ class StepBudget:
             self._untold.popleft()
         return list(rows.new)
 
-    def restore(self, rows: CountedRows) -> None:
-        """An earlier coordinator has made these rows durable."""
-        self.n_rows, self.n_steps = rows.n_rows, list(rows.n_steps)
-        self.told(rows)
+    def restore(self, rows: CountedRows | None, joins: Iterable[PipelineJoin]) -> None:
+        """An earlier coordinator has made these rows durable, and these returns of pipelines. The rows that are told
+        after one say how far its pipeline is."""
+        if rows:
+            self.n_rows, self.n_steps = rows.n_rows, list(rows.n_steps)
+            self._n_counted = self._plan.n_pipelines * rows.n_rows
+            self.told(rows)
+        for join in joins:
+            if self.n_rows <= join.n_rows:
+                self.n_steps[join.pipeline] = join.step
 
     def start(self, now_s: float) -> list[Action]:
         """The last rows were durable, but the process may have ended before it told them. How long the next one takes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxdt.build import RunStart, build_coordinator, build_peers
+from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers
 from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine
@@ -52,6 +52,8 @@ DETECTION_S = 30.0  # longest time until a fault is noticed
 HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are drawn where no peer may be lost
 LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
 SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
+RETURNS_FRAC = 0.3  # of the cases with groups
+STEPS_MORE = 8  # of a run in which a pipeline may come back
 SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 # (peer, machine, its tensors) -> machine; tensors is None for the coordinator
@@ -117,6 +119,9 @@ def draw_case(seed: int, sync: str = "") -> Case:
     step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
     raw = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
     _draw_options(random.Random(f"options {seed}"), raw)
+    returns = random.Random(f"return {seed}")
+    has_returns = sync == "groups" and n_pipelines > 1 and returns.random() < RETURNS_FRAC
+    raw["train"]["steps"] += STEPS_MORE if has_returns else 0
     config = configs.parse(raw)
     plan = configs.default_plan(config)
     seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
@@ -139,6 +144,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     if not any(fault.kind == RESTART for fault in faults):
         faults += _draw_restarts(random.Random(f"restart {seed}"), plan, run_s)
     faults += _draw_held_links(random.Random(f"servers {seed}"), plan, run_s)
+    faults += _draw_returns(returns, plan, run_s) if has_returns else []
     return replace(case, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -301,6 +307,22 @@ def _draw_restarts(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
     return faults
 
 
+def _draw_returns(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """A peer dies and is started again. In some cases another process dies while the pipeline comes back, at any place,
+    and in some of these it is started again too."""
+    at_s, peer = rng.uniform(0.0, run_s / 3), rng.choice(plan.peers)
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
+        again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 1.0), rng.uniform(0.1, 10.0)))
+        faults.append(Fault(at_s, kind, peer))
+        if peer == COORDINATOR or rng.random() < 0.9:
+            faults.append(Fault(again_s, RESTART, peer))
+        at_s = again_s + rng.choice((rng.uniform(0.0, 1.0), rng.uniform(0.0, 6.0)))
+        peer = rng.choice((peer, COORDINATOR, *plan.peers))
+    return faults
+
+
 def _draw_lost_peer(rng: random.Random, plan: Plan, at_s: float) -> Fault:
     kind, peer = rng.choice(LOSSES), rng.choice(plan.peers)
     if kind == CUT:
@@ -338,7 +360,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         environment,
         case.faults,
         observer=observe,
-        processes=ProcessFactory(_no_newcomer, processes.make_coordinator),
+        processes=ProcessFactory(processes.begin_anew, processes.make_coordinator),
     )
     outcome = simulation.run(until_s=case.limit_s)
     invariants.ended(outcome)
@@ -347,10 +369,6 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
 
 def _unchanged(peer: int, machine: DrivenMachine, tensors: ResidueTensors | None) -> DrivenMachine:
     return machine
-
-
-def _no_newcomer(peer: int, stage: int | None) -> SimPeer:
-    raise AssertionError(f"peer {peer} is started for stage {stage}, and no such fault is drawn")
 
 
 class _Processes:
@@ -365,6 +383,16 @@ class _Processes:
         """A peer of the plan at the start of the run."""
         tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
         self._invariants.tensors[peer] = tensors
+        return self._process(peer, machine, tensors)
+
+    def begin_anew(self, peer: int, stage: int | None) -> SimPeer:
+        """A peer of the plan that was started again, or was put out."""
+        assert stage in (None, self._case.plan.seat(peer)[0]), f"peer {peer} comes to stage {stage}, not its own"
+        tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
+        self._invariants.began_anew(peer, tensors)
+        return self._process(peer, build_peer(self._case.config, self._case.plan, peer, RunStart("fuzz")), tensors)
+
+    def _process(self, peer: int, machine: DrivenMachine, tensors: ResidueTensors) -> SimPeer:
         stalls = PeerStalls(self._case.stalls, peer)
         seconds = self._case.seconds[peer]
         return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, stalls=stalls)

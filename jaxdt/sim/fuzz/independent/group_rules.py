@@ -57,9 +57,13 @@ class StageGroups:
     is_checked: bool = False
     enforced_s: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # windows, from and to
     connects_from: int = 0  # the first group that counts, with tumbling windows
+    returns: list[tuple[int, set[int]]] = field(default_factory=list[tuple[int, set[int]]])  # see latest
 
-    def latest(self, n: int) -> list[set[int]]:
-        return self.cliques[max(0, len(self.cliques) - n) :]
+    def latest(self, first: int) -> list[set[int]]:
+        """The groups from number `first` on. A replica that has come back is connected with its donor, as if they had
+        both been in the newest group of that time."""
+        edges = [edge for number, edge in self.returns if number >= first]
+        return [*self.cliques[max(0, first) :], *edges]
 
 
 @dataclass
@@ -139,6 +143,13 @@ class GroupRules:
         stage.waiting.pop(peer, None)
         if not stage.waiting:
             self._window_ended(stage, True)
+
+    def joined(self, stage: int, peer: int, donor: int) -> None:
+        """A replica has come back, with the state of its donor."""
+        of_stage = self._stages[stage]
+        of_stage.replicas.add(peer)
+        of_stage.answered.pop(peer, None)
+        of_stage.returns.append((len(of_stage.cliques) - 1, {donor, peer}))
 
     def _stage_of(self, peer: int) -> StageGroups | None:
         """Of a replica that has not gone."""
@@ -240,7 +251,11 @@ class GroupRules:
 
     def _connects(self, stage: StageGroups, members: Collection[int]) -> bool:
         """Whether the latest groups with this one more connect the stage's replicas."""
-        latest = stage.latest(self._n_groups - 1) if self._is_sliding else stage.cliques[stage.connects_from :]
+        first = len(stage.cliques) - (self._n_groups - 1) if self._is_sliding else stage.connects_from
+        is_tumbling = not self._is_sliding
+        latest = stage.latest(first)
+        if is_tumbling:  # one that came after the last connected group stands with that one's number
+            latest += [edge for number, edge in stage.returns if number == first - 1]
         return is_connected(stage.replicas, [*latest, members])
 
     def _window_ended(self, stage: StageGroups, may_enforce: bool) -> None:

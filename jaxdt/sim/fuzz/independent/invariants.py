@@ -20,6 +20,7 @@ known systems as special cases, [8] means are preserved, [9] departures, [10] de
       these are enough; every replica of a pipeline has done as many as the report of its end says
   (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log, and so
       are the means for checkpoints and the held-out losses
+  (12) a pipeline that comes back begins with the states of one other pipeline, all of one moment; (10) says which
   (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
       by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
       bytes on its way as the codec says; what belongs to a round that is closed is let go
@@ -70,6 +71,7 @@ from jaxdt.protocol.reports import (
     HeldOutMeanReport,
     KeptReport,
     PipelineEndReport,
+    PipelineJoinReport,
     PullReport,
     PushReport,
     RestartedReport,
@@ -88,6 +90,7 @@ from jaxdt.sim.fuzz.independent.log_replay import (
     Replicas,
     RunShape,
     ServerReplay,
+    returns_of,
 )
 from jaxdt.sim.fuzz.independent.residues import Vector
 from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
@@ -146,7 +149,13 @@ class Invariants:
         self._has_ended = False  # the first coordinator
         self._has_stopped = False  # the last coordinator, since the run is over
         self._terms: dict[int, int] = defaultdict(int)  # peer -> the highest term of which it has heard
-        self._lost: set[int] = set()  # pipelines that have lost a peer
+        self._lost: set[int] = set()  # pipelines that have lost a peer, and not come back
+        self._has_lost = False  # any
+        self._replicas_of: list[tuple[ResidueTensors, ...]] = []  # of the returns of pipelines so far, in their order
+        self._returns: list[PipelineJoinReport] = []  # each once
+        self._ends: list[tuple[int, PipelineEndReport]] = []  # and the number of the pipeline that has ended
+        self._first_tensors: dict[int, ResidueTensors] = {}
+        self._admissions: dict[int, int] = {}  # of peers that have come back
         self._lost_before: set[int] = set()  # those that were lost when the last coordinator died
         self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
@@ -170,6 +179,16 @@ class Invariants:
             serves=self._serves,
             is_nonfinite=self._is_nonfinite,
         )
+
+    def began_anew(self, peer: int, tensors: ResidueTensors) -> None:
+        """A peer goes on with another machine, which has nothing of what the one before had."""
+        tensors.norms |= self.tensors[peer].norms  # others may still use those that they have heard
+        self.tensors[peer] = tensors
+        self._begun.pop(peer, None)
+        self._enough.pop(peer, None)
+        self._adopting[peer].clear()
+        for known in self._means.values():
+            known.pop(peer, None)
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
@@ -215,6 +234,10 @@ class Invariants:
         for action in actions:
             if isinstance(action, ViewReport | RestartedReport):
                 self._on_view(action.members)
+            if isinstance(action, PipelineJoinReport):
+                self._on_return(action)
+            if isinstance(action, PipelineEndReport):
+                self._ends.append((self._last(action.pipeline), action))
             if isinstance(action, Persist) and action.name == VIEW:
                 self._view_pending = True
         if event == Persisted(VIEW):
@@ -237,19 +260,38 @@ class Invariants:
         """A view is durable. A pipeline without one of its peers is lost, and leaves at all stages."""
         self._has_view = True
         placement = self._shape.plan.placement
+        self._first_tensors = self._first_tensors or dict(self.tensors)
         for row in placement:
             for pipeline, peer in enumerate(row):
                 if peer not in members and pipeline not in self._lost:
                     self._lost.add(pipeline)
+                    self._has_lost = True
                     for replicas in placement if not self._has_ended else ():
                         self._left(replicas[pipeline])
+
+    def _on_return(self, report: PipelineJoinReport) -> None:
+        """A pipeline is whole again, from now on."""
+        if report in self._returns:
+            return
+        rows = self._shape.plan.placement
+        self._returns.append(report)
+        self._replicas_of.append(tuple(self.tensors[row[report.pipeline]] for row in rows))
+        self._lost.discard(report.pipeline)
+        for stage, row in enumerate(rows):
+            peer = row[report.pipeline]
+            self._admissions[peer] = report.admission
+            self._wanted[peer].clear()
+            for rules in self._rules if not self._has_ended else ():
+                rules.joined(stage, peer, row[report.donor])
 
     def _left(self, peer: int) -> None:
         for rules in self._rules:
             rules.left(peer)
 
     def _on_told(self, event: Received) -> None:
-        """What the coordinator hears."""
+        """What the coordinator hears, but for what a peer has said before it came back."""
+        if event.header.view < self._admissions.get(event.header.src, 0):
+            return
         match event.body:
             case WantsGroup(step, fragment):
                 self._wanted[event.header.src][step] = fragment
@@ -419,11 +461,12 @@ class Invariants:
         rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
         n_rows = self._shape.config.train.steps
         n_fewest = n_rows - self._n_rows_short
-        if self._lost and self._has_ended:
+        if self._has_lost and self._has_ended:
             last_stage = self._shape.plan.placement[-1]
             unknown = {p for p, peer in enumerate(last_stage) if peer in self._loses} | self._lost_before
-            n_left = sum(n for pipeline, n in n_steps.items() if pipeline not in unknown)
-            n_fewest = min(n_fewest, n_left // len(n_steps))
+            known = [number for number in n_steps if self._planned(number) not in unknown]
+            n_left = sum(n_steps[number] - self._first_step(number) for number in known)
+            n_fewest = min(n_fewest, n_left // self._shape.plan.n_pipelines)
         if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
             self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
@@ -457,29 +500,55 @@ class Invariants:
     def _n_rows_short(self) -> int:
         """How many rows a lost pipeline may cost: as many as it had steps under way, with stash one a stage. The others
         may have ended by then, counting on these. They have told their stages the last step, and begin none again."""
-        return 1 + self._shape.plan.n_ahead(0) if self._lost else 0
+        return 1 + self._shape.plan.n_ahead(0) if self._has_lost else 0
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
         """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""
         plan, n_rows = self._shape.plan, self._shape.config.train.steps
         n_steps: dict[int, int] = {}
-        for report in outcome.of(PipelineEndReport):
-            n_steps[report.pipeline] = max(report.n_steps, n_steps.get(report.pipeline, 0))
-        if set(n_steps) != set(range(plan.n_pipelines)):
+        for number, report in self._ends:
+            n_steps[number] = max(report.n_steps, n_steps.get(number, 0))
+        if set(n_steps) != set(range(plan.n_pipelines + len(self._returns))):
             self.broken(BUDGET, COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
-        for row in plan.placement:
-            for pipeline, peer in enumerate(row):
-                found = self.tensors[peer].n_steps
-                if pipeline in self._lost:
-                    n_steps[pipeline] = max(found, n_steps[pipeline])
-                elif found != n_steps[pipeline]:
-                    self.broken(BUDGET, peer, f"has done {found} steps, its pipeline {n_steps[pipeline]}")
-        n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values())
+        for number, peer, tensors in self._all_replicas():
+            if not self._is_there(number):
+                n_steps[number] = max(tensors.n_steps, n_steps[number])
+            elif tensors.n_steps != n_steps[number]:
+                self.broken(BUDGET, peer, f"has done {tensors.n_steps} steps, its pipeline {n_steps[number]}")
+        n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values()) - sum(map(self._first_step, n_steps))
         n_short = plan.n_pipelines * self._n_rows_short
         if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
             problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
             self.broken(BUDGET, COORDINATOR, problem)
         return n_steps
+
+    def _all_replicas(self) -> list[tuple[int, int, ResidueTensors]]:
+        """Of each pipeline of the plan, and of each that has come back: its number, and each peer with its tensors."""
+        rows, plan = self._shape.plan.placement, self._shape.plan
+        found = [(p, peer, self._first_tensors[peer]) for row in rows for p, peer in enumerate(row)]
+        for number, one in enumerate(self._returns, plan.n_pipelines):
+            replicas = self._replicas_of[number - plan.n_pipelines]
+            found += [(number, row[one.pipeline], tensors) for row, tensors in zip(rows, replicas, strict=True)]
+        return found
+
+    def _planned(self, number: int) -> int:
+        """The pipeline of the plan that a pipeline is, or comes back as."""
+        n = self._shape.plan.n_pipelines
+        return number if number < n else self._returns[number - n].pipeline
+
+    def _first_step(self, number: int) -> int:
+        n = self._shape.plan.n_pipelines
+        return 0 if number < n else self._returns[number - n].n_steps
+
+    def _last(self, planned: int) -> int:
+        """The number of the last that a pipeline of the plan was."""
+        n = self._shape.plan.n_pipelines
+        return max([planned, *(k for k, one in enumerate(self._returns, n) if one.pipeline == planned)])
+
+    def _is_there(self, number: int) -> bool:
+        """Whether a pipeline is whole at the end."""
+        planned = self._planned(number)
+        return planned not in self._lost and self._last(planned) == number
 
     def _check_wanted(self, n_steps: Mapping[int, int]) -> None:
         """Every replica that stays has wanted a group whenever one was due: fragment f after every_steps * (i + f / F)
@@ -489,7 +558,8 @@ class Invariants:
         averages = not self._clocks and groups.match != "none"
         for row in plan.placement if averages else ():
             for pipeline, peer in enumerate(row):
-                steps = range(1, n_steps[pipeline] + 1)
+                number = self._last(pipeline)
+                steps = range(self._first_step(number) + 1, n_steps[number] + 1)
                 places = {step: step % groups.every_steps for step in steps}
                 due = {step: offsets[place] for step, place in places.items() if place in offsets}
                 if self._stays(peer) and self._wanted[peer] != due:
@@ -500,11 +570,15 @@ class Invariants:
             self._check_servers(outcome, n_steps)
             return
         means = outcome.of(StateMeanReport), outcome.of(HeldOutMeanReport)
-        replay = GroupReplay(self._shape, outcome.of(GroupReport), *means)
+        returns = returns_of(self._shape.plan, self._returns)
+        replay = GroupReplay(self._shape, outcome.of(GroupReport), *means, returns)
         replay.run(n_steps)
         self._check_trails(replay.replicas)
+        reports = {(mean.version, mean.stage): mean for mean in means[0]}
         for (version, stage), mean in replay.means.items():
-            for peer in filter(self._averages, self._shape.plan.placement[stage]):
+            report = reports[version, stage]
+            there = [peer for peer in report.members if self._admissions.get(peer, 0) <= report.view]
+            for peer in filter(self._averages, there):
                 if (found := self.tensors[peer].means.get(version)) != mean:
                     self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
         self._check_checkpoints(set(replay.means))
@@ -596,13 +670,14 @@ class Invariants:
             self.broken(REPLAYED, COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
 
     def _check_trails(self, replicas: Replicas) -> None:
-        for (stage, pipeline), trail in replicas.trails.items():
-            peer = self._shape.plan.placement[stage][pipeline]
-            self._check_trail(peer, self.tensors[peer].trail, trail)
+        for number, peer, tensors in self._all_replicas():
+            stage, _ = self._shape.plan.seat(peer)
+            self._check_trail(peer, tensors.trail, replicas.trails[stage, number], self._is_there(number))
 
-    def _check_trail(self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry]) -> None:
+    def _check_trail(
+        self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry], stays: bool = True
+    ) -> None:
         """Of a replica that is lost all but its last change, which may be a mean that nobody else has heard of."""
-        stays = self._stays(peer)
         for got, wanted in zip(found if stays else found[:-1], expected, strict=False):
             if got != wanted:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")

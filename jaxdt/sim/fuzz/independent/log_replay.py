@@ -7,13 +7,14 @@ the steps that the log names. The outcome does not depend on the order, so any o
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxdt.protocol.reports import (
     GroupReport,
     HeldOutMeanReport,
     KeptReport,
+    PipelineJoinReport,
     PullReport,
     PushReport,
     SnapshotReport,
@@ -21,11 +22,11 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
-from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TrailEntry
+from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
 from jaxdt.spec.config import STAGE, RunConfig
 from jaxdt.spec.plan import Plan
 
-Place = tuple[int, int]  # a stage and a pipeline
+Place = tuple[int, int]  # a stage and a pipeline; one that has come back is another one, behind those of the plan
 Moment = tuple[int, int, int]  # a stage, a pipeline, and local steps that its replica has done
 
 
@@ -66,19 +67,49 @@ class RunShape:
         return (stage, pipeline, step) == self.nonfinite
 
 
+@dataclass(frozen=True)
+class Return:
+    """Pipeline `planned` of the plan comes back with the states that pipeline `donor` of a replay has after `step`
+    local steps; its peers were admitted with view `admission`."""
+
+    planned: int
+    donor: int
+    step: int
+    admission: int
+
+
+def returns_of(plan: Plan, reports: Sequence[PipelineJoinReport]) -> list[Return]:
+    """Each return once, in the order of the log."""
+    found: dict[tuple[int, int], Return] = {}
+    for report in reports:
+        donors = [n for n, one in enumerate(found.values(), plan.n_pipelines) if one.planned == report.donor]
+        donor = donors[-1] if donors else report.donor
+        new = Return(report.pipeline, donor, report.n_steps, report.admission)
+        found.setdefault((report.pipeline, report.admission), new)
+    return list(found.values())
+
+
 class Replicas:
     """The replicas of a plan. `states[stage, pipeline]`; `trails`: what has happened to each; `n_steps`: local steps
-    that each has done."""
+    that each has done. `planned`: of each pipeline, that of the plan."""
 
-    def __init__(self, shape: RunShape):
+    def __init__(self, shape: RunShape, returns: Sequence[Return] = ()):
         plan, groups = shape.plan, shape.config.sync.groups
         self.shape = shape
+        self.planned = [*range(plan.n_pipelines), *(one.planned for one in returns)]
         self.places = [(stage, pipeline) for stage in range(plan.n_stages) for pipeline in range(plan.n_pipelines)]
         self.states: dict[Place, State] = {place: residues.fresh_state(place[0], groups) for place in self.places}
         self.trails: dict[Place, list[TrailEntry]] = {place: [] for place in self.places}
         self.n_steps = dict.fromkeys(self.places, 0)
         self._params: dict[Moment, Vector] = {}  # with which the forwards of a step compute
         self._gradients: dict[tuple[int, int], list[tuple[int, float]]] = {}  # pipeline, step -> of each stage
+
+    def take_over(self, place: Place, state: State, step: int) -> None:
+        """A replica of a pipeline that comes back begins."""
+        self.states[place], self.n_steps[place] = state, step
+        self.trails[place] = []
+        self.note(place, TAKEN_OVER)
+        self.places.append(place)
 
     def step(self, place: Place) -> bool:
         """The next local step of a replica for which nothing is left to be done before; False if the gradient is not
@@ -99,13 +130,13 @@ class Replicas:
     def _gradient(self, pipeline: int, step: int) -> list[tuple[int, float]]:
         """Of a local step: at each stage the sum over all microbatches, and the factor on it. [] if a stage does not
         have the parameters yet with which its forwards compute."""
-        plan = self.shape.plan
+        plan, planned = self.shape.plan, self.planned[pipeline]
         moments = [(stage, pipeline, max(0, step - plan.n_ahead(stage))) for stage in range(plan.n_stages)]
         if any(moment not in self._params for moment in moments):
             return []
         params = [self._params[moment] for moment in moments]
         accumulated = [0] * plan.n_stages
-        for microbatch in plan.microbatches(pipeline):
+        for microbatch in plan.microbatches(planned):
             kept: list[int] = []
             x = residues.tokens(step, microbatch)
             for of_stage in params[:-1]:
@@ -117,9 +148,9 @@ class Replicas:
                 g, contribution = residues.backward(params[stage], kept[stage], g)
                 accumulated[stage] += contribution
         sums = [number % residues.PRIME for number in accumulated]
-        is_nan = [self.shape.is_nonfinite(stage, pipeline, step) for stage in range(plan.n_stages)]
+        is_nan = [self.shape.is_nonfinite(stage, planned, step) for stage in range(plan.n_stages)]
         norms = [math.nan if nan else residues.sq_norm(a) for nan, a in zip(is_nan, sums, strict=True)]
-        return list(zip(sums, self.shape.scales(pipeline, step, norms), strict=True))
+        return list(zip(sums, self.shape.scales(planned, step, norms), strict=True))
 
     def set_state(self, place: Place, state: State) -> None:
         """The state of a replica after a group, or after a pull."""
@@ -149,14 +180,16 @@ class Averaged:
     adopting: frozenset[int]
 
 
-def counted(groups: Sequence[GroupReport]) -> list[Averaged]:
+def counted(groups: Sequence[GroupReport], pipeline_of: Callable[[int, int], int]) -> list[Averaged]:
     """The reports that count, in their order. A member adopts the mean of the last one of its stage that names it after
     as many local steps: if others are lost, the rest are told to average again. An earlier one counts for members that
-    no later one names: they are lost, and may have adopted it before anybody has heard of that."""
+    no later one names: they are lost, and may have adopted it before anybody has heard of that. `pipeline_of(peer,
+    view)`: a peer that has come back is in another one."""
     found: list[Averaged] = []
-    named: set[tuple[int, int, int]] = set()
+    named: set[Moment] = set()
     for group in reversed(groups):
-        members = {peer: (group.stage, peer, step) for peer, step in zip(group.members, group.steps, strict=True)}
+        named_steps = zip(group.members, group.steps, strict=True)
+        members = {peer: (group.stage, pipeline_of(peer, group.view), step) for peer, step in named_steps}
         adopting = frozenset(peer for peer, place in members.items() if place not in named)
         found += [Averaged(group, adopting)] if adopting else []
         named |= set(members.values())
@@ -173,16 +206,20 @@ class GroupReplay:
         groups: Sequence[GroupReport],
         means: Sequence[StateMeanReport],
         held_out: Sequence[HeldOutMeanReport],
+        returns: Sequence[Return] = (),
     ):
-        self.replicas = Replicas(shape)
+        self.replicas = Replicas(shape, returns)
+        self._returns = list(returns)
+        self._taken: dict[tuple[int, Return], State] = {}  # of each stage, what a pipeline takes over
         self.means: dict[tuple[int, int], State] = {}
         self.held_out: dict[tuple[int, int], Vector] = {}
         self._settings = shape.config.sync.groups
         self._codec = shape.config.sync.codec
         self._plan = shape.plan
         self._n_rows = shape.config.train.steps
-        self._pipeline_of = {peer: shape.plan.seat(peer)[1] for peer in shape.plan.peers}
-        self._todo = [group for group in counted(groups) if len(group.report.members) > 1 or self._has_outer]
+        self._to_begin = list(returns)
+        groups_that_count = counted(groups, self.pipeline_of)
+        self._todo = [group for group in groups_that_count if len(group.report.members) > 1 or self._has_outer]
         self._laid_out: dict[Moment, Vector] = {}
         self._due: dict[Moment, Averaged | tuple[int, Vector]] = {}  # a group, and later its fragment and the mean
         for group in self._todo:
@@ -206,9 +243,9 @@ class GroupReplay:
         is_changed = True
         while is_changed:
             is_changed = any([self._average(group) for group in list(self._todo)])
-            for place in self.replicas.places:
+            for place in list(self.replicas.places):
                 is_changed |= self._visit(place, n_steps[place[1]])
-        left = [group.report for group in self._todo]
+        left = [*(group.report for group in self._todo), *self._to_begin]
         if left or any(self.replicas.n_steps[place] < n_steps[place[1]] for place in self.replicas.places):
             raise LogProblem(f"after {self.replicas.n_steps} local steps of {dict(n_steps)} {left[:1]} is left")
         self._average_states()
@@ -217,9 +254,30 @@ class GroupReplay:
     def _has_outer(self) -> bool:
         return residues.has_outer(self._settings)
 
+    def pipeline_of(self, peer: int, view: int) -> int:
+        """The number of a peer's pipeline in a view."""
+        _, planned = self._plan.seat(peer)
+        came = [n for n, one in enumerate(self._returns) if one.planned == planned and one.admission <= view]
+        return self._plan.n_pipelines + came[-1] if came else planned
+
+    def _give_states(self, place: Place) -> bool:
+        """A replica is between two steps: pipelines that come back with its state take it over, all stages at once.
+        Whether one does."""
+        (stage, pipeline), n_left = place, len(self._to_begin)
+        for one in [one for one in self._to_begin if (one.donor, one.step) == (pipeline, self.replicas.n_steps[place])]:
+            self._taken[stage, one] = self.replicas.states[place]
+            states = [self._taken.get((s, one)) for s in range(self._plan.n_stages)]
+            if None not in states:
+                self._to_begin.remove(one)
+                number = self._plan.n_pipelines + self._returns.index(one)
+                for s, state in enumerate(states):
+                    assert state is not None  # all are there
+                    self.replicas.take_over((s, number), state, one.step)
+        return len(self._to_begin) < n_left
+
     def _moments(self, report: GroupReport | StateMeanReport | HeldOutMeanReport) -> list[Moment]:
         named = zip(report.members, report.steps, strict=True)
-        return [(report.stage, self._pipeline_of[peer], step) for peer, step in named]
+        return [(report.stage, self.pipeline_of(peer, report.view), step) for peer, step in named]
 
     def _visit(self, place: Place, n_steps: int) -> bool:
         """What a replica does where it is: it lays out, adopts a mean that is due, and does its next step. Whether it
@@ -228,7 +286,7 @@ class GroupReplay:
         state = self.replicas.states[place]
         is_new = moment in self._fragments and moment not in self._laid_out
         if is_new:
-            weight = self._settings.weight(self._plan.shares[place[1]])
+            weight = self._weight(place[1])
             vector = residues.exchanged(self._settings, state, self._fragments[moment], weight)
             self._laid_out[moment] = residues.as_sent(self._codec, vector)
         due = self._due.get(moment)
@@ -240,7 +298,8 @@ class GroupReplay:
             self.replicas.set_state(place, residues.averaged(self._settings, state, fragment, mean))
         if moment in self._states:
             self._states[moment] = self.replicas.states[place]
-        return (moment[2] < n_steps and self.replicas.step(place)) or is_new or bool(due)
+        begins = self._give_states(place)
+        return begins or (moment[2] < n_steps and self.replicas.step(place)) or is_new or bool(due)
 
     def _average(self, averaged: Averaged) -> bool:
         """The mean of a group, once all its members have laid out; whether they had."""
@@ -249,7 +308,7 @@ class GroupReplay:
         if any(moment not in self._laid_out for moment in moments):
             return False
         self._todo.remove(averaged)
-        weight = sum(self._settings.weight(self._plan.shares[pipeline]) for _, pipeline, _ in moments)
+        weight = sum(self._weight(pipeline) for _, pipeline, _ in moments)
         sum_of_parts = residues.as_sent(self._codec, residues.total([self._laid_out[moment] for moment in moments]))
         mean = residues.scaled(sum_of_parts, 1 / weight)
         for stage, pipeline, step in moments:
@@ -258,6 +317,9 @@ class GroupReplay:
                 self._due[due] = (group.fragment, mean)
         return True
 
+    def _weight(self, pipeline: int) -> int:
+        return self._settings.weight(self._plan.shares[self.replicas.planned[pipeline]])
+
     def _average_states(self) -> None:
         for (stage, version), report in self._state_means.items():
             states = self._states_of(report)
@@ -265,7 +327,8 @@ class GroupReplay:
             self.means[version, stage] = states[0].unflat(flat)
             if version == self._n_rows and len(states) > 1:
                 for peer in report.members:
-                    self.replicas.set_state((stage, self._pipeline_of[peer]), self.means[version, stage])
+                    place = (stage, self.pipeline_of(peer, report.view))
+                    self.replicas.set_state(place, self.means[version, stage])
         for (stage, version), report in self._held_out_means.items():
             params = [state.params for state in self._states_of(report)]
             self.held_out[version, stage] = residues.scaled(residues.total(params), 1 / len(params))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Install, Key, Message, Restore, Round, SliceKey
+from jaxdt.protocol.events import Boundary, Install, Key, Message, Restore, Round, SliceKey, StateKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
@@ -18,7 +18,7 @@ from jaxdt.spec.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_pus
 from jaxdt.spec.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 
 N_WORDS = 600  # of a state: several slices where those are small
-STEPPED, ADOPTED, PUSHED = "step", "adopt", "push"  # what a trail has
+STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # what a trail has
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
 
@@ -85,6 +85,7 @@ class ResidueTensors:
         self._own: dict[Round, Vector] = {}
         self._slices: dict[SliceKey, Vector] = {}
         self._forgotten: set[Round] = set()
+        self._fetched: dict[tuple[int, int], tuple[int, State]] = {}  # of another replica's state, by words
         self._work: Mapping[str, Callable[[Work, float, tuple[Round, ...]], dict[str, float]]] = {
             FORWARD: self._forward,
             BACKWARD: self._backward,
@@ -296,16 +297,26 @@ class ResidueTensors:
         key = tensor_key(body)
         if isinstance(key, Key):
             return self._take(self._boundaries, key)
+        if isinstance(key, StateKey) and not key.part:
+            return self._given(key)
         if not isinstance(key, SliceKey):
-            return None  # a slice of a state or of a checkpoint's part
+            return None  # a slice of a checkpoint's part
         if key.src is not None:
             return self._own_part(key)
         if key not in self._slices:
             self._missing(f"the sum {key} to send it")
         return self._slices[key]
 
+    def _given(self, key: StateKey) -> tuple[int, State]:
+        """A slice of the own state, which has to be that after as many local steps as are asked for."""
+        if key.version != self.n_steps:
+            self.broken(f"gives its state after {self.n_steps} local steps, asked for is {key}")
+        return self.n_steps, self.state
+
     def put(self, body: Message, src: int, tensor: Any) -> None:
         key = tensor_key(body)
+        if isinstance(key, StateKey) and not key.part:
+            self._fetched[key.lo, key.hi] = tensor
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(key, SliceKey) and key.round not in self._forgotten:
@@ -363,7 +374,17 @@ class ResidueTensors:
         self.broken(f"goes back to {restore}")
 
     def install(self, install: Install) -> None:
-        self.broken(f"takes over a state: {install}")
+        """Take over another replica's state, all slices of which have to be of one moment."""
+        fetched, self._fetched = self._fetched, {}
+        held, found = sum(hi - lo for lo, hi in fetched), set(fetched.values())
+        if held != self.n_words or len(found) != 1:
+            self.broken(f"{install}: has {held} of {self.n_words} words, of the states {found}")
+        self.n_steps, self.state = found.pop()
+        if self.n_steps != install.version:
+            self.broken(f"{install}: the state is that after {self.n_steps} local steps")
+        if any(entry.what != TAKEN_OVER for entry in self.trail):
+            self.broken(f"{install}: it has a state of its own already")
+        self.trail = [TrailEntry(TAKEN_OVER, self.n_steps, self.state)]  # that of a donor before is void
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return residues.mixed(*self.state.flat()) & 0xFFFFFFFF, 1.0, (0.0,)
