@@ -13,6 +13,7 @@ One that is started again asks the members what they know (jaxdt.sync.scheduling
 before all have answered. It counts groups on behind the last that is known, and goes on with those that are open.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
@@ -300,6 +301,9 @@ class GroupScheduler(CountedSteps):
         self.n_committed = self._budget.n_rows
         if rows:
             self._n_groups = [list(of_stage) for of_stage in rows.n_groups]
+        times = [row.step_s for row in rows.new if math.isfinite(row.step_s)] if rows else []
+        for matcher in (matcher for of_stage in self._matchers for matcher in of_stage):
+            matcher.restarted(times[-1] if times else self._config.deadline_floor_s)
         for pipeline in self._pipelines.restore(view, self._budget.n_steps):
             for stage, peer in enumerate(self._pipelines.peers(pipeline)):
                 self._leave(0.0, stage, [peer])  # nobody waits for a group yet

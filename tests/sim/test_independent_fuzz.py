@@ -63,6 +63,13 @@ def test_the_rules_are_put_to_the_test():
     assert enforced and suspended and sizes >= {1, 2, 3} and True in leads and {0, 4} <= codes.keys(), (codes, sizes)
 
 
+def test_pipelines_that_formed_groups_crosswise_before_a_restart_do_not_wait_for_each_other():
+    case = draw_case(2228, "groups")
+    assert case.config.sync.groups.match == "window" and not case.config.sync.groups.window_s
+    outcome, _ = play(case)
+    assert outcome.stopped[COORDINATOR].code == 0
+
+
 def test_equal_seeds_play_equally():
     def events(seed):
         lines = []

@@ -148,6 +148,14 @@ def test_a_window_opens_with_the_first_arrival_and_closes_after_t():
     assert closed_by(rule, readies) == [(6.0, (0, 2), "timeout"), (6.1 + 0.9, (1,), "timeout")]
 
 
+def test_after_a_restart_a_window_of_a_share_ends_though_no_step_is_measured():
+    """Else two pipelines could wait for each other: each has a group at one stage, and none at another."""
+    new, again = matcher(4, connectivity_groups=0), matcher(4, connectivity_groups=0)
+    again.restarted(2.0)
+    assert new.ready(5.0, 2, 9).timer is None
+    assert again.ready(5.0, 2, 9).timer == (5.0 + 2.0 / 4, 1)
+
+
 def test_all_who_are_ready_need_no_window():
     rule = matcher(2, window_s=1.0)
     assert closed_by(rule, [(5.0, 1, 1), (5.5, 0, 1)]) == [(5.5, (0, 1), "full")]

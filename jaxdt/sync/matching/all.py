@@ -32,6 +32,9 @@ class MatchAll:
         self._replicas.add(peer)
         return Matched()
 
+    def restarted(self, step_s: float) -> None:
+        pass
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 

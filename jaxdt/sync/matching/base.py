@@ -65,6 +65,10 @@ class Matcher(Protocol):
         """A replica has come, with the parameters of `donor`."""
         ...
 
+    def restarted(self, step_s: float) -> None:
+        """The coordinator was started again; a local step takes about so many seconds."""
+        ...
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         """Group `number` of the stage, counted from 0 in the order in which groups formed, averages only these members
         (none: nobody), because others of it have left. Survivors do not become ready again for it. It may be told more

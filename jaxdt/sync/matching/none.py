@@ -21,6 +21,9 @@ class MatchNone:
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:
         return Matched()
 
+    def restarted(self, step_s: float) -> None:
+        pass
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 

@@ -63,6 +63,9 @@ class MatchPairs:
             self._places.append(peer)
         return Matched()
 
+    def restarted(self, step_s: float) -> None:
+        pass
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 

@@ -97,6 +97,11 @@ class MatchWindow:
         self._graph.joined(peer, donor)
         return Matched()
 
+    def restarted(self, step_s: float) -> None:
+        """Groups of some have formed by then, perhaps of others at other stages. Then it could be for ever until all
+        are ready, and a window needs an end at once."""
+        self._length.step_time.supposed(step_s)
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         self._graph.replace(number, survivors)
 

@@ -37,6 +37,10 @@ class StepTime:
         if step > n_before:
             self._seconds.append((now_s - began_s) / (step - n_before))
 
+    def supposed(self, seconds: float) -> None:
+        """A first value, before anything is measured."""
+        self._seconds.append(seconds)
+
     def left(self, peer: int) -> None:
         self._began.pop(peer, None)
 
