@@ -40,7 +40,7 @@ def main(command: str, *words: str) -> int:
     text = operator_flags.ask(command, *map(int, words))
     print(table(json.loads(text)) if command == "status" else text)
     if command == "stop" and operator_flags.RUN_DIR.value:
-        print(how_to_go_on(operator_flags.folders().run_dir))
+        print(how_to_go_on(operator_flags.folders().run_dir, makes_one=True))
     return 0
 
 

@@ -19,6 +19,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
@@ -58,6 +59,7 @@ REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and
 PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
 )
+EMULATED = "emulated_network.json"  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
     "The folder of the run": ("run_dir", "resume", "overwrite", "report"),
@@ -74,6 +76,7 @@ def main() -> int:
     if PRINT_CONFIG.value:
         print(config_table(checked.config, checked.plan))
         return 0
+    check_used_flags()
     checked = api.with_codecs(checked, say)
     if EMIT.value:
         check_hosts(checked.plan)
@@ -140,6 +143,20 @@ def saved(run_dir: Path) -> str:
     return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
 
 
+def check_used_flags() -> None:
+    """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
+    own = Path(EMIT.value) / run_dirs.EMITTED_RUN_DIR if EMIT.value else None
+    if own and run_flags.RUN_DIR.value not in (None, str(own)):
+        raise BadInput(f"--run_dir: got {run_flags.RUN_DIR.value}, expected none with --emit, whose run is in {own}")
+    if own and PIN.value:
+        raise BadInput("--pin: is for the peers of this machine, expected no --emit")
+    if HOSTS.value and not EMIT.value:
+        raise BadInput("--hosts: is read with --emit=DIR only, which writes what each host needs")
+    cut = [name for name in flags.FLAGS["config"].override_values if name.startswith("plan.")]
+    if run_flags.PLAN.value and cut:
+        say(f"--config.{', --config.'.join(cut)}: not read, since --plan={run_flags.PLAN.value} says it")
+
+
 def check_hosts(plan: Plan) -> None:
     """BadInput unless every peer has a host and a port."""
     peers = sorted(plan.peers)
@@ -161,14 +178,16 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
     resume_flags.save(folder, checked.options, hosts=",".join(HOSTS.value), port=str(PORT.value))
-    shared = [*run_dirs.job_flags(folder), f"--run_dir={run_dir}", *resumed]
+    emulated = with_network(folder, checked.options)
+    shared = [*run_dirs.job_flags(folder), f"--run_dir={run_dir}", *resumed, *api.process_flags(emulated)]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
     own_flags += api.network_flags(checked.options)
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
-    needed = {host: ["config.json", "config.py", "plan.json", "run"] for host in HOSTS.value}
+    files = ["config.json", "config.py", "plan.json", "run", *([EMULATED] if emulated.emulate else [])]
+    needed = {host: list(files) for host in HOSTS.value}
     needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
     print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
@@ -181,19 +200,28 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     for host, names in needed.items():
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
     if checked.plan.workers:
-        _emit_workers(folder, run_dir, checked.plan.workers, format_address(coordinator))
+        shared_by_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
+        _emit_workers(folder, checked.plan.workers, [*shared_by_workers, *api.process_flags(emulated)])
     operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
     print_line(f"to end the run early: python scripts/fleet.py stop {operator}")
 
 
-def _emit_workers(folder: Path, run_dir: Path, workers: Sequence[int], coordinator: str) -> None:
+def with_network(folder: Path, options: api.LaunchOptions) -> api.LaunchOptions:
+    """The options with a copy of the emulated network in the folder, for the hosts."""
+    if not options.emulate:
+        return options
+    (folder / EMULATED).write_bytes(Path(options.emulate).read_bytes())
+    return replace(options, emulate=folder / EMULATED)
+
+
+def _emit_workers(folder: Path, workers: Sequence[int], shared: Sequence[str]) -> None:
     """A pool's workers may run on any hosts, and ask the coordinator for the job of the run."""
     for worker in workers:
-        own_flags = [f"--peer={worker}", f"--join={coordinator}", "--as=worker", f"--run_dir={run_dir}"]
-        own_flags.append(run_dirs.token_flag(folder, f"worker_{worker}", worker))
-        _write_flags(folder / f"worker_{worker}.flags", own_flags)
+        token = run_dirs.token_flag(folder, f"worker_{worker}", worker)
+        _write_flags(folder / f"worker_{worker}.flags", [f"--peer={worker}", *shared, token])
         print_line(f"on any host: python scripts/train.py --flagfile={folder}/worker_{worker}.flags")
-    print_line(f"the host of worker N needs of {folder}: worker_N.flags, credentials/worker_N.token")
+    network = f", {EMULATED}" if (folder / EMULATED).exists() else ""
+    print_line(f"the host of worker N needs of {folder}: worker_N.flags, credentials/worker_N.token{network}")
 
 
 def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:

@@ -25,6 +25,7 @@ from typing import NoReturn
 from absl import flags
 
 from jaxdt.cli import gpu_flags, memory_settings, run_flags
+from jaxdt.spec.errors import BadInput
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
@@ -45,6 +46,8 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 
 
 def main() -> NoReturn:
+    if flags.FLAGS["join"].present and not JOIN.value:
+        raise BadInput("--join: got '', expected the coordinator's host:port, which is in its coordinator_address")
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     if JOIN.value:
         run_flags.check_joinable(JOIN.value)

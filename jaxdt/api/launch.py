@@ -193,6 +193,7 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     replaced = ""
     if options.resume:
         if not run_dirs.has_checkpoints(run_dir):  # nothing is written there then
+            run_dirs.check_not_live(run_dir)
             raise BadInput(f"{run_dir}: holds no complete checkpoint; with --overwrite the run starts again")
     else:
         replaced = run_dirs.clear(run_dir, options.overwrite)

@@ -83,10 +83,10 @@ class Operations:
         match request.command:
             case "pause":
                 self.state = replace(self.state, paused=True)
-                return f"pauses: step {progress.n_committed} is computed, and committed when the run is resumed"
+                return f"pauses: step {progress.n_committed + 1} is computed, and committed when the run is resumed"
             case "resume":
                 self.state = replace(self.state, paused=False)
-                return f"goes on with step {progress.n_committed}"
+                return f"goes on with step {progress.n_committed + 1}"
             case "checkpoint":
                 self._wants_checkpoint = True
                 return f"makes a checkpoint of {progress.n_committed + 1} steps"

@@ -84,6 +84,7 @@ from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 
+PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
 PAUSED_S = 0.2  # a machine is told of longer pauses
@@ -143,8 +144,9 @@ def may_be_last(event: Event) -> bool:
 class Loop:
     """Drives `machine` until it stops. `report` is called with every report of the machine, on the loop's thread.
 
-    `transport` is set before `run`. A peer has `tensors` as soon as its compute thread has made them, and that thread
-    takes the loop's `work` (jaxdt.runtime.compute). A coordinator has a `durable` store, and no compute thread."""
+    `transport` is set before `run`, and `process` where this machine is to count as another process of the peer. A peer
+    has `tensors` as soon as its compute thread has made them, and that thread takes the loop's `work`
+    (jaxdt.runtime.compute). A coordinator has a `durable` store, and no compute thread."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class Loop:
         self._last_step = 0
         self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
-        self.process = secrets.randbelow(1 << 31)  # tells this process, with this machine, from others of the same peer
+        self.process = PROCESS
         self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread

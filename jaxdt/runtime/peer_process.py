@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import secrets
 import threading
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
     newcomer does: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state
     from the peers that hold it. Where replicas may differ a peer that was put out begins anew in the same way."""
     peer, joins = options.peer, options.joins
-    has_moved = False
+    has_moved = begins_anew = False
     while True:
         served = _planned_stage(job, peer) if joins is None else _joined_stage(job, peer, joins)
         checkpointer = job.checkpointer(served.stage)
@@ -110,6 +111,8 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
             trace = Trace(trace_file.write, served.from_step + job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
             loop = Loop(peer, served.machine, trace, log.report, checkpointer, queue_bytes=queue_bytes)
+            if begins_anew:  # what is still on its way to the machine before is not for this one
+                loop.process = secrets.randbelow(1 << 31)
             address = start_transport(job, loop, peer, options.own, coordinator)
             loop.transport.connect(COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
@@ -123,7 +126,8 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
                 return Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
             compute_thread.join()  # only then is there room for the arrays of the next stage
         has_moved = True
-        if not replicas_may_differ(job.config):
+        begins_anew = replicas_may_differ(job.config)
+        if not begins_anew:
             joins = JoinedStage(end.stage, max(end.version, served.from_step))
         elif refused := _claim(job, options, coordinator, log, stop_requests):  # it begins anew in its own place
             return refused

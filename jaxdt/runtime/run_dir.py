@@ -144,6 +144,12 @@ def _content(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.iterdir() if path.name != LOCK]
 
 
+def check_not_live(run_dir: Path) -> None:
+    """BadInput if a run goes on in the folder."""
+    if (run_dir / LOCK).exists():
+        os.close(hold(run_dir))
+
+
 def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
     """Lock the folder. Returns a file descriptor that keeps other runs out while this process lives, or a child that
     inherits it. BadInput if a run goes on there. The processes of a run whose launcher was killed need a moment to end:

@@ -76,7 +76,7 @@ def run():
 
 def test_a_pause_holds_back_the_step_that_all_are_prepared_for(run):
     answer, actions = ask(run, "pause")
-    assert answer == OperatorAnswer(True, "pauses: step 0 is computed, and committed when the run is resumed")
+    assert answer == OperatorAnswer(True, "pauses: step 1 is computed, and committed when the run is resumed")
     assert [persist.value["paused"] for persist in of(actions, Persist)] == [True]
     assert not of(run.prepare(0), Persist)
     answer, actions = ask(run, "resume")

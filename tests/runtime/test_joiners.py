@@ -20,7 +20,7 @@ from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.joining import ask_to_join, credential_for
-from jaxdt.runtime.loop import PROCESS, Loop
+from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
@@ -58,7 +58,7 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
     loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, checkpointer)
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     name = f"{welcome.run}, {welcome.fingerprint}"
-    settings = TransportSettings(incarnation=PROCESS)
+    settings = TransportSettings(incarnation=loop.process)
     loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks, settings)
     host, port = loop.transport.start()
     loop.transport.connect(COORDINATOR, parse_address("coordinator", address))

@@ -130,6 +130,8 @@ OTHERWISE |= {
     "held_out_mean",
     "push",
     "pull",
+    "snapshot",
+    "kept",
 }
 
 

@@ -1,4 +1,4 @@
-"""Thirty-one mistakes that people make in their first hour: each is refused in one line that names the remedy, with
+"""Thirty-three mistakes that people make in their first hour: each is refused in one line that names the remedy, with
 exit code 2, and nothing is started or written."""
 
 import json
@@ -45,6 +45,14 @@ MISTAKES = {
     "a plan of another model": (f"{TRAIN} --plan=plan3.json", "made for 3 layers, the model has 4"),
     "more CPUs than there are": (f"{TRAIN} --pin=5000", "expected 0, which lets them share"),
     "nothing to resume": ("launch --resume --run_dir=new", "holds no run, expected the folder of one"),
+    "hosts without a folder for them": (
+        "launch --config=configs/two_hosts.py --run_dir=new --hosts=a,b",
+        "--hosts: is read with --emit=DIR only, which writes what each host needs",
+    ),
+    "a folder that the emitted one has": (
+        "launch --config=configs/two_hosts.py --run_dir=new --emit=new --hosts=a,b",
+        "--run_dir: got new, expected none with --emit, whose run is in new/run_dir",
+    ),
     "the flag file of another script": (
         "coordinate --flagfile=host_0.flags",
         "--peer: unknown flag, given by host_0.flags: is it another script's?",
@@ -120,7 +128,7 @@ def script_of(name: str) -> str:
 
 
 def test_each_mistake_is_one_line_that_names_the_remedy(folder):
-    assert len(MISTAKES) == 31
+    assert len(MISTAKES) == 33
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     commands = [typed.split() for typed, _ in MISTAKES.values()]
     results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)
@@ -136,8 +144,9 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
     [
         ("--flagfile=coordinator.flags", "coordinator.flags does not give it: is it another script's?"),
         ("--join=127.0.0.1:9 --run_dir=new --token=abc", "--token: got abc, expected a file NAME.token"),
+        ("--join= --run_dir=new", "--join: got '', expected the coordinator's host:port"),
     ],
-    ids=["the coordinator's flags for a host", "a token that is none"],
+    ids=["the coordinator's flags for a host", "a token that is none", "the address of no run"],
 )
 def test_a_mistake_at_a_host_is_one_line_before_jax_is_loaded(typed, remedy, folder):
     environment = os.environ | MALLOC_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}

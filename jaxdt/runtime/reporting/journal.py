@@ -220,7 +220,7 @@ class Journal:
         """The steps since the checkpoint are undone, and their metrics are deleted."""
         self._metrics.cut(report.to)
         self._history.went_back(time.monotonic(), len(report.again))
-        lost = f"lost steps {report.again[0]} to {report.again[-1]}" if report.again else "no step is lost"
+        lost = f"lost steps {report.again[0] + 1} to {report.again[-1] + 1}" if report.again else "no step is lost"
         self._display.print(f"back from step {report.step} to the checkpoint of {report.to} steps; {lost}")
 
     def _done(self, report: DoneReport) -> None:
