@@ -89,6 +89,9 @@ class ServerGate:
         self.n_added[peer] = self.n_added[donor]
         return Matched()
 
+    def restarted(self, step_s: float) -> None:
+        pass
+
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
