@@ -22,22 +22,18 @@ VOCAB_SIZE = 256  # bytes
 N_STEPS = 2000
 OUTER = GroupsConfig(match="all", outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
 H_50, H_200 = "DiLoCo, H = 50", "DiLoCo, H = 200"
+H_50_LOWER = "DiLoCo, H = 50, outer momentum 0.5"
 ALL_REDUCE = "all-reduce, H = 1"
 RULES: dict[str, GroupsConfig | None] = {
     ALL_REDUCE: None,
     "DiLoCo, H = 10": replace(OUTER, every_steps=10),
     H_50: replace(OUTER, every_steps=50),
     H_200: replace(OUTER, every_steps=200),
-    "DiLoCo, H = 50, outer momentum 0.5": replace(OUTER, every_steps=50, outer_momentum=0.5),
+    H_50_LOWER: replace(OUTER, every_steps=50, outer_momentum=0.5),
     "local SGD, H = 50": GroupsConfig(match="all", every_steps=50),
     "streaming, H = 50": replace(OUTER, every_steps=50, fragments=2, lag_steps=2, mix_frac=0.5),
 }
-SEEDS: dict[str, tuple[int, ...]] = {  # so far; a rule without any has no row
-    ALL_REDUCE: (0,),
-    H_50: (0,),
-    "DiLoCo, H = 50, outer momentum 0.5": (0,),
-    "local SGD, H = 50": (0,),
-}
+SEEDS: dict[str, tuple[int, ...]] = dict.fromkeys(RULES, (0,)) | dict.fromkeys((ALL_REDUCE, H_50, H_50_LOWER), (0, 1))
 GAP_MAX = 0.05  # nats per byte at H = 50
 EVALUATED = range(200, N_STEPS + 1, 200)  # as the config says
 FLOAT_BYTES = 4
@@ -130,7 +126,7 @@ def targets(curves: Curves) -> str:
     for rule in (rule for rule in curves if rule != ALL_REDUCE):
         found = gaps(rule, curves)
         target, met = ("as found", "-")
-        if rule == H_50:
+        if rule in (H_50, H_50_LOWER):
             target, met = f"at most {GAP_MAX:g}", "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
         rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
     return table(["what", "target", "ours", "met"], rows)
@@ -187,7 +183,8 @@ ASSUMPTIONS = (
     "mean is taken 2 steps after it was asked for, and mixed half and half with a replica's own parameters.",
     "A trainer in plain jax in one process, without the machines of a run; a test holds its losses against theirs. "
     "Bytes are those of the exchange of parameters in fp32.",
-    f"Not made yet: {', '.join(rule for rule in RULES if rule not in SEEDS)}; three seeds of each.",
+    "The outer momentum 0.5 was chosen after 0.9 had missed the target with seed 0; no other one was tried. Three seeds "
+    "of each row are not made yet.",
     "Trained values repeat on one build and one kind of CPU. A run takes about 13 CPU minutes; one that was stopped "
     f"goes on from its state in {STATES.relative_to(ROOT)}.",
 )
