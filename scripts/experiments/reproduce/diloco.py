@@ -183,8 +183,8 @@ ASSUMPTIONS = (
     "mean is taken 2 steps after it was asked for, and mixed half and half with a replica's own parameters.",
     "A trainer in plain jax in one process, without the machines of a run; a test holds its losses against theirs. "
     "Bytes are those of the exchange of parameters in fp32.",
-    "The outer momentum 0.5 was chosen after 0.9 had missed the target with seed 0; no other one was tried. Three seeds "
-    "of each row are not made yet.",
+    "The outer momentum 0.5 was chosen after 0.9 had missed the target with seed 0; no other one was tried. Three "
+    "seeds of each row are not made yet.",
     "Trained values repeat on one build and one kind of CPU. A run takes about 13 CPU minutes; one that was stopped "
     f"goes on from its state in {STATES.relative_to(ROOT)}.",
 )
