@@ -66,6 +66,7 @@ def get_config():
     return config
 """
 PLAN = plans.to_json(Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (1,)))
+EMITTED = ("--emit={dir}/run", "--run_dir={dir}/run/run_dir")  # every case has a --run_dir
 MODEL = serialize.write(gpt_config("debug"))
 
 
@@ -231,8 +232,8 @@ def test_launching(files):
             "made with tokens of SHA256 abc, this run has",
         ),
         "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json.copies: got 'two', expected int"),
-        "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
-        "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
+        "hosts": ([*EMITTED, "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
+        "no port left": ([*EMITTED, "--hosts=a,b", "--port=65534"], "--port: got 65534"),
         "no GPU": (["--gpus_per_peer=1"], "--gpus_per_peer: got 1, but jax finds no GPU on this machine"),
         "no GPU for the run": (["--config.platform=gpu"], "platform: got gpu, but jax finds no GPU on this machine"),
         "a part of two GPUs": (["--gpus_per_peer=2/3"], "--gpus_per_peer: got '2/3', expected"),
