@@ -25,6 +25,9 @@ from typing import NoReturn
 from absl import flags
 
 from jaxdt.cli import gpu_flags, memory_settings, run_flags
+from jaxdt.protocol.events import Leave, Stop
+from jaxdt.runtime.reporting.peer_log import PeerLog, named
+from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 from jaxdt.spec.errors import BadInput
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
@@ -61,7 +64,11 @@ def main() -> NoReturn:
 
 def member() -> NoReturn:
     """Be a peer of the plan, or a newcomer. What may be refused is done before jax is loaded, which takes seconds."""
+    from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime.coordinator_folder import check_not_ended
+    from jaxdt.runtime.joining import claim_peer
+    from jaxdt.runtime.net.address import parse_address
+    from jaxdt.runtime.transport_setup import OwnAddress
 
     if JOIN.value:
         job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
@@ -72,27 +79,29 @@ def member() -> NoReturn:
         job = run_flags.job(COORDINATOR.value, PEER.value)
         check_not_ended(job)
         peer, welcome = PEER.value, None
+    name, own = f"peer {peer}", OwnAddress(LISTEN.value, ADVERTISE.value)
+    coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
+    log = PeerLog(name, coordinator, job.config.train.steps)
+    stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)
+    if not welcome and (refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report)):
+        end_with(name, refused)
+    stop_requests.end_by(lambda request: end_with(name, requested_stop(request, "left before it was let in")))
     set_up_jax(job.config.platform)
-    from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime import peer_process
-    from jaxdt.runtime.reporting.peer_log import named
-    from jaxdt.runtime.transport_setup import OwnAddress
 
     joins = peer_process.JoinedStage(welcome.stage, welcome.n_committed) if welcome else None
     options = peer_process.PeerOptions(
         peer=peer,
         coordinator=JOIN.value or COORDINATOR.value,
-        own=OwnAddress(LISTEN.value, ADVERTISE.value),
+        own=own,
         n_devices=DEVICES.value or max(1, len(GPUS.value)),
-        stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         joins=joins,
     )
-    stop = peer_process.run_peer(job, options)
-    last_line = named(f"peer {options.peer}", stop.reason)
+    stop = peer_process.run_peer(job, options, log, stop_requests)
     if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it
-        print(f"{last_line}; it asks again", flush=True)
+        print(f"{named(name, stop.reason)}; it asks again", flush=True)
         os.execv(sys.executable, sys.orig_argv)
-    end(last_line, stop.code)
+    end_with(name, stop)
 
 
 def worker() -> NoReturn:
@@ -105,8 +114,7 @@ def worker() -> NoReturn:
     ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
     n_devices = DEVICES.value or max(1, len(GPUS.value))
     stop = run_worker(job, welcome, WorkerOptions(JOIN.value, ask, n_devices, run_flags.STOP_WITH_PARENT.value))
-    name = f"worker {welcome.peer}: "
-    end(stop.reason if stop.reason.startswith(name) else name + stop.reason, stop.code)
+    end_with(f"worker {welcome.peer}", stop)
 
 
 def set_up_jax(platform: str) -> None:
@@ -117,13 +125,13 @@ def set_up_jax(platform: str) -> None:
     jax_setup.check_platform("gpu" if GPUS.value else platform)
 
 
-def end(last_line: str, code: int) -> NoReturn:
+def end_with(name: str, stop: Stop) -> NoReturn:
     """End this process: the compute thread may be inside XLA, where the interpreter's own exit would abort it."""
     with contextlib.suppress(OSError):  # the log may be on a disk that is full
-        print(last_line, file=sys.stderr if code else sys.stdout)
+        print(named(name, stop.reason), file=sys.stderr if stop.code else sys.stdout)
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    os._exit(stop.code)
 
 
 if __name__ == "__main__":

@@ -134,21 +134,21 @@ def claim_peer(
     job: RunJob,
     peer: int,
     coordinator: Address,
-    listen: str,
+    own: OwnAddress,
     stop_requests: StopRequests,
     report: Callable[[Report], None],
-) -> Stop:
-    """Ask the coordinator whether this process may be `peer` and would listen at `listen`. The Stop has code 0 and no
-    reason if it may; else it says why this process has to end. `report` is called while the coordinator is away."""
+) -> Stop | None:
+    """Wait until this process may be `peer`. The Stop says why it may not and has to end. `report` is called while the
+    coordinator is away."""
     temporary_id = _temporary_id(peer)
-    machine = Claimant(job.run, peer, temporary_id, _where(listen or "no address"))
+    machine = Claimant(job.run, peer, temporary_id, _where(own.advertise or own.listen or "no address"))
     loop = Loop(temporary_id, machine, Trace(lambda text: None), report)
     start_transport(job, loop, temporary_id, OwnAddress(""))
     loop.transport.connect(COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)
     answer = loop.run("")
     assert isinstance(answer, Stop), "only a peer moves to another stage"
-    return answer
+    return answer if answer.code or answer.reason else None
 
 
 def _where(listen: str) -> str:

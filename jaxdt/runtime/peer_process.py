@@ -10,7 +10,7 @@ from jaxdt.build import RunStart, build_newcomer, build_peer, replicas_may_diffe
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
-from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Restore, Stop
+from jaxdt.protocol.events import COORDINATOR, Ready, Restore, Stop
 from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
@@ -47,7 +47,6 @@ class PeerOptions:
     coordinator: "host:port".
     own: where the peer listens, and where others reach it.
     n_devices: local devices over which the stage's microbatches are spread.
-    stop_with_parent: end when standard input ends.
     joins: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
     """
 
@@ -55,7 +54,6 @@ class PeerOptions:
     coordinator: str
     own: OwnAddress
     n_devices: int = 1
-    stop_with_parent: bool = False
     joins: JoinedStage | None = None
 
 
@@ -72,25 +70,11 @@ class ServedStage:
     from_step: int
 
 
-def run_peer(job: RunJob, options: PeerOptions) -> Stop:
-    """Be one peer of the run until the run or the peer ends. A process of a peer of the plan first asks whether it may
-    be that peer: another one may run."""
-    stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
-    coordinator = parse_address("coordinator", options.coordinator)
-    log = PeerLog(f"peer {options.peer}", coordinator, job.config.train.steps)
-    if options.joins is None and (refused := _claim(job, options, coordinator, log, stop_requests)):
-        return refused
+def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: StopRequests) -> Stop:
+    """Be one peer of the run until the run or the peer ends: a newcomer, or a peer of the plan that may be it
+    (`jaxdt.runtime.joining.claim_peer`)."""
     with shared(job.run_dir):
-        return _serve(job, options, coordinator, log, stop_requests)
-
-
-def _claim(
-    job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests
-) -> Stop | None:
-    """Wait until this process may be its peer; why it may not, if it has to end."""
-    listen = options.own.advertise or options.own.listen
-    answer = claim_peer(job, options.peer, coordinator, listen, stop_requests, log.report)
-    return answer if answer.code or answer.reason else None
+        return _serve(job, options, parse_address("coordinator", options.coordinator), log, stop_requests)
 
 
 def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests) -> Stop:
@@ -129,8 +113,8 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
         begins_anew = replicas_may_differ(job.config)
         if not begins_anew:
             joins = JoinedStage(end.stage, max(end.version, served.from_step))
-        elif refused := _claim(job, options, coordinator, log, stop_requests):  # it begins anew in its own place
-            return refused
+        elif refused := claim_peer(job, peer, coordinator, options.own, stop_requests, log.report):
+            return refused  # else it begins anew in its own place
 
 
 def _planned_stage(job: RunJob, peer: int) -> ServedStage:

@@ -4,8 +4,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
-from jaxdt.protocol.events import Event, Interrupted
+from jaxdt.protocol.events import Event, Interrupted, Stop
 from jaxdt.runtime.loop import Loop
 
 
@@ -21,6 +22,7 @@ class StopRequests:
 
     def __init__(self, on_interrupt: Event, on_terminate: Event, stop_with_parent: bool):
         self._loop: Loop | None = None
+        self._end: Callable[[Event], None] | None = None
         self._requests: list[Event] = []
         self._first = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_terminate}
         for number in self._first:
@@ -36,9 +38,15 @@ class StopRequests:
     def deliver_to(self, loop: Loop) -> None:
         """Deliver requests to this loop from now on. It also gets all earlier requests: the loop before it may have
         ended without handling them."""
-        self._loop = loop
+        self._loop, self._end = loop, None
         for event in self._requests:
             loop.post(event)
+
+    def end_by(self, end: Callable[[Event], None]) -> None:
+        """Until there is a loop again, call `end` with each request; and now with the first one, if there was one."""
+        self._loop, self._end = None, end
+        if self.first:
+            end(self.first)
 
     def _on_signal(self, number: int) -> None:
         event = self._first.get(signal.Signals(number), Interrupted())
@@ -49,6 +57,8 @@ class StopRequests:
         self._requests.append(event)
         if self._loop:
             self._loop.post(event)
+        elif self._end:
+            self._end(event)
 
     def _watch_parent(self) -> None:
         received = b""
@@ -60,3 +70,10 @@ class StopRequests:
                 self._add(Interrupted(int(code), reason))
                 return
         self._add(Interrupted())
+
+
+def requested_stop(request: Event, left: str) -> Stop:
+    """How a process ends that takes no part at the moment, when it is asked to. `left`: the reason if it may leave."""
+    if isinstance(request, Interrupted):
+        return Stop(request.code, request.reason)
+    return Stop(0, left)

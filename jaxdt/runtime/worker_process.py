@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jaxdt.build import RunStart, WorkerPlace, build_worker
 from jaxdt.membership.worker_membership import LOST
 from jaxdt.model.stage import StageFunctions, computes_on
-from jaxdt.protocol.events import Interrupted, Leave, Ready, Stop, Welcome
+from jaxdt.protocol.events import Leave, Ready, Stop, Welcome
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
@@ -27,7 +27,7 @@ from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.peer_log import PeerLog
 from jaxdt.runtime.run_dir import shared
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.stop_requests import StopRequests
+from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
@@ -88,7 +88,7 @@ def _with_server(
     said = ""
     while welcome.server is None:
         if request := stop_requests.first:
-            return request_stop(welcome.peer, request)
+            return requested_stop(request, f"worker {welcome.peer}: left the run")
         time.sleep(ASKS_EVERY_S)
         what = f"waits for a server of stage {welcome.stage}"
         try:
@@ -106,13 +106,6 @@ def _with_server(
             f"--as: server {welcome.server} has no address that a worker can dial, expected one that listens (--listen)"
         )
     return welcome
-
-
-def request_stop(peer: int, request: object) -> Stop:
-    """How a worker ends that is asked to while it computes for nobody."""
-    if isinstance(request, Interrupted):
-        return Stop(request.code, request.reason)
-    return Stop(0, f"worker {peer}: left the run")
 
 
 def _compute_for(

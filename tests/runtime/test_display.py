@@ -178,3 +178,40 @@ def test_a_job_in_the_background_has_no_terminal_of_its_own(tmp_path):
         "launched True",
         "log False",
     ]
+
+
+MODES = """
+import termios
+from jaxdt.runtime.reporting.console import no_echo_of_interrupts
+
+def shows():
+    return bool(termios.tcgetattr(1)[3] & termios.ECHOCTL)
+
+before = shows()
+try:
+    with no_echo_of_interrupts():
+        during = shows()
+        raise KeyError
+except KeyError:
+    print(before, during, shows())
+"""
+
+
+def test_a_terminal_shows_no_interrupt_within_the_table_and_does_afterwards():
+    ours, theirs = os.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", MODES], stdin=theirs, stdout=theirs, check=True, cwd=ROOT)
+        assert os.read(ours, 100).split() == [b"True", b"False", b"True"]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    done = subprocess.run([sys.executable, "-c", NO_TERMINAL], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "goes on\n"
+
+
+NO_TERMINAL = """
+from jaxdt.runtime.reporting.console import no_echo_of_interrupts
+
+with no_echo_of_interrupts():
+    print("goes on")
+"""

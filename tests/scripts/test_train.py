@@ -16,16 +16,20 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from jaxdt.cli import run_flags
 from jaxdt.protocol.events import Stop, Welcome
+from jaxdt.runtime import joining
 
-code, *argv = sys.argv[1:]
-job = SimpleNamespace(config=SimpleNamespace(platform="any"), run_dir=Path("no folder"))
+code, refused, *argv = sys.argv[1:]
+config = SimpleNamespace(platform="any", train=SimpleNamespace(steps=9))
+job = SimpleNamespace(config=config, run_dir=Path("no folder"))
 run_flags.job = lambda coordinator, peer: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
+joining.claim_peer = lambda *_: Stop(2, refused) if refused else None
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
-jax_setup.set_up_jax = jax_setup.check_platform = lambda *_: None
+jax_setup.set_up_jax = lambda *_: print("loads jax", flush=True)
+jax_setup.check_platform = lambda *_: None
 peer_process.PeerOptions = lambda **fields: SimpleNamespace(**fields)
 peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
-peer_process.run_peer = lambda job, options: Stop(int(code), "its end")
+peer_process.run_peer = lambda job, options, log, stop_requests: Stop(int(code), "its end")
 sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
 def again(program, words):
     print("again" if (program, words) == (sys.executable, sys.orig_argv) else words)
@@ -35,6 +39,7 @@ sys.argv = argv
 sys.path.insert(0, str(Path(argv[0]).parent))  # as where the script is run
 runpy.run_path(argv[0], run_name="__main__")
 """
+JAX = "loads jax\n"
 JOINS = "asks the coordinator at 127.0.0.1:9 to join\npeer 7: joins for stage 1, after 5 steps of the run; loads jax\n"
 JOIN = "--join=127.0.0.1:9"
 PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
@@ -43,22 +48,33 @@ PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 @pytest.mark.parametrize(
     ("code", "flags", "ends_with", "prints"),
     [
-        (6, (JOIN,), 99, JOINS + "peer 7: its end; it asks again\nagain\n"),
-        (3, (JOIN,), 3, JOINS + "peer 7: its end\n"),
-        (6, PLANNED, 6, "peer 1: its end\n"),
+        (6, (JOIN,), 99, JOINS + JAX + "peer 7: its end; it asks again\nagain\n"),
+        (3, (JOIN,), 3, JOINS + JAX + "peer 7: its end\n"),
+        (6, PLANNED, 6, JAX + "peer 1: its end\n"),
     ],
     ids=["a newcomer that is forgotten", "a newcomer that is lost", "a peer of the plan"],
 )
 def test_a_newcomer_that_the_run_has_forgotten_asks_again(tmp_path, code, flags, ends_with, prints):
+    assert trained(tmp_path, code, "", *flags) == (ends_with, prints)
+
+
+def test_a_second_process_of_a_peer_ends_before_it_loads_jax(tmp_path):
+    assert trained(tmp_path, 0, "runs at h:1 and answers", *PLANNED) == (2, "peer 1: runs at h:1 and answers\n")
+
+
+def trained(run_dir, code, refused, *flags):
+    """The exit code of train.py and what it prints, where a peer of the plan is `refused` for a reason, or not for '',
+    and a peer ends with `code`."""
     environment = os.environ | MALLOC_ENVIRONMENT  # with these settings train.py does not start itself anew
     command = [
         sys.executable,
         "-c",
         PROGRAM,
         str(code),
+        refused,
         str(ROOT / "scripts/train.py"),
-        f"--run_dir={tmp_path}",
+        f"--run_dir={run_dir}",
         *flags,
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == ends_with and done.stdout + done.stderr == prints
+    return done.returncode, done.stdout + done.stderr

@@ -31,7 +31,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import UnreachedReport
 
-GRANTED_S = 10.0  # an admitted process says hello within it
+GRANTED_S = 20.0  # an admitted process loads jax and says hello within it
 SAID_S = 2.0  # a process that has not reached the coordinator by then says so, and again after waits that double
 HEARD_HEARTBEATS = 2.0  # what arrives later than so many heartbeats after a question was said after the question
 

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import sys
+import termios
+from collections.abc import Iterator
 
 
 def print_line(line: str) -> None:
@@ -24,3 +26,26 @@ def has_own_terminal() -> bool:
     except OSError:  # of another session
         return True
     return foreground == os.getpgrp() and sys.stdin is not None and sys.stdin.isatty()
+
+
+@contextlib.contextmanager
+def no_echo_of_interrupts() -> Iterator[None]:
+    """The terminal does not show Ctrl-C as ^C meanwhile: within a table that would make a line longer than the table
+    counts on, so that the next drawing begins a line too low. Nothing changes if standard output is no terminal."""
+    try:
+        before = termios.tcgetattr(sys.stdout.fileno())
+    except (termios.error, OSError):
+        yield
+        return
+    modes = list(before)
+    modes[3] &= ~termios.ECHOCTL
+    _set_modes(modes)
+    try:
+        yield
+    finally:
+        _set_modes(before)
+
+
+def _set_modes(modes: list) -> None:
+    with contextlib.suppress(termios.error):  # the terminal may be gone
+        termios.tcsetattr(sys.stdout.fileno(), termios.TCSADRAIN, modes)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jaxdt.protocol.events import WORKERS
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
-from jaxdt.runtime.reporting.console import has_own_terminal, print_line
+from jaxdt.runtime.reporting.console import has_own_terminal, no_echo_of_interrupts, print_line
 from jaxdt.runtime.reporting.pool_summary import aggregation_frac, summary_lines
 from jaxdt.spec.plan import Plan
 
@@ -43,6 +43,7 @@ class Display:
         self._printed_s = 0.0
         self._drawn_s = 0.0
         self._live: Live | None = None
+        self._while_live = contextlib.ExitStack()
         columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns)
         self._task = self._progress.add_task("steps", total=n_steps)
@@ -54,6 +55,7 @@ class Display:
                 self._live.update(self._table())
                 self._live.stop()
             self._live = None
+        self._while_live.close()
         self._draws = False
 
     def ended(self) -> None:
@@ -144,6 +146,7 @@ class Display:
         """Draw the table, unless it was drawn a moment ago: heartbeats come all the time."""
         now_s = time.monotonic()
         if self._draws and not self._live:  # not before: the launcher prints a line first, which would go amiss
+            self._while_live.enter_context(no_echo_of_interrupts())
             self._live = Live(self._table(), console=Console(), refresh_per_second=4)
             self._live.start()
         if self._live and now_s - self._drawn_s >= TABLE_EVERY_S:
