@@ -80,6 +80,21 @@ def test_a_value_that_nobody_has_simulated_is_refused():
     assert Results().get(job) == [1.23456789]
 
 
+def test_values_that_a_page_lacks_are_added_with_their_own_commit(tmp_path):
+    (tmp_path / FILE).write_text('{"commit": "1111111"}\n{"of": "a", "values": [1.0]}\n')
+    jobs = [Job("a", 1, lambda: [5.0]), Job("b", 1, lambda: [2.0]), Job("c", 1, lambda: [3.0])]
+    results = read(tmp_path, adds="2222222")
+    results.fill(jobs[:2])
+    (tmp_path / FILE).write_text(results.lines())
+    assert results.commits() == "1111111, 1 of 2 at 2222222"
+    results = read(tmp_path, adds="3333333")
+    assert [results.get(job) for job in jobs] == [[1.0], [2.0], [3.0]]
+    assert results.commits() == "1111111, 1 of 3 at 2222222, 1 of 3 at 3333333"
+    again = Results(commit=results.commit, added=results.added)  # as --check makes them
+    again.fill(jobs)
+    assert again.lines() == results.lines().replace("1.0", "5.0")
+
+
 def test_a_sample_is_of_small_jobs_and_spread_over_all():
     results = Results()
     for size in range(100):

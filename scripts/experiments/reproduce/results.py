@@ -3,13 +3,14 @@
 A page is written from these values alone. With the committed ones it is written again in a second, without a
 simulation, so a test compares every page with its text. A value that the page asks for and the file does not hold means
 that the page's inputs have changed; a sample that is simulated again tells whether the simulator has. The file's first
-line names the commit at which its values were simulated.
+line names the commit at which its values were simulated; a value that was added later names its own.
 """
 
+import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import MISSING, dataclass, fields
 from multiprocessing import get_context
@@ -34,11 +35,20 @@ class Job:
 
 
 class Results:
-    """The values of jobs, simulated at `commit`. Without `known` jobs are computed; otherwise their values are those of
-    `known`."""
+    """The values of jobs, simulated at `commit`, or at that of `added` where it has one for a job's inputs. Without
+    `known` jobs are computed; otherwise their values are those of `known`. `adds`: the commit at which values are
+    computed that `known` lacks; if empty, none may be lacking."""
 
-    def __init__(self, known: dict[str, list[float]] | None = None, commit: str = ""):
+    def __init__(
+        self,
+        known: dict[str, list[float]] | None = None,
+        commit: str = "",
+        added: Mapping[str, str] | None = None,
+        adds: str = "",
+    ):
         self.commit = commit
+        self.added = dict(added or {})
+        self._adds = adds
         self._known = known
         self._values: dict[str, list[float]] = {}
         self._jobs: dict[str, Job] = {}
@@ -55,10 +65,12 @@ class Results:
         if self._known is None:
             self._values |= computed(list(new.values()))
             return
-        for inputs in new:
-            if inputs not in self._known:
-                raise BadInput(f"{FILE}: has no values for {inputs}: the page's inputs have changed, write it again")
-            self._values[inputs] = self._known[inputs]
+        lacking = [job for inputs, job in new.items() if inputs not in self._known]
+        if lacking and not self._adds:
+            inputs = lacking[0].inputs
+            raise BadInput(f"{FILE}: has no values for {inputs}: the page's inputs have changed, write it again")
+        self.added |= {job.inputs: self._adds for job in lacking}
+        self._values |= {inputs: self._known[inputs] for inputs in new.keys() & self._known.keys()} | computed(lacking)
 
     def sample(self, n: int, n_works_max: int) -> list[Job]:
         """About `n` jobs of at most `n_works_max` computations among those that were asked for, evenly spaced."""
@@ -67,16 +79,30 @@ class Results:
 
     def lines(self) -> str:
         """The file's text: the commit, and the values that were asked for, in that order."""
-        entries = [{"commit": self.commit}, *({"of": inputs, "values": self._values[inputs]} for inputs in self._jobs)]
+        entries: list[dict] = [{"commit": self.commit}]
+        for inputs in self._jobs:
+            own = {"commit": self.added[inputs]} if inputs in self.added else {}
+            entries.append({"of": inputs, "values": self._values[inputs]} | own)
         return "".join(json.dumps(entry) + "\n" for entry in entries)
 
+    def commits(self) -> str:
+        """Where the values that were asked for were simulated, for people."""
+        told = self.commit or "unknown"
+        for name, group in itertools.groupby(
+            sorted(self.added[inputs] for inputs in self._jobs if inputs in self.added)
+        ):
+            told += f", {len(list(group))} of {len(self._jobs)} at {name}"
+        return told
 
-def read(folder: Path) -> Results:
-    """The committed results of a page. BadInput if there are none."""
+
+def read(folder: Path, adds: str = "") -> Results:
+    """The committed results of a page, to which those are added at the commit `adds` that it lacks. BadInput if there
+    are none."""
     if not (folder / FILE).is_file():
         raise BadInput(f"{folder / FILE}: there is no such file, expected the values of a page")
     head, *entries = map(json.loads, (folder / FILE).read_text().splitlines())
-    return Results({entry["of"]: entry["values"] for entry in entries}, head["commit"])
+    added = {entry["of"]: entry["commit"] for entry in entries if "commit" in entry}
+    return Results({entry["of"]: entry["values"] for entry in entries}, head["commit"], added, adds)
 
 
 def commit() -> str:

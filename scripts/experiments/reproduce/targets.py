@@ -51,7 +51,7 @@ def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) 
 def origin(name: str, results: Results) -> str:
     """The sentence under a page's title: its command, and the commit at which its values were simulated."""
     made = f"`python scripts/reproduce.py {name}` writes this page and its pictures"
-    return f"{made}. Values (`{FILE}`): commit {results.commit or 'unknown'}."
+    return f"{made}. Values (`{FILE}`): commit {results.commits()}."
 
 
 def differences(committed: Path, made: Path) -> list[str]:
