@@ -163,6 +163,17 @@ class Launched(Finished):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
 
+    def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, (what, self.process.communicate()[0])
+            assert time.monotonic() < deadline_s, what
+            time.sleep(0.05)
+
+    def views(self, peer: int) -> int:
+        """How many views a peer of the plan has adopted."""
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" is in view ")
+
     def last_line(self, peer: int) -> str:
         return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().strip().splitlines()[-1]
 
@@ -197,17 +208,6 @@ class Churning(Launched):
         lines = (self.run_dir / "trace" / "coordinator.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines if line.endswith("}")]
         return [record["fields"] for record in records if record["what"] == "report" and record["kind"] == kind]
-
-    def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not true():
-            assert self.process.poll() is None, (what, self.process.communicate()[0])
-            assert time.monotonic() < deadline_s, what
-            time.sleep(0.05)
-
-    def views(self, peer: int) -> int:
-        """How many views a peer of the plan has adopted."""
-        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" is in view ")
 
 
 def alive(pids) -> list[int]:

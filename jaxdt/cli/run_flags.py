@@ -137,7 +137,7 @@ def newcomer(
     """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
     with its peer id and stage. `data_path` replaces the path of the token file in the run's config. `peer`: the id of a
     worker of the plan."""
-    from jaxdt.build import fingerprint
+    from jaxdt.build import fingerprint, replicas_may_differ
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.run_job import RunJob
@@ -148,7 +148,7 @@ def newcomer(
         raise BadInput(f"--peer: got {peer}, expected {welcome.peer}, whose credential {credential} is")
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
     plan = plans.parse(welcome.job["plan"], "the run's plan")
-    if welcome.peer in plan.peers:
+    if welcome.peer in plan.peers and not replicas_may_differ(config):
         raise BadInput(f"--join: {credential} is that of peer {welcome.peer} of the plan, expected a newcomer's")
     data = run_inputs.token_file(data_path or config.data.path)
     own_fingerprint = fingerprint(config, plan, data.checksum)

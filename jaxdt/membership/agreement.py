@@ -78,8 +78,8 @@ class Agreement(Protocol):
 
     READS: frozenset[type]  # messages of members that are for the agreement
     HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
-    NO_NEWCOMERS: str  # why no peer beyond the plan becomes a member, in one line; '' where one may
-    NO_RETURN: str  # the same of a peer of the plan that was put out
+    HAS_FIXED_PLACES: bool  # members are peers of the plan: a newcomer gets the id and the place of one that was lost
+    NO_RETURN: str  # why none of these comes back once it was put out, in one line; '' where it may
     n_committed: int
 
     def start(self, now_s: float) -> list[Action]:

@@ -49,7 +49,7 @@ class TwoPhaseCommit:
 
     READS = frozenset({Prepared})
     HEARS_ACROSS_VIEWS: bool = False
-    NO_NEWCOMERS: str = ""
+    HAS_FIXED_PLACES: bool = False
     NO_RETURN: str = ""
 
     def __init__(self, config: CoordinatorConfig):

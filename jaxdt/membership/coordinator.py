@@ -10,6 +10,7 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,7 @@ from jaxdt.protocol.reports import (
     WorkerPlacedReport,
 )
 from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.
@@ -452,12 +454,36 @@ class Coordinator:
     def _on_join(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run. Where it could only
         wait for the end it is refused."""
-        if reason := self._agreement.NO_NEWCOMERS:
-            return [RefusedReport(f"a newcomer: {reason}"), self._send(src, Ended(2, reason))]
+        try:
+            ids = self.newcomer_ids()
+            if ids is not None and join.peer is not None:
+                raise BadInput(f"its credential is of peer {join.peer}, expected one of a lost peer, by a new token")
+        except BadInput as refusal:
+            return [RefusedReport(f"a newcomer: {refusal}"), self._send(src, Ended(2, str(refusal)))]
+        if ids is not None:
+            return self._on_claim(now_s, src, replace(join, peer=ids[0], is_new=True))
         peer, stage = self.roster.newcomer(now_s, src, join.peer)
         self._claims.grant(now_s, peer)
         answer = self.config.answer(peer, stage, self.n_committed)
         return [JoinRequestReport(peer, stage), self._send(src, answer)]
+
+    def newcomer_ids(self) -> Sequence[int] | None:
+        """Ids of lost peers of the plan, of which a newcomer gets one and the place; None where it gets an id of its
+        own. BadInput if there is none to get. Any thread may ask."""
+        if not self._agreement.HAS_FIXED_PLACES:
+            return None
+        where = "replicas may differ in this run, so a newcomer takes the place of a peer that was lost"
+        if self._agreement.NO_RETURN:
+            raise BadInput(f"{where}, and nobody does here: {self._agreement.NO_RETURN}")
+        ids = [peer for peer in self.config.stage_of if self._is_vacant(peer)]
+        if not ids:
+            raise BadInput(f"{where}, and none of the {len(self.config.stage_of)} peers of the plan is lost")
+        return ids
+
+    def _is_vacant(self, peer: int) -> bool:
+        """Whether no process has the id of a peer of the plan, or is about to have it."""
+        is_taken = peer in self.roster.admissions or peer in self._leases or self._claims.is_granted(peer)
+        return self.view is not None and not is_taken and not self._operations.is_revoked(peer)
 
     def _on_worker(self, src: int, certified: int | None) -> list[Action]:
         """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run."""
@@ -486,8 +512,10 @@ class Coordinator:
             peer = claim.peer
             if is_granted:
                 stage = self.roster.stage_of[peer]
-                known = Welcome(self.config.run, peer, stage, "", {})
-                answer = self.config.answer(peer, stage, self.n_committed) if claim.is_new else known
+                answer = Welcome(self.config.run, peer, stage, "", {})
+                if claim.is_new:
+                    answer = self.config.answer(peer, stage, self.n_committed)
+                    actions.append(JoinRequestReport(peer, stage))
                 actions.append(self._send(claim.temporary_id, answer))
                 continue
             runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
@@ -743,7 +771,7 @@ class Coordinator:
 
     def _admit_in_mid_step(self) -> None:
         """Candidates need not wait for the end of the step, in a run where they can take a place."""
-        if not self._agreement.NO_NEWCOMERS:
+        if not self._agreement.HAS_FIXED_PLACES:
             self.roster.admit_in_mid_step()
 
     @property

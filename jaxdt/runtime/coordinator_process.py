@@ -93,4 +93,4 @@ def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | N
     """What signs the certificates of those who come with a token; None for a run in plaintext."""
     if job.credential is None:
         return None
-    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer)
+    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer, machine.newcomer_ids)

@@ -285,8 +285,10 @@ class Plan:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_newcomer(self, peer: int, stage: int) -> "Plan":
-        """The plan as a newcomer sees it. The newcomer has the place of the first peer of its stage, which gets the
-        newcomer's former place if there was one."""
+        """The plan as a newcomer sees it. One that is of the plan has its own place there. Any other has the place of
+        the first peer of its stage, which gets the newcomer's former place if there was one."""
+        if peer in self.placement[stage]:
+            return self
         first = self.placement[stage][0]
         swapped = {first: peer, peer: first}
         placement = tuple(tuple(swapped.get(planned, planned) for planned in row) for row in self.placement)

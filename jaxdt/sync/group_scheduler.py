@@ -54,7 +54,7 @@ from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.returning.donors import donor_pipeline, joining_pipeline
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
-from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
+from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
 from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
@@ -78,7 +78,7 @@ class GroupScheduler(CountedSteps):
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
-    NO_NEWCOMERS: str = NO_NEWCOMERS
+    HAS_FIXED_PLACES: bool = True
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version

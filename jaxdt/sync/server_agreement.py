@@ -30,7 +30,7 @@ from jaxdt.spec.sizes import is_mean, kept_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import OpenGroup, OpenGroups
-from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
+from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
@@ -43,8 +43,8 @@ class ServerAgreement(CountedSteps):
 
     READS = StepBudget.READS | HeldOutLosses.READS | {Finished, ReplicaState, ResultHeld}
     HEARS_ACROSS_VIEWS: bool = True
-    NO_NEWCOMERS: str = NO_NEWCOMERS
-    NO_RETURN: str = NO_NEWCOMERS
+    HAS_FIXED_PLACES: bool = True
+    NO_RETURN: str = "sync.kind server: what a virtual worker has pushed is not handed over yet"
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version

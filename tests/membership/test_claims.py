@@ -1,5 +1,8 @@
 """A peer id belongs to one process at a time: a second one is refused while the first answers."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
 
@@ -19,6 +22,7 @@ from jaxdt.protocol.events import (
     Leave,
     LinkChanged,
     Persisted,
+    Profiled,
     Received,
     Refused,
     Send,
@@ -30,7 +34,8 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import UnreachedReport
 from jaxdt.sim.fuzz.independent.cases import draw_case
-from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS
+from jaxdt.spec.config import GroupsConfig
+from jaxdt.spec.errors import BadInput
 
 ASKS = TEMPORARY_IDS + 7
 BEAT_S = TERMS.heartbeat_s
@@ -166,14 +171,69 @@ def test_a_claim_waits_while_the_coordinator_is_reached():
     assert machine.handle(120.0, Woke("claim")) == [WakeAt(240.0, "claim")]
 
 
-@pytest.mark.parametrize("sync", ["groups", "server"])
-def test_where_replicas_may_differ_a_newcomer_is_refused_in_one_line(sync):
-    case = draw_case(3, sync)
-    coordinator = build_coordinator(case.config, case.plan, RunStart("r"))
-    coordinator.handle(0.0, Started())
-    coordinator.handle(0.0, Persisted(TERM))
-    for join in (Join(), Join(None, "h9:1", is_new=True), Join(99, "h9:1", is_new=True)):
-        actions = coordinator.handle(1.0, Received(Header("", 0, 0, ASKS), join))
-        assert sent(actions, Ended) == {ASKS: Ended(2, NO_NEWCOMERS)} and not sent(actions, Welcome)
-        assert reports(actions, "refused") == [{"reason": f"a newcomer: {NO_NEWCOMERS}"}]
-    assert not coordinator.roster.coming
+# --------------------------------------------------------------------------------------- where replicas may differ
+
+NO_SUCH = Join(99, "h9:1", is_new=True)
+NEW = Join(None, "h9:1", is_new=True)
+TAKES = "replicas may differ in this run, so a newcomer takes the place of a peer that was lost"
+
+
+def differing(sync="groups", groups=None):
+    """A coordinator in its first view, and its plan."""
+    cases = (draw_case(seed, sync) for seed in itertools.count())
+    case = next(case for case in cases if (case.plan.n_stages, case.plan.n_pipelines) == (2, 2))
+    sync_config = replace(case.config.sync, groups=GroupsConfig(**groups)) if groups else case.config.sync
+    plan = replace(case.plan, schedule="1f1b")
+    run = Driver()
+    run.machine = build_coordinator(replace(case.config, sync=sync_config), plan, RunStart("r"))
+    run.event(Started())
+    run.event(Persisted(TERM))
+    digest = run.machine.config.fingerprint
+    for peer in plan.peers:
+        stage = plan.seat(peer)[0]
+        run.message(peer, Hello(peer, stage, digest, f"h{peer}:1"))
+        run.message(peer, Profiled({"F": 1.0}, 0))
+    run.event(Persisted("view"))
+    return run, plan
+
+
+def refused(run, join):
+    actions = run.message(ASKS, join, 20.0, run="")
+    [ended] = sent(actions, Ended).values()
+    assert not sent(actions, Welcome) and reports(actions, "refused") == [{"reason": f"a newcomer: {ended.reason}"}]
+    assert ended.code == 2
+    return ended.reason
+
+
+def test_a_newcomer_gets_the_id_and_the_place_of_a_lost_peer():
+    run, plan = differing(groups={"match": "all"})
+    lost = plan.placement[-1][0]
+    assert refused(run, NEW) == f"{TAKES}, and none of the {len(plan.peers)} peers of the plan is lost"
+    lose(run, lost)
+    assert refused(run, NEW).endswith("is lost"), "it is a member until the view is durable"
+    run.event(Persisted("view"))
+    assert run.machine.newcomer_ids() == [lost], "the others of its pipeline are there, and wait"
+    assert "its credential is of peer 99" in refused(run, NO_SUCH)
+    actions = run.message(ASKS, NEW, 20.0, run="")
+    welcome = sent(actions, Welcome)[ASKS]
+    assert (welcome.peer, welcome.stage) == (lost, plan.n_stages - 1) and welcome.job
+    assert reports(actions, "join_request") == [{"peer": lost, "stage": plan.n_stages - 1}]
+    assert refused(run, NEW).endswith("is lost"), "it is on its way"
+    run.message(lost, Hello(lost, welcome.stage, welcome.fingerprint, "h9:1", 7), 21.0)
+    with pytest.raises(BadInput):
+        run.machine.newcomer_ids()
+
+
+@pytest.mark.parametrize(
+    ("sync", "groups", "reason"),
+    [
+        ("server", None, "sync.kind server"),
+        ("groups", {"match": "all", "every_steps": 4, "lag_steps": 1}, "lag_steps 1"),
+    ],
+)
+def test_where_no_pipeline_comes_back_a_newcomer_is_refused_in_one_line(sync, groups, reason):
+    run, plan = differing(sync, groups)
+    lose(run, plan.placement[0][0])
+    run.event(Persisted("view"))
+    assert refused(run, NEW).startswith(f"{TAKES}, and nobody does here: ") and reason in refused(run, NEW)
+    assert not run.machine.roster.coming

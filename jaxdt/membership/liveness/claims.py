@@ -65,6 +65,10 @@ class Claims:
         """This process may be the peer, and is expected to say hello soon."""
         self._granted[peer] = now_s + GRANTED_S
 
+    def is_granted(self, peer: int) -> bool:
+        """Whether an admitted process of this peer has yet to say hello."""
+        return peer in self._granted
+
     def arrived(self, peer: int) -> None:
         """The peer's admitted process has said hello."""
         self._granted.pop(peer, None)

@@ -6,6 +6,7 @@ the same token and key, and gets the same certificate.
 """
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from jaxdt.runtime.identity.certificate import (
@@ -34,9 +35,17 @@ class ValueStore(Protocol):
 
 
 class Issuer:
-    """`first_id` is the least peer id that a newcomer may get. Any thread may call `redeem`."""
+    """`first_id` is the least peer id that a newcomer may get. `lost_ids`: the ids of lost peers of which a newcomer
+    gets one instead, None if it does not; BadInput if there is none. Any thread may call `redeem`."""
 
-    def __init__(self, signer: Signer, store: ValueStore, first_id: int):
+    def __init__(
+        self,
+        signer: Signer,
+        store: ValueStore,
+        first_id: int,
+        lost_ids: Callable[[], Sequence[int] | None] = lambda: None,
+    ):
+        self._lost_ids = lost_ids
         self._signer = signer
         self._store = store
         self._lock = threading.Lock()
@@ -55,7 +64,7 @@ class Issuer:
                 return earlier["certificate"].encode()
             if token.is_expired:
                 raise BadInput(f"token: expired on {token.expires:%Y-%m-%d %H:%M} UTC")
-            peer = self._next_id if token.holder.peer is None else token.holder.peer
+            peer = self._newcomer_id() if token.holder.peer is None else token.holder.peer
             pem = to_pem(sign(self._signer, Holder(PEER, peer), key))
             entry = {
                 "token": token.fingerprint,
@@ -68,3 +77,12 @@ class Issuer:
             self._issued.append(entry)
             self._next_id = max(self._next_id, peer + 1)
             return pem
+
+    def _newcomer_id(self) -> int:
+        """An id that nobody had. Of those of lost peers the one that was given least recently: whom it was given to may
+        be on the way."""
+        lost_ids = self._lost_ids()
+        if lost_ids is None:
+            return self._next_id
+        given = {entry["peer"]: n for n, entry in enumerate(self._issued)}
+        return min(lost_ids, key=lambda peer: given.get(peer, -1))

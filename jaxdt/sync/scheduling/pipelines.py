@@ -15,10 +15,6 @@ from jaxdt.spec.plan import Plan
 from jaxdt.sync.returning.donors import joining_pipeline
 
 LAST = "its pipeline was the last one that was whole"
-NO_NEWCOMERS = (
-    "a run whose replicas may differ takes no newcomers: its pipelines are those of the plan. A peer of the plan that "
-    "was lost may come back under its own id"
-)
 
 
 class Pipelines:

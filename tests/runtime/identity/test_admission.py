@@ -24,9 +24,9 @@ def load(run_credential, name):
 def issuer(run_credential, tmp_path):
     """Makes the issuer of a coordinator, which may be started again on its disk."""
 
-    def make(name="coordinator", folder="disk"):
+    def make(name="coordinator", folder="disk", **options):
         signer = credential.load_signer(run_credential.folder / f"{name}.pem")
-        return Issuer(signer, FileStore(tmp_path / folder), first_id=4)
+        return Issuer(signer, FileStore(tmp_path / folder), first_id=4, **options)
 
     return make
 
@@ -144,6 +144,22 @@ def test_a_token_counts_once(start, run_credential, issuer, new_token, tmp_path)
         with pytest.raises(BadInput, match="token: was redeemed already, for peer 4"):
             credential_for(stolen, node.address)
     assert come(again, new_token("other")).holder == Holder(PEER, 5)
+
+
+def test_a_newcomer_that_takes_a_lost_peers_place_gets_its_id(start, run_credential, issuer, new_token):
+    """Of two that come at once each gets another one; if there is none to get, its token still counts."""
+    lost_ids = [3, 1]
+    node = start(COORDINATOR, run_credential, issue=issuer(lost_ids=lambda: lost_ids).redeem)
+    holders = [come(node, new_token(name)).holder for name in ("a", "b", "c")]
+    assert holders == [Holder(PEER, 3), Holder(PEER, 1), Holder(PEER, 3)]
+
+    def nobody():
+        raise BadInput("no peer is lost")
+
+    late = new_token("late")
+    with pytest.raises(BadInput, match="no peer is lost"):
+        come(start(COORDINATOR, run_credential, issue=issuer(lost_ids=nobody).redeem), late)
+    assert come(node, late).holder == Holder(PEER, 1)
 
 
 def test_who_missed_the_answer_gets_the_same_certificate(issuer, run_credential, new_token):
