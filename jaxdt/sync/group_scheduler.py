@@ -62,8 +62,6 @@ from jaxdt.sync.scheduling.step_budget import StepBudget
 
 def no_return(run: RunConfig, plan: Plan) -> str:
     """Why a lost pipeline does not come back, in one line; '' if it may."""
-    if run.sync.groups.lag_steps:
-        return f"sync.groups.lag_steps {run.sync.groups.lag_steps}: a donor's pending mean is not handed over yet"
     if plan.schedule == STASH:
         return f"plan.schedule {STASH}: a donor's stages are at unlike steps, and cannot wait at one yet"
     return ""

@@ -226,13 +226,18 @@ class Groups:
         """Whether this is the first stage of the pipeline that gives its states to one that comes back."""
         return self._view is not None and self._place.is_first_stage and self._is_of_donor(self._view)
 
+    @property
+    def _may_wait_as_donor(self) -> bool:
+        """Whether it can give them now: a mean that is pending is adopted first, at all stages."""
+        return self._is_donor and self._pending.step is None
+
     def _is_of_donor(self, view: View) -> bool:
         return donor_pipeline(self._plan, view) == self._place.number
 
     def _give_states(self) -> list[Action | Event]:
         """In another view this peer may have to wait, or no more."""
         was_held, is_donor = self._steps.is_held, self._is_donor
-        if is_donor and self._is_between_steps:
+        if self._may_wait_as_donor and self._is_between_steps:
             return self._wait_as_donor()
         if was_held and not is_donor:
             self._steps.is_held = False
@@ -251,7 +256,7 @@ class Groups:
     def _begin(self) -> list[Action | Event]:
         """The next local step begins, unless that was the last one."""
         aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), Settled(self._steps.version)]
-        waits = self._wait_as_donor() if self._is_donor else []
+        waits = self._wait_as_donor() if self._may_wait_as_donor else []
         return [*aside, *waits, *self._steps.begin(), *self._finish_if_over()]
 
     @property
@@ -279,7 +284,8 @@ class Groups:
             return []
         self._is_finished = True
         aside = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
-        return [*aside, Send(COORDINATOR, Finished(self._steps.version))]
+        waits = self._wait_as_donor() if self._is_donor and not self._steps.is_held else []
+        return [*aside, *waits, Send(COORDINATOR, Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> list[Action | Event]:
         """In those for which this peer was in the middle of a step."""

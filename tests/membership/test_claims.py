@@ -178,14 +178,19 @@ NEW = Join(None, "h9:1", is_new=True)
 TAKES = "replicas may differ in this run, so a newcomer takes the place of a peer that was lost"
 
 
-def differing(sync="groups", groups=None):
+def differing(sync="groups", schedule="1f1b"):
     """A coordinator in its first view, and its plan."""
     cases = (draw_case(seed, sync) for seed in itertools.count())
     case = next(case for case in cases if (case.plan.n_stages, case.plan.n_pipelines) == (2, 2))
-    sync_config = replace(case.config.sync, groups=GroupsConfig(**groups)) if groups else case.config.sync
-    plan = replace(case.plan, schedule="1f1b")
+    config = replace(
+        case.config,
+        sync=replace(case.config.sync, groups=GroupsConfig()),
+        optim=replace(case.config.optim, clip_norm=0.0),
+        train=replace(case.config.train, eval_every_steps=0),
+    )
+    plan = replace(case.plan, schedule=schedule, shares=(1, 1))
     run = Driver()
-    run.machine = build_coordinator(replace(case.config, sync=sync_config), plan, RunStart("r"))
+    run.machine = build_coordinator(config, plan, RunStart("r"))
     run.event(Started())
     run.event(Persisted(TERM))
     digest = run.machine.config.fingerprint
@@ -206,7 +211,7 @@ def refused(run, join):
 
 
 def test_a_newcomer_gets_the_id_and_the_place_of_a_lost_peer():
-    run, plan = differing(groups={"match": "all"})
+    run, plan = differing()
     lost = plan.placement[-1][0]
     assert refused(run, NEW) == f"{TAKES}, and none of the {len(plan.peers)} peers of the plan is lost"
     lose(run, lost)
@@ -225,14 +230,11 @@ def test_a_newcomer_gets_the_id_and_the_place_of_a_lost_peer():
 
 
 @pytest.mark.parametrize(
-    ("sync", "groups", "reason"),
-    [
-        ("server", None, "sync.kind server"),
-        ("groups", {"match": "all", "every_steps": 4, "lag_steps": 1}, "lag_steps 1"),
-    ],
+    ("sync", "schedule", "reason"),
+    [("server", "1f1b", "sync.kind server"), ("groups", "stash", "plan.schedule stash")],
 )
-def test_where_no_pipeline_comes_back_a_newcomer_is_refused_in_one_line(sync, groups, reason):
-    run, plan = differing(sync, groups)
+def test_where_no_pipeline_comes_back_a_newcomer_is_refused_in_one_line(sync, schedule, reason):
+    run, plan = differing(sync, schedule)
     lose(run, plan.placement[0][0])
     run.event(Persisted("view"))
     assert refused(run, NEW).startswith(f"{TAKES}, and nobody does here: ") and reason in refused(run, NEW)

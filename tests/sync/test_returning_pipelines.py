@@ -13,6 +13,7 @@ from test_group_replay import (
     results_of,
     simulated,
 )
+from test_stash import stashing
 from test_streaming import STREAMING
 
 from jaxdt.protocol.events import COORDINATOR, DonorWaits, Received, State
@@ -40,6 +41,8 @@ CONFIGS = {
     "all": ALL,
     "outer optimizer": make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov"),
     "fragments": make_config("all", 3, microbatches=7, layers=4, fragments=2, every_steps=4),
+    "streaming": make_config("all", 3, microbatches=7, layers=4, **STREAMING),
+    "a mean pending but for one step": make_config("all", 3, microbatches=7, every_steps=3, lag_steps=2, mix_frac=0.5),
     "window": WINDOW,
     "pairs": make_config("pairs", 3, microbatches=7),
     "none": make_config("none", 3, microbatches=7),
@@ -148,8 +151,8 @@ def test_checkpoints_on_the_way_go_on():
     assert_equals_replay(config, outcome, states)
 
 
-def test_with_a_lag_the_pipeline_stays_away():
-    config = make_config("all", 3, microbatches=7, layers=4, **STREAMING)
+def test_with_stashed_weights_the_pipeline_stays_away():
+    config = stashing("all", 3, steps=N_STEPS)
     outcome, states = simulated(config, faults=DIES)
     assert not returns(outcome)
     assert {report.has_no_place for report in outcome.of(CandidateReport)} == {True}
