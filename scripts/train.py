@@ -64,6 +64,7 @@ def main() -> NoReturn:
 
 def member() -> NoReturn:
     """Be a peer of the plan, or a newcomer. What may be refused is done before jax is loaded, which takes seconds."""
+    from jaxdt.build import replicas_may_differ
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.joining import claim_peer
@@ -81,7 +82,8 @@ def member() -> NoReturn:
         peer, welcome = PEER.value, None
     name, own = f"peer {peer}", OwnAddress(LISTEN.value, ADVERTISE.value)
     coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
-    log = PeerLog(name, coordinator, job.config.train.steps)
+    n_steps = None if replicas_may_differ(job.config) else job.config.train.steps
+    log = PeerLog(name, coordinator, n_steps)
     stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)
     if not welcome and (refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report)):
         end_with(name, refused)

@@ -48,6 +48,12 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
     ]
 
 
+def test_steps_of_a_pipeline_of_its_own_are_not_those_of_the_run(monkeypatch, capsys):
+    monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
+    peer_log.PeerLog("peer 3", ("host", 7700), n_steps=None).report(UsageReport(156, 0.1))
+    assert capsys.readouterr().out == "peer 3: 12:00:00 local step 157 is applied here\n"
+
+
 def test_a_worker_says_when_it_begins_and_then_now_and_then_how_much_it_has_done(monkeypatch, capsys):
     now_s = [100.0]
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])

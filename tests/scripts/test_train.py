@@ -19,7 +19,7 @@ from jaxdt.protocol.events import Stop, Welcome
 from jaxdt.runtime import joining
 
 code, refused, *argv = sys.argv[1:]
-config = SimpleNamespace(platform="any", train=SimpleNamespace(steps=9))
+config = SimpleNamespace(platform="any", train=SimpleNamespace(steps=9), sync=SimpleNamespace(kind="allreduce"))
 job = SimpleNamespace(config=config, run_dir=Path("no folder"))
 run_flags.job = lambda coordinator, peer: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))

@@ -21,9 +21,10 @@ STEP_EVERY_S = 10.0
 
 class PeerLog:
     """Writes reports of a peer or worker to standard output; each line begins with its name (`peer 3`, `worker 4`),
-    since several processes may share a terminal. `coordinator`: its address, for the line that it is waited for."""
+    since several processes may share a terminal. `coordinator`: its address, for the line that it is waited for.
+    `n_steps`: of the run; None where the steps of a peer are its pipeline's own."""
 
-    def __init__(self, name: str, coordinator: Address, n_steps: int):
+    def __init__(self, name: str, coordinator: Address, n_steps: int | None):
         self._name = name
         self._coordinator = coordinator
         self._n_steps = n_steps
@@ -32,7 +33,8 @@ class PeerLog:
     def report(self, report: Report) -> None:
         match report:
             case UsageReport(step):
-                self._now_and_then(f"step {step + 1} of {self._n_steps} is applied here")
+                of_all = "" if self._n_steps is None else f" of {self._n_steps}"
+                self._now_and_then(f"{'step' if of_all else 'local step'} {step + 1}{of_all} is applied here")
             case WorkerProgressReport(version, stage, n_handed_in, n_of_stage) if n_of_stage:
                 share = f"{n_handed_in} of {n_of_stage} microbatches of stage {stage} ({n_handed_in / n_of_stage:.0%})"
                 self._now_and_then(f"step {version} of {self._n_steps} is done; has handed in {share} since it came")
