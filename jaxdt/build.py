@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.link_echo import LinkEcho
 from jaxdt.membership.member import OUTLIVES_VIEWS, Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
@@ -16,7 +17,7 @@ from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
 from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
-from jaxdt.spec.config import RunConfig, check_plan
+from jaxdt.spec.config import RunConfig, WiringConfig, check_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import MemoryOptions
 from jaxdt.spec.peer_setup import PeerSetup
@@ -79,6 +80,11 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
             "fixed stages"
+        )
+    if wiring.join_rule != WiringConfig.join_rule and not entry.workers:
+        raise BadInput(
+            f"wiring.join_rule: got {wiring.join_rule}, expected {WiringConfig.join_rule} with wiring {wiring.kind}, "
+            "which has no workers"
         )
     if config.sync.codec != NONE and not sync.replicas_may_differ and not entry.workers:
         raise BadInput(
@@ -228,7 +234,7 @@ def _for_workers(setup: PeerSetup) -> list[Machine]:
     if not wiring_entry(setup.config.wiring.kind).workers:
         return []
     donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
-    return [ContributionCollector(setup.peer, _contribution_shape(setup)), donor]
+    return [ContributionCollector(setup.peer, _contribution_shape(setup)), donor, LinkEcho()]
 
 
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
@@ -309,6 +315,7 @@ def build_coordinator(
         start_reseeds=start.checkpoint.n_reseeds,
         n_copies=config.train.checkpoint_copies,
         revoked=start.revoked,
+        join_rule=config.wiring.join_rule,
         workers=role and {worker: (plan.seat(worker)[0], role.server_of(plan, worker)) for worker in plan.workers},
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )

@@ -68,6 +68,7 @@ MEANINGS = {
     "wiring.replan": "whether the planner looks for a better plan after a change of members",
     "wiring.rebalance_s": "seconds from one move of peers between stages to the next; 0: never",
     "wiring.rebalance_moves": "peers that may change stages each time",
+    "wiring.join_rule": "which stage a pool's worker joins that the plan does not name",
     "sync.kind": "how the replicas of a stage agree on an update",
     "sync.delay": "1: a step is averaged while the next one computes",
     "sync.delay_after_steps": "first steps that compute without that delay",

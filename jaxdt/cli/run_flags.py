@@ -166,7 +166,7 @@ def newcomer(
         forward_s_min=FORWARD_S.value,
         stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
-    return run_job, welcome
+    return run_job, _placed(coordinator, run_job, welcome)
 
 
 def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
@@ -174,7 +174,21 @@ def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
 
-    return ask_to_join(parse_address("--join", coordinator), job.credential, job.allow_plaintext, True, peer)
+    welcome = ask_to_join(parse_address("--join", coordinator), job.credential, job.allow_plaintext, True, peer)
+    return _placed(coordinator, job, welcome)
+
+
+def _placed(coordinator: str, job: "RunJob", welcome: "Welcome") -> "Welcome":
+    """The answer with a worker's place, once it has measured its links where it has to."""
+    from jaxdt.runtime.joining import ask_to_join, temporary_id
+    from jaxdt.runtime.net.address import parse_address
+    from jaxdt.runtime.server_links import measured_gbps
+
+    if not welcome.servers:
+        return welcome
+    gbps = measured_gbps(job, temporary_id(welcome.peer), dict(welcome.servers))
+    address = parse_address("--join", coordinator)
+    return ask_to_join(address, job.credential, job.allow_plaintext, True, welcome.peer, gbps)
 
 
 def _run_dir() -> Path:

@@ -157,7 +157,7 @@ class Coordinator:
         self._leases = Leases(config.deadline_floor_s)
         self._failures = Failures()
         self._claims = Claims(config.heartbeat_s)
-        self._worker_places = None if config.workers is None else WorkerPlaces(config.workers)
+        self._worker_places = None if config.workers is None else WorkerPlaces(config.workers, config.join_rule)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
         self._waiting = Waiting()
@@ -309,7 +309,7 @@ class Coordinator:
         if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
             return self._on_request(now_s, src, body)
         if isinstance(body, Join) and body.is_worker:
-            return self._on_worker(src, body.peer)
+            return self._on_worker(src, body)
         if isinstance(body, Join):
             return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
         if header.run != self.config.run:
@@ -485,15 +485,22 @@ class Coordinator:
         is_taken = peer in self.roster.admissions or peer in self._leases or self._claims.is_granted(peer)
         return self.view is not None and not is_taken and not self._operations.is_revoked(peer)
 
-    def _on_worker(self, src: int, certified: int | None) -> list[Action]:
-        """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run."""
+    def _on_worker(self, src: int, join: Join) -> list[Action]:
+        """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run. It may have to
+        measure its links first."""
+        certified = join.peer
         if self._worker_places is None:
             return [self._send(src, Ended(2, "asks to be a worker, and the wiring of this run has none"))]
         if certified in self.roster.stage_of:
             name = self.roster.name(certified)
             return [self._send(src, Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
         worker = self.roster.new_id() if certified is None else certified
-        stage, server = self._worker_places.place(worker, self.roster.servers)
+        gbps = None if join.gbps is None else dict(join.gbps)
+        if to_measure := self._worker_places.to_measure(worker, self.roster.servers, gbps):
+            addresses = tuple((server, self.roster.addresses[server]) for server in to_measure)
+            answer = self.config.answer(worker, 0, self.n_committed)
+            return [self._send(src, replace(answer, servers=addresses))]
+        stage, server = self._worker_places.place(worker, self.roster.servers, gbps)
         address = "" if server is None else self.roster.addresses[server]
         answer = replace(self.config.answer(worker, stage, self.n_committed), server=server, server_address=address)
         report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]

@@ -17,7 +17,8 @@ class CoordinatorConfig:
     may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
     that is not committed. `last_term`: that of the last coordinator on this disk. `n_copies`: on how many disks each
     part of a checkpoint must be, if there are so many. `revoked`: peers that were put out for good. `workers`: the
-    stage and server of the plan's workers, which are no members; None if the wiring has none."""
+    stage and server of the plan's workers, which are no members; None if the wiring has none. `join_rule`: by which
+    others get theirs."""
 
     run: str
     fingerprint: str
@@ -40,6 +41,7 @@ class CoordinatorConfig:
     job: Mapping[str, str] = field(default_factory=dict[str, str])
     revoked: tuple[int, ...] = ()
     workers: Mapping[int, tuple[int, int]] | None = None
+    join_rule: str = ""
 
     @property
     def start(self) -> Checkpoint:

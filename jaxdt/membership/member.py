@@ -60,6 +60,7 @@ from jaxdt.protocol.events import (
     MoveTo,
     NoWay,
     PartMissing,
+    ProbeLink,
     Profiled,
     Ran,
     Ready,
@@ -230,7 +231,7 @@ class Membership:
         if header.view > own.view:
             return HOLD
         if src != COORDINATOR and src not in self._members:
-            is_of_now = header.generation == own.generation or isinstance(body, Enlist)
+            is_of_now = header.generation == own.generation or isinstance(body, Enlist | ProbeLink)
             return PASS_ON if type(body) in self.identity.from_workers and is_of_now else DROP
         fits = header.view == own.view or self._outlives(header, body)
         return ACCEPT if fits and header.generation == own.generation else DROP

@@ -1,23 +1,50 @@
 """For which server each of a pool's workers computes, as far as the coordinator knows: it tells a worker that asks, and
 hears it from the servers.
 
-A worker of the plan has its stage and server by the plan. Any other one gets the server that has the fewest workers, of
-all stages. A worker whose server is gone asks again, and gets another server of its stage: it has compiled that
-stage's functions. A worker that a server still has gets that server, so two processes that say they are one worker come
-to one server, which lets one of them in.
+A worker of the plan has its stage and server by the plan. Any other one gets a stage by a rule of JOIN_RULES, and of
+its servers the one with the fewest workers. A worker whose server is gone asks again, and gets another server of its
+stage: it has compiled that stage's functions. A worker that a server still has gets that server, so two processes that
+say they are one worker come to one server, which lets one of them in.
 """
 
+import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jaxdt.protocol.events import WorkerStatus
 
+Servers = Sequence[Collection[int]]  # of each stage, those that are here
+Gbps = Mapping[int, float]  # server -> bandwidth to it
+
+
+def _stage_of_fewest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps) -> int:
+    return min((n_workers[server], stage) for stage, row in enumerate(servers) for server in row)[1]
+
+
+def _stage_of_fastest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps) -> int:
+    """By the mean over a stage's servers; of equals the first (hybrid parameter servers, Sec. 3.1)."""
+    means = {stage: statistics.fmean(gbps.get(s, 0.0) for s in row) for stage, row in enumerate(servers) if row}
+    return max(means, key=lambda stage: (means[stage], -stage))
+
+
+@dataclass(frozen=True)
+class JoinRule:
+    """`stage`: the one that a worker gets, where a server is here; `measures_links`: the worker has to do so before."""
+
+    stage: Callable[[Servers, Mapping[int, int], Gbps], int]
+    measures_links: bool
+
+
+JOIN_RULES = {"balanced": JoinRule(_stage_of_fewest, False), "bandwidth": JoinRule(_stage_of_fastest, True)}
+
 
 class WorkerPlaces:
-    """`planned`: worker -> (stage, server), of the plan's workers."""
+    """`planned`: worker -> (stage, server), of the plan's workers; `rule`: of JOIN_RULES, for the others."""
 
-    def __init__(self, planned: Mapping[int, tuple[int, int]]):
+    def __init__(self, planned: Mapping[int, tuple[int, int]], rule: str = "balanced"):
+        self._rule = JOIN_RULES[rule]
         self._planned = planned
         self._stage_of = {worker: stage for worker, (stage, _) in planned.items()}
         self._n_workers: Counter[int] = Counter()  # of each server
@@ -39,7 +66,7 @@ class WorkerPlaces:
         """A server has lost the worker."""
         self._lost.add(worker)
 
-    def rows(self, now_s: float, servers: Sequence[Collection[int]]) -> list[dict[str, Any]]:
+    def rows(self, now_s: float, servers: Servers) -> list[dict[str, Any]]:
         """The workers that the servers have, for an operator. `servers`: as in `place`."""
         found: list[dict[str, Any]] = []
         for stage, row in enumerate(servers):
@@ -50,14 +77,19 @@ class WorkerPlaces:
                     found.append({"worker": status.worker, "stage": stage, "server": server} | heard)
         return found
 
-    def place(self, worker: int, servers: Sequence[Collection[int]]) -> tuple[int, int | None]:
-        """The stage and server of a worker that asks. `servers`: of each stage, those that are here. No server if the
-        worker's stage has none."""
+    def to_measure(self, worker: int, servers: Servers, gbps: Gbps | None) -> list[int]:
+        """The servers to which a worker has to measure its links before it gets a place; [] if it need not."""
+        if worker in self._stage_of or gbps is not None or not self._rule.measures_links:
+            return []
+        return sorted(server for row in servers for server in row)
+
+    def place(self, worker: int, servers: Servers, gbps: Gbps | None = None) -> tuple[int, int | None]:
+        """The stage and server of a worker that asks, with what it has measured of its links. No server if the worker's
+        stage has none, or no stage."""
         if worker not in self._stage_of:
-            found = [(self._n_workers[server], stage) for stage, row in enumerate(servers) for server in row]
-            if not found:
+            if not any(servers):
                 return 0, None
-            self._stage_of[worker] = min(found)[1]
+            self._stage_of[worker] = self._rule.stage(servers, self._n_workers, gbps or {})
         stage = self._stage_of[worker]
         server = self._server_of(worker, stage)
         if server not in servers[stage]:

@@ -271,19 +271,23 @@ class Join:
     """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
     from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
     `is_new`: it does not know the run, and is told its config and plan. `is_worker`: it wants to be a pool's worker,
-    and asks for a server."""
+    and asks for a server. `gbps`: servers, and what it has measured of its links to them (1e9 bit/s), if it was asked
+    to."""
 
     peer: int | None = None
     where: str = ""
     is_new: bool = False
     is_worker: bool = False
+    gbps: tuple[tuple[int, float], ...] | None = None
 
 
 @frozen_dataclass
 class Welcome:
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
     `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer. `server`: for whom a
-    pool's worker computes, at `server_address`; None while its stage has no server that is here."""
+    pool's worker computes, at `server_address`; None while its stage has no server that is here. `servers`: the
+    ids and addresses of those to which the worker is to measure its link, and then to ask again; it has no stage
+    before."""
 
     run: str
     peer: int
@@ -293,6 +297,7 @@ class Welcome:
     n_committed: int = 0
     server: int | None = None
     server_address: str = ""
+    servers: tuple[tuple[int, str], ...] = ()
 
 
 @frozen_dataclass
@@ -741,6 +746,24 @@ class ReplicaState:
 
 
 @frozen_dataclass
+class ProbeLink:
+    """A process that will be a pool worker, under a temporary id -> server: how fast is the link? It wants an answer
+    with `n_bytes` of padding; its own is there for its size, too."""
+
+    number: int
+    n_bytes: int
+    padding: str = ""
+
+
+@frozen_dataclass
+class LinkProbed:
+    """Server -> that process: the answer to the probe of this number."""
+
+    number: int
+    padding: str = ""
+
+
+@frozen_dataclass
 class Enlist:
     """Pool worker -> server, every heartbeat: it is here, and runs the config and plan of this fingerprint. `process`
     tells two processes of one worker apart."""
@@ -1013,6 +1036,8 @@ Message = (
     | StepsCounted
     | AskReplicaState
     | ReplicaState
+    | ProbeLink
+    | LinkProbed
     | Enlist
     | Enlisted
     | WorkerHere

@@ -29,24 +29,27 @@ FIELDS: dict[str, dict[str, type]] = {
 
 
 class Trace:
-    """Records go to `write` as lines; times are rounded to the microsecond. Work and tensors are recorded for the first
-    `n_steps` steps only, reports for all: a trace does not grow with the weeks of a run."""
+    """Records go to `write` as lines; times are rounded to the microsecond. Work and tensors are recorded for `n_steps`
+    steps only, from that of the first Work on, reports for all: a trace does not grow with the weeks of a run."""
 
     def __init__(self, write: Callable[[str], None], n_steps: float = math.inf):
         self._write, self._n_steps = write, n_steps
+        self._end = math.inf if n_steps else -math.inf  # the first step that is not recorded; known with the first Work
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
         assert work.step is not None  # all Work that runs belongs to a step
-        if work.step < self._n_steps:
+        if self._end == math.inf:
+            self._end = work.step + self._n_steps
+        if work.step < self._end:
             self._put({"what": "run", "peer": peer, "t": start_s, "s": seconds, "work": str(work)})
 
     def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
-        if step_of(key) < self._n_steps:
+        if step_of(key) < self._end:
             tensor = tensor_name(key)
             self._put({"what": "send", "peer": peer, "to": dst, "t": now_s, "tensor": tensor, "bytes": n_bytes})
 
     def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
-        if step_of(key) < self._n_steps:
+        if step_of(key) < self._end:
             self._put({"what": "recv", "peer": peer, "from": src, "t": now_s, "tensor": tensor_name(key)})
 
     def report(self, peer: int, now_s: float, report: Report) -> None:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cryptography import x509
@@ -115,16 +115,17 @@ def ask_to_join(
     allow_plaintext: bool = False,
     is_worker: bool = False,
     peer: int | None = None,
+    gbps: Mapping[int, float] | None = None,
 ) -> Welcome:
     """Ask the coordinator for a place in the run, as a member or as a pool's worker, under the peer id of the
-    credential if there is one, else under `peer` if this process has got that id before. BadInput if it refuses,
-    CoordinatorAway if it does not answer."""
+    credential if there is one, else under `peer` if this process has got that id before. `gbps`: of a worker's links to
+    the servers, if it has measured them. BadInput if it refuses, CoordinatorAway if it does not answer."""
     loaded = credentials.load(credential) if credential else None
     if loaded and loaded.holder.role != PEER:
         raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
     peer = loaded.holder.peer if loaded else peer
-    question = Join(peer, _where("a newcomer"), is_new=True, is_worker=is_worker)
-    answer = ask_coordinator("--join", _temporary_id(peer), question, coordinator, loaded, allow_plaintext)
+    question = Join(peer, _where("a newcomer"), True, is_worker, None if gbps is None else tuple(gbps.items()))
+    answer = ask_coordinator("--join", temporary_id(peer), question, coordinator, loaded, allow_plaintext)
     if not isinstance(answer, Welcome):
         raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
     return answer
@@ -140,10 +141,10 @@ def claim_peer(
 ) -> Stop | None:
     """Wait until this process may be `peer`. The Stop says why it may not and has to end. `report` is called while the
     coordinator is away."""
-    temporary_id = _temporary_id(peer)
-    machine = Claimant(job.run, peer, temporary_id, _where(own.advertise or own.listen or "no address"))
-    loop = Loop(temporary_id, machine, Trace(lambda text: None), report)
-    start_transport(job, loop, temporary_id, OwnAddress(""))
+    own_id = temporary_id(peer)
+    machine = Claimant(job.run, peer, own_id, _where(own.advertise or own.listen or "no address"))
+    loop = Loop(own_id, machine, Trace(lambda text: None), report)
+    start_transport(job, loop, own_id, OwnAddress(""))
     loop.transport.connect(COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)
     answer = loop.run("")
@@ -156,7 +157,7 @@ def _where(listen: str) -> str:
     return f"{listen} (process {os.getpid()} on {socket.gethostname()})"
 
 
-def _temporary_id(peer: int | None) -> int:
+def temporary_id(peer: int | None) -> int:
     """An id that no other process asks under; its last part is the peer id of this process, if it has one."""
     low = secrets.randbelow(PEER_IDS) if peer is None else peer
     return TEMPORARY_IDS + secrets.randbelow((OPERATOR_IDS - TEMPORARY_IDS) // PEER_IDS) * PEER_IDS + low

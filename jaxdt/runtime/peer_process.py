@@ -92,7 +92,7 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
             appends=has_moved,
         )
         with contextlib.closing(trace_file):
-            trace = Trace(trace_file.write, served.from_step + job.trace_steps)
+            trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
             loop = Loop(peer, served.machine, trace, log.report, checkpointer, queue_bytes=queue_bytes)
             if begins_anew:  # what is still on its way to the machine before is not for this one

@@ -123,7 +123,7 @@ def _compute_for(
     path = job.run_dir / "trace" / f"peer_{peer}.jsonl"
     trace_file = LateFile(path, failed=lambda reason: loop.post(WriteFailedReport(reason)))
     with contextlib.closing(trace_file):
-        trace = Trace(trace_file.write, welcome.n_committed + job.trace_steps)
+        trace = Trace(trace_file.write, job.trace_steps)
         loop = Loop(peer, machine, trace, log.report, queue_bytes=config.net.queue_bytes)
         start_transport(job, loop, peer, OwnAddress(""))
         loop.transport.connect(server, _address(server, welcome.server_address))

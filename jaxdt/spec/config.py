@@ -25,6 +25,7 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
+JOIN_RULES = ("balanced", "bandwidth")
 ADVISE = "advise"
 REPLANS = ("off", ADVISE)
 OUTERS = ("none", "sgd", "nesterov")
@@ -101,6 +102,9 @@ class WiringConfig:
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
     microbatches are computed again from their tokens on.
+    `join_rule`: to which stage a pool's worker comes that the plan does not name. "balanced": to that of the server
+    with the fewest workers. "bandwidth": to the stage to whose servers its links are fastest in the mean, as it
+    measures them when it comes (hybrid parameter servers, Sec. 3.1).
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another and go back to the last
     complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
     started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
@@ -120,6 +124,7 @@ class WiringConfig:
     replan: str = "off"
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
+    join_rule: str = "balanced"
 
 
 @dataclass(frozen=True)
@@ -284,6 +289,7 @@ class RunConfig:
         wiring = self.wiring
         require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
         require_one_of("wiring.replan", wiring.replan, REPLANS)
+        require_one_of("wiring.join_rule", wiring.join_rule, JOIN_RULES)
         require_at_least("wiring.routers", wiring.routers, 1)
         require_at_least("wiring.window", wiring.window, 0)
         require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)

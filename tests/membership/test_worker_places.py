@@ -1,11 +1,12 @@
 """For which server each of a pool's workers computes."""
 
 import json
+from dataclasses import replace
 
 import fleet
 
 from jaxdt.build import RunStart, build_coordinator
-from jaxdt.membership.worker_places import WorkerPlaces
+from jaxdt.membership.worker_places import JOIN_RULES, WorkerPlaces
 from jaxdt.protocol.events import (
     OPERATOR_IDS,
     TEMPORARY_IDS,
@@ -26,6 +27,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import Report
 from jaxdt.runtime.reporting.report_lines import line_of
+from jaxdt.spec import config as configs
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
 from jaxdt.spec.model import GPTConfig
 
@@ -49,6 +51,27 @@ def test_any_other_worker_gets_the_server_with_the_fewest_and_keeps_its_stage():
     assert places.place(8, ({0, 2}, {1, 3})) == (1, 3)  # the one before is on its way to server 1
     assert places.place(7, ({0, 2}, {3})) == (1, 3)
     assert places.place(7, ({0, 2}, set())) == (1, None)
+
+
+def test_by_bandwidth_a_worker_gets_the_stage_to_whose_servers_its_links_are_fastest_in_the_mean():
+    places, servers = WorkerPlaces(PLANNED, "bandwidth"), ({0, 2}, {1, 3})
+    assert places.to_measure(7, servers, None) == [0, 1, 2, 3]
+    assert places.to_measure(7, (set(), set()), None) == []
+    gbps = {0: 1.0, 2: 0.0, 1: 0.4, 3: 0.5}
+    places.counted(0.0, 0, 9, ())
+    assert places.to_measure(7, servers, gbps) == []
+    assert places.place(7, servers, gbps) == (0, 2)  # 0.5 to 0.45; of its servers that with the fewest
+    assert places.place(8, servers, gbps | {2: 0.5, 3: 1.5}) == (1, 1)
+    assert places.place(9, servers, dict.fromkeys(gbps, 0.1)) == (0, 2)
+    assert places.place(10, (set(), {3}), {}) == (1, 3)  # the servers that it has measured are gone
+    for known in (4, 7):
+        assert places.to_measure(known, servers, None) == []
+    assert places.place(4, servers) == (0, 0) and places.place(7, servers)[0] == 0
+
+
+def test_a_balanced_pool_asks_for_no_measurement():
+    assert WorkerPlaces(PLANNED).to_measure(7, ({0}, {1}), None) == []
+    assert set(JOIN_RULES) == set(configs.JOIN_RULES)
 
 
 def test_a_second_process_of_a_worker_gets_the_server_that_has_the_first():
@@ -100,11 +123,30 @@ def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_i
     ]
 
 
-def coordinator_of(kind: str):
+def test_the_coordinator_has_a_worker_measure_its_links_before_it_gets_a_place():
+    coordinator, plan = coordinator_of("pool", join_rule="bandwidth")
+    for server in plan.peers:
+        hello = Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
+        coordinator.handle(0.0, Received(Header("r", 0, 0, server), hello))
+
+    def answer(join):
+        [sent] = coordinator.handle(1.0, Received(Header("", 0, 0, TEMPORARY_IDS), join))[-1:]
+        return sent.body
+
+    asks = Join(None, is_new=True, is_worker=True)
+    first = answer(asks)
+    assert (first.servers, first.server) == (((0, "h0:1"), (1, "h1:1")), None) and set(first.job) == {"config", "plan"}
+    placed = answer(replace(asks, peer=first.peer, gbps=((0, 0.1), (1, 0.2))))
+    assert (placed.servers, placed.stage, placed.server) == ((), 1, 1)
+    again = answer(replace(asks, peer=first.peer))
+    assert (again.servers, again.stage) == ((), 1)
+
+
+def coordinator_of(kind: str, **wiring):
     """A coordinator of a run with 2 servers and 2 workers, and the run's plan."""
     model = GPTConfig(vocab_size=16, n_layers=2, d_model=8, n_heads=2, d_ff=16, seq_len=8)
     plan_config = PlanConfig(stages=2, pipelines=1, microbatches=2, workers=1 if kind == "pool" else 0)
-    config = RunConfig(model=model, plan=plan_config, wiring=WiringConfig(kind))
+    config = RunConfig(model=model, plan=plan_config, wiring=WiringConfig(kind, **wiring))
     plan = default_plan(config)
     coordinator = build_coordinator(config, plan, RunStart("r"))
     coordinator.handle(0.0, Started())

@@ -66,10 +66,12 @@ def test_tensor_names():
     assert (trace.step_of(ACT), trace.step_of(SHARD)) == (1, 3)
 
 
-def test_a_bounded_trace_keeps_the_reports_of_all_steps():
+@pytest.mark.parametrize("first", [0, 96])
+def test_a_bounded_trace_keeps_the_reports_of_all_steps(first):
+    """Its steps count from that of the first Work, however long that took to come."""
     lines = []
     out = trace.Trace(lines.append, n_steps=1)
-    for step in (0, 1):
+    for step in (first, first + 1):
         out.run(0, step, 1.0, Work(0, "F", 0, 0, step))
         out.send(0, step, 1, Key("act", step, 1, 0), 1)
         out.recv(1, step, 0, Key("act", step, 1, 0))

@@ -25,8 +25,9 @@ def newcomer_of(fleet) -> set[str]:
 
 
 def test_workers_that_come_and_go_cost_no_view_and_change_nothing(churning, alone):
-    """kill -9 of a worker, a worker that nobody planned, and SIGSTOP of another one for some steps."""
-    fleet = churning(*ENDLESS, *QUICK, *POOL)
+    """kill -9 of a worker, a worker that nobody planned, which measures its links first, and SIGSTOP of another one for
+    some steps."""
+    fleet = churning(*ENDLESS, *QUICK, *POOL, "--config.wiring.join_rule=bandwidth")
     fleet.wait_for_step(3)
     workers = fleet.workers()
     assert sorted(workers) == [2, 3]
@@ -34,6 +35,8 @@ def test_workers_that_come_and_go_cost_no_view_and_change_nothing(churning, alon
     fleet.wait_for(lambda: "worker 2 is lost" in log_of(fleet, 0), "the loss of worker 2")
     fleet.ask_to_join("--as=worker")
     fleet.wait_for(lambda: newcomer_of(fleet), "a new worker", timeout_s=200)
+    measured = re.findall(r"measured its links to the servers: 0: \S+ Gb/s, 1: \S+ Gb/s", fleet.log.read_text())
+    assert len(measured) == 1, fleet.log.read_text()
     os.kill(workers[3], signal.SIGSTOP)
     try:
         fleet.wait_for_step(len(fleet.losses()) + 5)

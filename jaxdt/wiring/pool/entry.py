@@ -1,6 +1,6 @@
 """The pool's entry in the table of wirings: how its machines are built, and what makes no sense with it."""
 
-from jaxdt.protocol.events import Enlist, Fetch, Shard, TaskDone, TaskOutput, WantsTasks
+from jaxdt.protocol.events import Enlist, Fetch, ProbeLink, Shard, TaskDone, TaskOutput, WantsTasks
 from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
@@ -76,6 +76,8 @@ ENTRY = WiringEntry(
     may_change_stages=False,
     plan_roles=frozenset({"servers", "front", "back", "workers"}),
     workers=WorkerRole(
-        _build_worker, server_of, messages=frozenset({Enlist, WantsTasks, TaskDone, TaskOutput, Fetch, Shard})
+        _build_worker,
+        server_of,
+        messages=frozenset({ProbeLink, Enlist, WantsTasks, TaskDone, TaskOutput, Fetch, Shard}),
     ),
 )

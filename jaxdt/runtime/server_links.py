@@ -1,0 +1,85 @@
+"""How fast the links of a pool's worker to the servers are (hybrid parameter servers, Sec. 3.1): measured by the worker
+when it comes, over the run's own transport, before it has a place.
+
+A probe and its answer carry as many bytes. The difference between the shortest round trips with and without them is the
+time of these bytes there and back.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from jaxdt.membership.link_echo import PADDING_BYTES_MAX
+from jaxdt.protocol.events import Header, LinkProbed, ProbeLink, Received
+from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.run_job import RunJob
+
+N_PROBES = 3  # of each size; the first one also waits for the connection
+ANSWER_S = 5.0
+SECONDS_MIN = 1e-6  # of the bytes: a faster link is as good
+NO_LINK_GBPS = 0.0  # of a server that does not answer
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of one process, `own_id`, whose answers come in `answers` with the server that sent them."""
+
+    transport: Transport
+    run: str
+    own_id: int
+    answers: SimpleQueue[tuple[int, LinkProbed]]
+
+    def gbps(self, server: int) -> float:
+        """Of the link to a server there and back, 1e9 bit/s; NO_LINK_GBPS if it does not answer."""
+        shortest_s: list[float] = []
+        for n_bytes in (0, PADDING_BYTES_MAX):
+            trips_s = [self._round_trip_s(server, n_bytes + number, n_bytes) for number in range(N_PROBES)]
+            answered_s = [trip_s for trip_s in trips_s if trip_s is not None]
+            if not answered_s:
+                return NO_LINK_GBPS
+            shortest_s.append(min(answered_s))
+        return 2 * 8 * PADDING_BYTES_MAX / 1e9 / max(SECONDS_MIN, shortest_s[1] - shortest_s[0])
+
+    def _round_trip_s(self, server: int, number: int, n_bytes: int) -> float | None:
+        began_s = time.monotonic()
+        head = to_plain(Header(self.run, 0, 0, self.own_id), ProbeLink(number, n_bytes, "." * n_bytes))
+        self.transport.send(server, head)
+        while (left_s := began_s + ANSWER_S - time.monotonic()) > 0:
+            try:
+                src, answer = self.answers.get(timeout=left_s)
+            except Empty:
+                break
+            if (src, answer.number) == (server, number):
+                return time.monotonic() - began_s
+        return None
+
+
+def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[int, float]:
+    """The bandwidth to each server, whose address is given, one after the other. `own_id`: the temporary id under which
+    this process asks."""
+    answers: SimpleQueue[tuple[int, LinkProbed]] = SimpleQueue()
+
+    def on_message(src: int, event: Received, leaves: list) -> None:
+        if isinstance(event.body, LinkProbed):
+            answers.put((src, event.body))
+
+    callbacks = TransportCallbacks(
+        on_message, lambda peer, state, reason: None, expect=lambda src, event, table: None, read=from_plain
+    )
+    settings = TransportSettings(allow_plaintext=job.allow_plaintext)
+    transport = Transport(own_id, job.connection_name, None, job.load_credential(), callbacks, settings)
+    try:
+        for server, address in servers.items():
+            transport.connect(server, parse_address(f"server {server}", address))
+        probes = Probes(transport, job.run, own_id, answers)
+        found = {server: probes.gbps(server) for server in servers}
+    finally:
+        transport.close(0.0)
+    told = ", ".join(f"{server}: {gbps:.3g} Gb/s" if gbps else f"{server}: no answer" for server, gbps in found.items())
+    print_line(f"measured its links to the servers: {told}")
+    return found
