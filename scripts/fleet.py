@@ -29,6 +29,7 @@ COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", "drain", "evict")
 
 OUTSIDERS = {  # in the answer to status, and for people
     "coming": "on their way in",
+    "workers_coming": "workers that get ready",
     "candidates": "ready to join",
     "revoked": "put out for good",
 }
@@ -47,8 +48,9 @@ def main(command: str, *words: str) -> int:
 def table(status: dict) -> str:
     """The answer to `status`, for people."""
     state = " (paused)" if status["paused"] else " (stopping)" if status["stopping"] else ""
+    newest = f"newest checkpoint: {status['checkpoint']} steps" if status["checkpoint"] else "no checkpoint yet"
     lines = [
-        f"step {status['steps']} of {status['of_steps']}{state}; newest checkpoint: {status['checkpoint']} steps; "
+        f"step {status['steps']} of {status['of_steps']}{state}; {newest}; "
         f"view {status['view']}; the coordinator was started {times(status['coordinator_term'])}, the run went back "
         f"{times(status['generation'])}",
         f"{'peer':>8} {'stage':>6}  {'state':<9} {'last heard':<12} address",
@@ -62,7 +64,7 @@ def table(status: dict) -> str:
         place = f"{worker['worker']:>8} {worker['stage']:>6} {worker['server']:>7}"
         lines.append(f"{place} {worker['n_counted']:>13}  {ago(worker['silent_s'])}")
     for name, meaning in OUTSIDERS.items():
-        if status[name]:
+        if status.get(name):  # a coordinator of an earlier protocol may not say it
             lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")
     if status["replan"]:
         lines.append(f"replan: {status['replan']}")

@@ -88,9 +88,10 @@ def main() -> int:
         signal.signal(number, lambda *_: run.stop())
     code = run.wait()
     assert code is not None, "it has waited without a limit"
-    interrupts.end_on_interrupt()
+    to_draw = f"to draw these steps: python scripts/report.py --run_dir={run.run_dir}"
+    interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
-        print(f"to draw these steps: python scripts/report.py --run_dir={run.run_dir}")
+        print(to_draw)
     if code == INTERRUPTED:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:

@@ -11,15 +11,14 @@ from types import FrameType
 INTERRUPTED = 130
 
 
-def end_at_once(number: int, frame: FrameType | None) -> None:
-    """The handler: nothing is under way that would have to be finished."""
-    del number, frame
-    os.write(2, b"\ninterrupted before anything was begun\n")
-    os._exit(INTERRUPTED)
+def end_on_interrupt(line: str = "interrupted before anything was begun") -> None:
+    """From now on SIGINT ends this process with this line and code 130."""
 
+    def end_at_once(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        os.write(2, f"\n{line}\n".encode())
+        os._exit(INTERRUPTED)
 
-def end_on_interrupt() -> None:
-    """From now on SIGINT ends this process with one line and code 130."""
     signal.signal(signal.SIGINT, end_at_once)
 
 

@@ -29,6 +29,7 @@ PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}
 SYNC_STYLE = {"facecolor": "#dceeec", "edgecolor": "#72b7b2", "hatch": "///", "lw": 0.0}
 OUTLIER = 5.0  # times the median rate: a step that was committed right after another one would flatten all others
+VISIBLE_FRAC = 0.002  # of the width of a picture: a shorter bar is not seen
 SLOW = 3.0  # times the 0.9 quantile of the step times: such a step would flatten all others
 SPREAD, SPREAD_MAX = 0.02, 0.2  # of the most peers: how far apart two equal lines, and all of them, are drawn
 STAGE_LINES = ("-", "--", "-.", ":")
@@ -109,7 +110,9 @@ def timeline(axes: Axes, attempt: Attempt) -> None:
             axes.barh(row, updates_s[0] - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
     axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
     axes.invert_yaxis()
-    kinds = sorted({work.kind for _, work in runs}, key=list(NAMES).index)
+    span_s = max(r["t"] + r["s"] for r, _ in runs) - zero_s
+    seen = {work.kind for r, work in runs if r["s"] > VISIBLE_FRAC * span_s}
+    kinds = sorted(seen, key=list(NAMES).index)
     handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
     handles.append(Patch(label="averaging, commit", **SYNC_STYLE))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # it would hide bars
@@ -140,7 +143,7 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
     axes.plot(times, rates, ".", color=COLOURS["F"])
     top = OUTLIER * float(np.nanmedian(rates)) if rates else 0.0
     n_above = sum(rate > top for rate in rates)
-    above = f" ({n_above} steps above the picture)" if n_above else ""
+    above = f" ({n_above} step{'s' * (n_above != 1)} above the picture)" if n_above else ""
     axes.set(title=f"Throughput{above}", xlabel="seconds", ylabel="tokens/s")
     axes.set_ylim(bottom=0, top=top if n_above else None)
 
@@ -237,7 +240,7 @@ def step_times(
         above = {m["step"]: m["step_s"] for m in training if m["step_s"] > top_s}
         label = f"longer: {len(above)}, up to {max(above.values()):.1f} s"
         axes.plot(list(above), [top_s] * len(above), "^", color=COLOURS["R"], ms=8, clip_on=False, label=label)
-    axes.legend()
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))  # it would hide dots
 
 
 def _top_s(steps_s: list[float], at_least_s: float) -> float | None:

@@ -309,7 +309,7 @@ class Coordinator:
         if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
             return self._on_request(now_s, src, body)
         if isinstance(body, Join) and body.is_worker:
-            return self._on_worker(src, body)
+            return self._on_worker(now_s, src, body)
         if isinstance(body, Join):
             return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
         if header.run != self.config.run:
@@ -485,7 +485,7 @@ class Coordinator:
         is_taken = peer in self.roster.admissions or peer in self._leases or self._claims.is_granted(peer)
         return self.view is not None and not is_taken and not self._operations.is_revoked(peer)
 
-    def _on_worker(self, src: int, join: Join) -> list[Action]:
+    def _on_worker(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run. It may have to
         measure its links first."""
         certified = join.peer
@@ -501,6 +501,8 @@ class Coordinator:
             answer = self.config.answer(worker, 0, self.n_committed)
             return [self._send(src, replace(answer, servers=addresses))]
         stage, server = self._worker_places.place(worker, self.roster.servers, gbps)
+        if server is not None:
+            self._worker_places.asked(now_s, worker)
         address = "" if server is None else self.roster.addresses[server]
         answer = replace(self.config.answer(worker, stage, self.n_committed), server=server, server_address=address)
         report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]
@@ -616,6 +618,7 @@ class Coordinator:
         self._operations.silences = self._leases.silences(now_s)
         if self._worker_places:
             self._operations.workers = self._worker_places.rows(now_s, self.roster.servers)
+            self._operations.workers_coming = self._worker_places.coming(now_s)
         text = self._operations.accept(request, self.roster, progress)
         if request.command in ("checkpoint", "stop"):
             self._promise_checkpoint()

@@ -40,6 +40,7 @@ class Operations:
         self.advice: ReplanReport | None = None
         self.silences: Mapping[int, float] = {}
         self.workers: Sequence[Mapping[str, Any]] = ()
+        self.workers_coming: Sequence[int] = ()
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
         self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
@@ -89,7 +90,8 @@ class Operations:
                 return f"goes on with step {progress.n_committed + 1}"
             case "checkpoint":
                 self._wants_checkpoint = True
-                return f"makes a checkpoint of {progress.n_committed + 1} steps"
+                once = ", once the run is resumed" if self.state.paused else ""
+                return f"makes a checkpoint of {progress.n_committed + 1} steps{once}"
             case "stop":
                 return self.stop(0, STOPPED, progress)
             case "revoke":
@@ -183,6 +185,7 @@ class Operations:
             "stopping": self._stop is not None,
             "members": members,
             "workers": list(self.workers),
+            "workers_coming": list(self.workers_coming),
             "candidates": sorted(roster.candidates),
             "coming": sorted(roster.coming),
             "revoked": sorted(self.state.revoked),

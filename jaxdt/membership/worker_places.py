@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.protocol.events import WorkerStatus
 
 Servers = Sequence[Collection[int]]  # of each stage, those that are here
@@ -50,6 +51,7 @@ class WorkerPlaces:
         self._n_workers: Counter[int] = Counter()  # of each server
         self._statuses: dict[int, tuple[float, tuple[WorkerStatus, ...]]] = {}  # of each server, and when it said them
         self._lost: set[int] = set()  # workers that may come back
+        self._asked_s: dict[int, float] = {}  # when those got a place that no server has let in since
 
     def counted(self, now_s: float, server: int, n_workers: int, statuses: tuple[WorkerStatus, ...]) -> None:
         """A server says how many workers it has, and which."""
@@ -58,6 +60,7 @@ class WorkerPlaces:
 
     def here(self, worker: int) -> bool:
         """A server has let the worker in. Whether it was lost before."""
+        self._asked_s.pop(worker, None)
         is_back = worker in self._lost
         self._lost.discard(worker)
         return is_back
@@ -65,6 +68,15 @@ class WorkerPlaces:
     def gone(self, worker: int) -> None:
         """A server has lost the worker."""
         self._lost.add(worker)
+
+    def asked(self, now_s: float, worker: int) -> None:
+        """The worker has got a place, and gets ready."""
+        self._asked_s[worker] = now_s
+
+    def coming(self, now_s: float) -> list[int]:
+        """Workers that get ready, for an operator; one that takes too long has ended perhaps."""
+        self._asked_s = {worker: at_s for worker, at_s in self._asked_s.items() if now_s - at_s <= ASKED_S}
+        return sorted(self._asked_s)
 
     def rows(self, now_s: float, servers: Servers) -> list[dict[str, Any]]:
         """The workers that the servers have, for an operator. `servers`: as in `place`."""

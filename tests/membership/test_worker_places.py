@@ -6,6 +6,7 @@ from dataclasses import replace
 import fleet
 
 from jaxdt.build import RunStart, build_coordinator
+from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.membership.worker_places import JOIN_RULES, WorkerPlaces
 from jaxdt.protocol.events import (
     OPERATOR_IDS,
@@ -67,6 +68,16 @@ def test_by_bandwidth_a_worker_gets_the_stage_to_whose_servers_its_links_are_fas
     for known in (4, 7):
         assert places.to_measure(known, servers, None) == []
     assert places.place(4, servers) == (0, 0) and places.place(7, servers)[0] == 0
+
+
+def test_workers_that_get_ready_are_known_until_a_server_has_let_them_in():
+    places = WorkerPlaces(PLANNED)
+    places.asked(1.0, 7)
+    places.asked(2.0, 8)
+    assert places.coming(3.0) == [7, 8]
+    places.here(7)
+    assert places.coming(3.0) == [8]
+    assert places.coming(2.0 + ASKED_S + 1.0) == []
 
 
 def test_a_balanced_pool_asks_for_no_measurement():

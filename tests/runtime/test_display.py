@@ -126,6 +126,29 @@ def test_while_the_run_stands_still_nobody_trains(clock):
     assert cells(display, "state") == {"0": "training"}
 
 
+def test_a_pool_worker_that_gets_ready_is_shown_for_a_while_and_who_never_came_is_not_at_the_end(clock):
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
+    display.members({0: 0})
+    display.arriving(7, 0, "worker, compiling", for_s=120.0)
+    display.arriving(8, 0, "compiling")
+    assert {"7": "worker, compiling", "8": "compiling"}.items() <= cells(display, "state").items()
+    clock[0] += 121.0
+    assert "7" not in cells(display, "state") and "8" in cells(display, "state")
+    display.ended()
+    assert set(cells(display, "state")) == {"0"}
+
+
+def test_the_last_table_has_the_workers_that_a_server_had_in_its_last_step(clock):
+    display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
+    display.members({0: 0})
+    counts = {"workers": 2, "leases": 1, "by_workers": 8, "microbatches": 9, "redone": 0, "contribution_bytes": 0}
+    counts |= {"aggregation_s": 0.0, "steps_s": 0.0}
+    for step, n_workers in ((9, 2), (10, 1), (10, 0)):
+        display.heartbeat(HeartbeatReport(0, {**counts, "step": step, "workers": n_workers}))
+    [server] = [table for table in display._table().renderables[1:2]]
+    assert list(server.columns[1].cells) == ["2"]
+
+
 def test_the_tables_of_a_pool_fit_eighty_columns(clock):
     display = Display(PLAN, 10, live=False, heartbeat_s=0.5)
     display.members({200001: 10})

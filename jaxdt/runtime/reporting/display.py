@@ -36,6 +36,7 @@ class Display:
         self._rate_starts: dict[int, tuple[float, Mapping[str, float]]] = {}  # where a peer's next rates count from
         self._rates: dict[int, dict[str, float]] = {}  # per second
         self._arriving: dict[int, tuple[int, str]] = {}  # peers that are no members yet: stage, and what they do
+        self._until_s: dict[int, float] = {}  # after which one of them is not shown any more
         self._fetching: frozenset[int] = frozenset()  # members that lack their stage's state
         self._is_over = False
         self._standstill = ""  # what peers do while no step is computed, in a word
@@ -59,8 +60,9 @@ class Display:
         self._draws = False
 
     def ended(self) -> None:
-        """The run is over: no peer trains any more."""
+        """The run is over: no peer trains any more, and none comes."""
         self._is_over = True
+        self._arriving.clear()
 
     def standstill(self, word: str) -> None:
         """No step is committed from now on. `word` says what the peers do: paused, waiting; '' ends it."""
@@ -75,9 +77,10 @@ class Display:
         else:
             print_line(line)
 
-    def arriving(self, peer: int, stage: int, what: str) -> None:
-        """Show a peer that is here and no member yet, and what it does."""
+    def arriving(self, peer: int, stage: int, what: str, for_s: float = math.inf) -> None:
+        """Show a peer that is here and no member yet, and what it does; no longer than `for_s`."""
         self._arriving[peer] = (stage, what)
+        self._until_s[peer] = time.monotonic() + for_s
         self._refresh()
 
     def ready(self, peer: int) -> None:
@@ -103,6 +106,8 @@ class Display:
     def heartbeat(self, report: HeartbeatReport) -> None:
         """Show a peer's heartbeat, which has its counters; a process that took its place counts from zero."""
         peer, status = report.peer, report.status
+        if WORKERS in status and status.get("step", 0) >= self._n_steps:  # its workers end before it does
+            status = {**status, WORKERS: self._heartbeats.get(peer, status).get(WORKERS, 0.0)}
         now_s = self._heard_s[peer] = time.monotonic()
         before_s, before = self._rate_starts.get(peer, (now_s, status))
         if any(status.get(name, 0) < before.get(name, 0) for name in RATES):
@@ -156,6 +161,8 @@ class Display:
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
+        now_s = time.monotonic()
+        self._arriving = {peer: state for peer, state in self._arriving.items() if now_s < self._until_s[peer]}
         arriving = {peer: stage for peer, (stage, _) in self._arriving.items()}
         for peer, stage in sorted((self._stages | arriving).items()):
             heartbeat = self._heartbeats.get(peer)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.protocol.events import Advised
 from jaxdt.protocol.reports import (
     CandidateReport,
@@ -33,6 +34,8 @@ from jaxdt.protocol.reports import (
     StillWaitingReport,
     VacantReport,
     ViewReport,
+    WorkerHereReport,
+    WorkerPlacedReport,
     WriteFailedReport,
 )
 from jaxdt.runtime.net.address import is_loopback
@@ -126,6 +129,12 @@ class Journal:
                 (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
+            case WorkerPlacedReport(worker, stage):
+                self._display.arriving(worker, stage, "worker, compiling", for_s=ASKED_S)
+                self._display.print(line_of(report))
+            case WorkerHereReport(worker):
+                self._display.gone(worker)
+                self._display.print(line_of(report))
             case CandidateReport(peer):
                 self._display.ready(peer)
                 self._display.print(line_of(report))

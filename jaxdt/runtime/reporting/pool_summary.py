@@ -33,7 +33,8 @@ class PoolSummary:
         fields = self.fields or {}
         if not fields.get("lost") and not fields.get("redone"):
             return ""
-        lost = f"workers were lost {fields['lost']} times, {fields['redone']} microbatches computed again"
+        often = {1: "once", 2: "twice"}.get(fields["lost"], f"{fields['lost']} times")
+        lost = f"workers were lost {often}, {_microbatches(fields['redone'])} computed again"
         return f"{lost}: the prediction is of a run that keeps its workers"
 
 
@@ -48,9 +49,14 @@ def summary_lines(pool: Mapping[str, Any] | None) -> list[str]:
     """For people."""
     if pool is None:
         return []
+    was = "was" if pool["lost"] == 1 else "were"
     did = f"did {pool['by_workers']} of {pool['microbatches']} microbatches of stages"
-    lines = [f"workers        {did}; {pool['lost']} were lost, {pool['redone']} microbatches computed again"]
+    lines = [f"workers        {did}; {pool['lost']} {was} lost, {_microbatches(pool['redone'])} computed again"]
     if pool["aggregation_frac"] is not None:
         sent = f"{pool['contribution_bytes'] / 1e6:.1f} MB of gradients"
         lines.append(f"               sent {sent}; aggregation took {pool['aggregation_frac']:.0%} of a step")
     return lines
+
+
+def _microbatches(n: int) -> str:
+    return f"{n} microbatch{'es' * (n != 1)}"

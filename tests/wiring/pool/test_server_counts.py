@@ -78,7 +78,7 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
     summary.counted(0, counts.values)
     summary.counted(1, counts.values | {"aggregation_s": 1.0})
     summary.counted(2, {"step": 1.0})  # no server
-    said = "workers were lost 2 times, 8 microbatches computed again: the prediction is of a run that keeps its workers"
+    said = "workers were lost twice, 8 microbatches computed again: the prediction is of a run that keeps its workers"
     assert summary.doubt == said
     assert summary.fields["by_workers"] == 4 and summary.fields["aggregation_frac"] == 0.125
     assert "did 4 of 6 microbatches of stages; 2 were lost, 8 " in summary_lines(summary.fields)[0]
