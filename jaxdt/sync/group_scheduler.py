@@ -307,25 +307,15 @@ class GroupScheduler(CountedSteps):
                 self._leave(0.0, stage, [peer])  # nobody waits for a group yet
         self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
 
-    def _go_on(self, now_s: float) -> list[Action]:
-        """Once all members have answered: groups that are open go on, and then counts what members say again."""
+    def restore_rounds(self) -> list[Action]:
+        """Groups that are open go on, and so do snapshots."""
         states = self._states
-        if states.is_asking:
-            return []
         for stage, of_stage in enumerate(self._n_groups):
             for fragment, n_groups in enumerate(of_stage):
                 last = states.last.get(fragment_name(stage, fragment, self._n_fragments), -1)
                 of_stage[fragment] = max(n_groups, last + 1)
         self._n_groups_before = [list(of_stage) for of_stage in self._n_groups]
-        for peer, answer in states.answers.items():
-            stage, pipeline = self._plan.seat(peer)
-            if stage == 0 and answer.n_steps is not None:
-                self._budget.ended(pipeline)
-        actions = [*self._restore_groups(), *self._restore_snapshots()]
-        for src, message in states.said:
-            actions += self.hear(now_s, src, message, {})
-        self._states = ReplicaStates()
-        return [*actions, *self._budget.end_if_enough()]
+        return [*self._restore_groups(), *self._restore_snapshots()]
 
     def _restore_groups(self) -> list[Action]:
         """The groups that are open. Their members that are lost meanwhile are left out, as at other times."""

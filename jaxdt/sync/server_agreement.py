@@ -157,22 +157,7 @@ class ServerAgreement(CountedSteps):
         replicas = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
         self._states.ask(replicas.union(self._servers))
 
-    def _go_on(self, now_s: float) -> list[Action]:
-        """After a restart, once all members have answered."""
-        states = self._states
-        if states.is_asking:
-            return []
-        for peer, answer in states.answers.items():
-            stage, pipeline = self._plan.seat(peer)
-            if stage == 0 and answer.n_steps is not None:
-                self._budget.ended(pipeline)
-        actions = self._restore_snapshots()
-        for src, message in states.said:
-            actions += self.hear(now_s, src, message, {})
-        self._states = ReplicaStates()
-        return [*actions, *self._budget.end_if_enough()]
-
-    def _restore_snapshots(self) -> list[Action]:
+    def restore_rounds(self) -> list[Action]:
         """Those that servers hold are needed still, but for losses that are told or were measured."""
         states, actions = self._states, list[Action]()
         measured = self._snapshots.restore_held_out(states)
