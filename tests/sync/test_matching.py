@@ -268,6 +268,31 @@ def test_an_endless_window_is_the_rule_all(n):
     assert closed_by(matcher(n, window_s=math.inf, connectivity_groups=0), readies) == closed_by(plain, readies)
 
 
+def test_an_endless_window_waits_for_all_also_where_a_check_is_due_and_few_would_do():
+    """After losses the groups of before connect those who are left. A group of some would be waited for elsewhere."""
+    rule = matcher(4, window_s=math.inf, connectivity_groups=2, connectivity_window="tumbling")
+    for step in (1, 2, 3):
+        assert [members(rule.ready(float(step), peer, step)) for peer in range(4)] == [[], [], [], [(0, 1, 2, 3)]]
+    rule.left(3.5, 2, 3)
+    assert members(rule.ready(4.0, 0, 4)) == []
+    assert members(rule.ready(4.1, 1, 4)) == [(0, 1)]
+
+
+def test_a_replica_that_comes_back_does_not_connect_what_it_knew_before():
+    rule = matcher(3, window_s=1.0, connectivity_groups=3)
+    rule.ready(0.0, 0, 1)
+    rule.ready(0.1, 2, 1)
+    assert members(rule.timer(1.0, 1)) == [(0, 2)]
+    rule.left(1.1, 2)
+    rule.joined(1.2, 2, 1)
+    rule.ready(1.3, 1, 1)
+    rule.ready(1.4, 2, 2)
+    assert members(rule.timer(2.3, 2)) == [(1, 2)]
+    rule.ready(2.4, 1, 2)
+    assert members(rule.timer(3.4, 3)) == [], "replica 0 has met only the one that is gone"
+    assert members(rule.ready(3.5, 0, 2)) == [(0, 1)]
+
+
 def test_a_window_of_no_time_leaves_everyone_alone():
     rng = random.Random(4)
     readies = sorted((step + rng.random(), peer, step) for step in range(1, 20) for peer in range(4))

@@ -8,7 +8,7 @@ group is checked. Tumbling (that of the paper's public code): the groups since t
 once after every `n_groups` arrivals for each replica.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 Clique = tuple[int, ...]
@@ -85,12 +85,14 @@ class Unchecked:
 
 class Groups:
     """The latest groups of a stage by their number, and an edge from each newcomer to its donor, which counts as part
-    of the newest group at that time: the newcomer knows what the donor knows."""
+    of the newest group at that time: the newcomer knows what the donor knows. One that has been here before does not
+    know any more what it knew, so in earlier groups it has another name, below 0."""
 
     def __init__(self):
         self.n_closed = 0
         self._cliques: dict[int, Clique] = {}
         self._joins: list[tuple[int, Clique]] = []
+        self._n_joined = 0
 
     @property
     def cliques(self) -> list[Clique]:
@@ -101,6 +103,10 @@ class Groups:
         self.n_closed += 1
 
     def join(self, peer: int, donor: int) -> None:
+        self._n_joined += 1
+        former = {peer: -self._n_joined}
+        self._cliques = {number: _renamed(clique, former) for number, clique in self._cliques.items()}
+        self._joins = [(number, _renamed(edge, former)) for number, edge in self._joins]
         self._joins.append((self.n_closed - 1, (donor, peer)))
 
     def replace(self, number: int, members: Clique) -> None:
@@ -112,6 +118,10 @@ class Groups:
         oldest = self.n_closed - n_groups
         self._cliques = {number: clique for number, clique in self._cliques.items() if number >= oldest}
         self._joins = [(number, edge) for number, edge in self._joins if number >= oldest]
+
+
+def _renamed(clique: Clique, names: Mapping[int, int]) -> Clique:
+    return tuple(names.get(member, member) for member in clique)
 
 
 class Sliding:

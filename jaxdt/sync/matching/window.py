@@ -11,7 +11,7 @@ The rules of one stage (Alg. 2 of the paper):
 
 A run cannot get stuck: while one stage enforces, all others close their groups within T, so each pipeline that is
 waited for goes on until its replica of that stage is ready, or leaves (the run's failure detection sees to that).
-This needs a finite T where groups have a limit of size, and one token for all stages. Without the token, pipelines
+This needs a finite T where groups may be of some, and one token for all stages. Without the token, pipelines
 stuck in two stages that enforce wait for each other.
 
 Differences from the paper: a stage that enforces closes with the arrival that connects the graph, not after another
@@ -124,10 +124,11 @@ class MatchWindow:
         """Form a group if nobody else has to be waited for."""
         if len(self._ready) == len(self._replicas):
             return self._close(now_s, "full")
+        if math.isinf(self._length.longest_s):
+            return None  # without a timer only groups of all are live: others could wait for those who have gone on
         if self._phase is Phase.ENFORCING:
             return self._close(now_s, "enforced") if self._connects else None
-        # Without a timer only a group of all is live, so there the size has no limit.
-        limited = 0 < self._group_size_max <= len(self._ready) and self._length.longest_s < math.inf
+        limited = 0 < self._group_size_max <= len(self._ready)
         if limited and (not self._is_checked or self._connects):
             return self._close(now_s, "cap")
         return None

@@ -145,8 +145,14 @@ class GroupRules:
             self._window_ended(stage, True)
 
     def joined(self, stage: int, peer: int, donor: int) -> None:
-        """A replica has come back, with the state of its donor."""
+        """A replica has come back, with the state of its donor. What it knew before is lost, so in earlier groups there
+        was another one in its place."""
         of_stage = self._stages[stage]
+        before = -1 - len(of_stage.returns)
+        for clique in (*of_stage.cliques, *(edge for _, edge in of_stage.returns)):
+            if peer in clique:
+                clique.remove(peer)
+                clique.add(before)
         of_stage.replicas.add(peer)
         of_stage.answered.pop(peer, None)
         of_stage.returns.append((len(of_stage.cliques) - 1, {donor, peer}))
@@ -171,7 +177,7 @@ class GroupRules:
             self._check_pair(stage, report)
         elif members != stage.replicas:
             raise RuleBroken(MEMBERS, f"{report} has formed, replicas are {sorted(stage.replicas)}")
-        stage.cliques.append(members)
+        stage.cliques.append(set(members))
         stage.formed.append(members)
         for peer in members:
             stage.answered[peer] = stage.waiting.pop(peer)
@@ -221,7 +227,7 @@ class GroupRules:
         is_full = members == stage.replicas
         if report.cause == "cap" and not 0 < cap <= len(members):
             raise RuleBroken(WINDOW, f"{report} has closed at {len(members)} members, the most are {cap}")
-        if math.isinf(self._groups.window_s) and not is_full and not report.enforced:
+        if math.isinf(self._groups.window_s) and not is_full:
             raise RuleBroken(WINDOW, f"{report} has closed, and its window has no end")
         self._check_connected(now_s, stage, report)
 
