@@ -496,8 +496,9 @@ class Coordinator:
             return [self._send(src, Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
         worker = self.roster.new_id() if certified is None else certified
         gbps = None if join.gbps is None else dict(join.gbps)
-        if to_measure := self._worker_places.to_measure(worker, self.roster.servers, gbps):
-            addresses = tuple((server, self.roster.addresses[server]) for server in to_measure)
+        to_measure = self._worker_places.to_measure(worker, self.roster.servers, gbps)
+        addresses = tuple((server, self.roster.addresses[server]) for server in to_measure)
+        if any(address for _, address in addresses):
             answer = self.config.answer(worker, 0, self.n_committed)
             return [self._send(src, replace(answer, servers=addresses))]
         stage, server = self._worker_places.place(worker, self.roster.servers, gbps)

@@ -36,10 +36,10 @@ def measured(servers):
 def test_a_slower_link_is_found_to_be_slower_and_one_without_an_answer_is_none(start, monkeypatch, capsys):
     monkeypatch.setattr(server_links, "ANSWER_S", 2.0)
     fast, slow, silent = echoing(start, 0), echoing(start, 1, gbps=0.02), start(2)
-    found = measured({server.me: format_address(server.address) for server in (fast, slow, silent)})
-    assert found[0] > found[1] > found[2] == 0.0
+    found = measured({server.me: format_address(server.address) for server in (fast, slow, silent)} | {3: ""})
+    assert found[0] > found[1] > found[2] == found[3] == 0.0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("measured its links to the servers: 0: ") and line.endswith(", 2: no answer")
+    assert line.startswith("measured its links to the servers: 0: ") and line.endswith(", 2: no answer, 3: no answer")
 
 
 def test_an_answer_has_at_most_so_much_padding():
