@@ -85,10 +85,14 @@ def member() -> NoReturn:
     n_steps = None if replicas_may_differ(job.config) else job.config.train.steps
     log = PeerLog(name, coordinator, n_steps)
     stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)
+    is_for_some = GPUS.value or job.config.platform != "any"
+    if is_for_some:  # what jax finds here may refuse this host
+        set_up_jax(job.config.platform)
     if not welcome and (refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report)):
         end_with(name, refused)
     stop_requests.end_by(lambda request: end_with(name, requested_stop(request, "left before it was let in")))
-    set_up_jax(job.config.platform)
+    if not is_for_some:
+        set_up_jax(job.config.platform)
     from jaxdt.runtime import peer_process
 
     joins = peer_process.JoinedStage(welcome.stage, welcome.n_committed) if welcome else None

@@ -132,7 +132,7 @@ def test_one_step_does_not_flatten_the_throughput_of_the_others():
         for i, rate in enumerate(rates)
     ]
     plots.throughput(axes, records, 0.0)
-    assert axes.get_ylim()[1] == 5000.0 and "(1 steps above the picture)" in axes.get_title()
+    assert axes.get_ylim()[1] == 5000.0 and "(1 step above the picture)" in axes.get_title()
 
 
 def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):

@@ -129,12 +129,8 @@ class Journal:
                 (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
-            case WorkerPlacedReport(worker, stage):
-                self._display.arriving(worker, stage, "worker, compiling", for_s=ASKED_S)
-                self._display.print(line_of(report))
-            case WorkerHereReport(worker):
-                self._display.gone(worker)
-                self._display.print(line_of(report))
+            case WorkerPlacedReport() | WorkerHereReport():
+                self._worker_comes(report)
             case CandidateReport(peer):
                 self._display.ready(peer)
                 self._display.print(line_of(report))
@@ -206,6 +202,14 @@ class Journal:
         if report.peer not in self._machine.roster.members:
             self._display.arriving(report.peer, report.stage, "compiling")
             self._display.print(line_of(report))
+
+    def _worker_comes(self, report: WorkerPlacedReport | WorkerHereReport) -> None:
+        """A pool's worker gets ready, and then computes: from then on its server's row counts it."""
+        if isinstance(report, WorkerPlacedReport):
+            self._display.arriving(report.worker, report.stage, "worker, compiling", for_s=ASKED_S)
+        else:
+            self._display.gone(report.worker)
+        self._display.print(line_of(report))
 
     def _leaving(self, report: LeavingReport) -> None:
         last = last_of_its_stage(self._job.run_dir, self._job.config.wiring.on_stage_lost)
