@@ -28,6 +28,7 @@ TARGETS = (
     "hybrid_ps_figures",
     "hybrid_ps_planner",
 )
+ORIGIN = "{origin}"  # stands for that sentence until all values are there, of which some may be added
 MODULES = {  # those in a folder below
     "swarm_tables34": "tables.swarm_tables34",
     "hybrid_ps_table1": "tables.hybrid_ps_table1",
@@ -42,7 +43,7 @@ def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) 
     """Write the page of a target, its pictures and its values to a folder. Returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     target = importlib.import_module(f"experiments.reproduce.{MODULES.get(name, name)}")
-    text = target.run(out, origin(name, results), results, **arguments)
+    text = target.run(out, ORIGIN, results, **arguments).replace(ORIGIN, origin(name, results))
     (out / FILE).write_text(results.lines())
     (out / "README.md").write_text(text)
     return text
