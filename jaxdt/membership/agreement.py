@@ -149,9 +149,9 @@ class Agreement(Protocol):
         checkpoint becomes complete, and the run does not end."""
         ...
 
-    @property
-    def has_untold_rows(self) -> bool:
-        """Whether rows are done that are not durable and reported yet. The run does not end before they are."""
+    def has_untold_rows(self, n_rows: int) -> bool:
+        """Whether one of the first `n_rows` rows is done and not durable and reported yet. A run that ends after so
+        many does not end before that."""
         ...
 
     @property

@@ -150,8 +150,7 @@ class TwoPhaseCommit:
     def is_asking(self) -> bool:
         return False
 
-    @property
-    def has_untold_rows(self) -> bool:
+    def has_untold_rows(self, n_rows: int) -> bool:
         return False
 
     @property

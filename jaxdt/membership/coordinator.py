@@ -893,7 +893,7 @@ class Coordinator:
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        is_held = self._operations.holds_steps and not self._agreement.has_untold_rows
+        is_held = self._operations.holds_steps and not self._agreement.has_untold_rows(self.config.n_steps)
         if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, ROWS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
@@ -941,8 +941,10 @@ class Coordinator:
 
     def _complete_checkpoint(self) -> list[Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
-        do not count yet, and with a rollback no part of before does."""
+        do not count yet, and with a rollback no part of before does. After the checkpoint of a stop there is none."""
         if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT} or self._agreement.is_asking:
+            return []
+        if self._operations.ending(self._progress):
             return []
         view, holders = self.roster.current_view, self.roster.holders
         found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
@@ -958,14 +960,17 @@ class Coordinator:
         return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
     def _end_if_over(self) -> list[Action]:
-        """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
-        if self._agreement.has_untold_rows or self._agreement.is_asking:
+        """The run is over once every member is done and the last checkpoint is complete, or that of a stop. Steps that
+        are done after a stop's checkpoint are not waited for: the run goes on from the checkpoint."""
+        ending, progress = self._operations.ending(self._progress), self._progress
+        n_rows = progress.checkpoint if ending else progress.n_steps
+        if self._agreement.has_untold_rows(n_rows) or self._agreement.is_asking:
             return []
-        if ending := self._operations.ending(self._progress):
+        if ending:
             return self._end(*ending)
         if not self._checkpoints.is_over(self.roster.members):
             return []
-        return self._end(0, f"done: {self.config.n_steps} steps")
+        return self._end(0, f"done: {progress.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
         if self._ended:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from fleets import QUICK, ROOT
+from fleets import QUICK, ROOT, versions
 
 from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.parts import step_folder
@@ -42,7 +42,8 @@ def test_a_run_with_servers_is_stopped_and_goes_on_and_equals_the_replay(launche
     assert fleet.ended() == 130, fleet.output
     rows = [json.loads(line) for line in (fleet.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows[2]["eval_loss"] > 0 and "eval_loss" not in rows[3], rows
-    version = max(int(path.name) for path in (fleet.run_dir / "checkpoints").iterdir())
+    version = max(versions(fleet.run_dir))
+    assert f"interrupted after {version} steps" in fleet.output, fleet.output
     first, second = complete_record(step_folder(fleet.run_dir, version)).checkpoint.mean_of
     assert [peer for peer, _ in first] == [0, 2] and [peer for peer, _ in second] == [1, 3]
     assert [n for _, n in first] == [n for _, n in second] and version < 24

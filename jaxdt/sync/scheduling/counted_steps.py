@@ -58,9 +58,8 @@ class CountedSteps(ABC):
     def is_asking(self) -> bool:
         return self._states.is_asking
 
-    @property
-    def has_untold_rows(self) -> bool:
-        return self._budget.n_told < self._budget.n_rows
+    def has_untold_rows(self, n_rows: int) -> bool:
+        return self._budget.n_told < min(n_rows, self._budget.n_rows)
 
     @property
     def records(self) -> tuple[Record, ...]:
