@@ -77,8 +77,8 @@ class ChunkWriter:
         return 0.0
 
     def _write(self, connection: Connection, chunk: list, read_acks: Callable[[], None]) -> None:
+        self.bytes_out += sum(map(len, chunk))  # before the write, so that whatever the peer has is counted
         connection.write_pieces(chunk, read_acks)
-        self.bytes_out += sum(map(len, chunk))
 
     def _link_free_s(self) -> float:
         # A control message is small: it takes the next place, and waits at most for the chunk that is on the link.
