@@ -19,6 +19,7 @@ from jaxdt.spec.sizes import is_contribution
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
+from jaxdt.wiring.pool.work_stealing import StepSteals, WorkStealing
 
 
 class KeepsWorkBesideAnyVersion(Mutant):
@@ -82,7 +83,8 @@ def patched(owner, name, value):
     return patch
 
 
-EXPIRE, INIT, LOOK_AT, LOSE = (
+ARRIVED, EXPIRE, INIT, LOOK_AT, LOSE = (
+    WorkStealing.arrived,
     TaskTable.expire,
     TaskTable.__init__,
     Contributions.look_at,
@@ -124,13 +126,27 @@ def any_version(self, worker, wants):
     worker.versions, worker.n_tasks = frozenset(range(wants.version + 2)), wants.n_tasks
 
 
+def gives_and_keeps(self, kind, m):
+    """Another server gets the task, and this one's clients do it too."""
+    return self._units[m].is_redo
+
+
+def keeps_gradients(self, table, steals, key):
+    """The gradient of a stolen microbatch stays with the owner."""
+    return [] if key.microbatch in steals.taken_by else ARRIVED(self, table, steals, key)
+
+
+def takes_all(self, step):
+    return 1000
+
+
 POOL_MUTANTS = {
     "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40)),
     "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(40)),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
     "lost work is not redone": (unchanged, patched(TaskTable, "void", ReissueOnly.void), {COVER, PROGRESS}, range(40)),
-    "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(10, 25)),
+    "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(60, 67)),
     "a late worker gets the same task again": (
         unchanged,
         patched(TaskTable, "expire", forgets_who_is_late),
@@ -139,4 +155,23 @@ POOL_MUTANTS = {
     ),
     "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),
     "workers compute with any version": (unchanged, patched(PoolServer, "_holds", any_version), {COVER}, range(40)),
+    "a stolen task is also done by its owner": (
+        unchanged,
+        patched(TaskTable, "give", gives_and_keeps),
+        {COVER, PROGRESS},
+        range(10),
+    ),
+    "gradients of stolen microbatches stay": (
+        unchanged,
+        patched(WorkStealing, "arrived", keeps_gradients),
+        {PROGRESS},
+        range(10),
+    ),
+    "an owner does not wait for an answer": (
+        unchanged,
+        patched(StepSteals, "is_open", False),
+        {COVER, PROGRESS},
+        range(20, 30),
+    ),
+    "a thief takes any number": (unchanged, patched(PoolServer, "_n_may_take", takes_all), {BOUNDED}, range(10)),
 }

@@ -855,6 +855,36 @@ class TaskOutput:
 
 
 @frozen_dataclass
+class StealRequest:
+    """Server -> another server of its stage: this one's clients have little left to do of `step`, and could do up to
+    `n_max` of the other's microbatches. `clients`: for each of them, the seconds of work that it has yet to do and the
+    seconds that it takes for a microbatch."""
+
+    step: int
+    n_max: int
+    clients: tuple[tuple[float, float], ...]
+
+
+@frozen_dataclass
+class StealOffer:
+    """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (nobody
+    waits for its input gradient), are for the other to do. The tensors that they read come as Boundary, before or
+    after. They are the sender's until the other has taken them."""
+
+    step: int
+    tasks: tuple[tuple[str, int, bool], ...]
+
+
+@frozen_dataclass
+class StealReply:
+    """The answer to a StealOffer. Unless it `is_taken`, its sender's part of the step is over, and the tasks stay where
+    they are."""
+
+    step: int
+    is_taken: bool
+
+
+@frozen_dataclass
 class ContributionWanted:
     """Server -> pool worker: send what has been accumulated, as the vectors of these rounds, one for each sync
     group."""
@@ -1046,6 +1076,9 @@ Message = (
     | TaskLease
     | TaskDone
     | TaskOutput
+    | StealRequest
+    | StealOffer
+    | StealReply
     | ContributionWanted
     | Saved
     | CopyPart

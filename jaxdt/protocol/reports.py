@@ -698,6 +698,18 @@ class WorkerLostReport(Report):
 
 
 @dataclass(frozen=True)
+class TasksStolenReport(Report):
+    """A pool's server, whose clients had little left to do, takes so many microbatches of another server of its
+    stage, `src`."""
+
+    kind: ClassVar[str] = "tasks_stolen"
+    step: int
+    stage: int
+    src: int
+    n_microbatches: int
+
+
+@dataclass(frozen=True)
 class ReroutedReport(Report):
     """A router has another replica do a forward too, which waits at peer `src` in or behind Work that is overdue."""
 

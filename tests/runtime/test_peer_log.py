@@ -129,6 +129,7 @@ OTHERWISE |= {
     "heartbeat",
     "operator",
     "usage",
+    "tasks_stolen",
     "worker_progress",
     "unreached",
     "group",

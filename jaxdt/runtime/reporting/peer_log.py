@@ -8,6 +8,7 @@ from jaxdt.protocol.reports import (
     PullReport,
     PushReport,
     SnapshotReport,
+    TasksStolenReport,
     UnreachedReport,
     UsageReport,
     WorkerProgressReport,
@@ -41,7 +42,9 @@ class PeerLog:
             case UnreachedReport(left_s):
                 where = format_address(self._coordinator)
                 self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
-            case PushReport() | PullReport() | SnapshotReport() | KeptReport() | WorkerProgressReport():
+            case PushReport() | PullReport() | SnapshotReport() | KeptReport():
+                pass  # there are many; the trace has them
+            case TasksStolenReport() | WorkerProgressReport():
                 pass  # there are many, or one without numbers; the trace has them
             case _:
                 self._print(line_of(report))

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdt.protocol.events import WORKERS
 
-SUMS = ("microbatches", "by_workers", "redone", "lost", "contribution_bytes")
+SUMS = ("microbatches", "by_workers", "stolen", "redone", "lost", "contribution_bytes")
 
 
 class PoolSummary:

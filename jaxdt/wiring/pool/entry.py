@@ -62,10 +62,10 @@ def _check(config: RunConfig, plan: Plan) -> str:
 
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
-    """All of a server's microbatches have their tensors there. Beside workers it has as many forwards in flight as they
-    have, but for what travels."""
+    """All of a server's microbatches have their tensors there, and those that it may take from other servers. Beside
+    workers it has as many forwards in flight as they have, but for what travels."""
     share = -(-plan.n_microbatches // plan.n_replicas[stage])
-    return PeerLoad(min(share, plan.depth(stage) + LEASES_MIN - 1), share)
+    return PeerLoad(min(share, plan.depth(stage) + LEASES_MIN - 1), min(2 * share, plan.n_microbatches))
 
 
 ENTRY = WiringEntry(

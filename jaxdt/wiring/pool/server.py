@@ -2,7 +2,8 @@
 
 The servers of a stage are members of the run. Each owns the microbatches of its part of an even cut, by index
 (even_transfer.py): it receives their inputs and the gradients of their outputs, grants their tasks, and passes results
-on to the owner at the neighbour stage. So no server asks another one for anything within a step.
+on to the owner at the neighbour stage. Towards the end of a step a server with little left to do takes tasks of the
+others (work_stealing.py).
 
     input of m arrives   -> TaskLease and the input to a worker that wants tasks, or this server's own forward
     TaskOutput(forward)  -> if the lease is a present one: the output goes to the owner at the next stage
@@ -67,6 +68,9 @@ from jaxdt.protocol.events import (
     Reroute,
     Resend,
     Send,
+    StealOffer,
+    StealReply,
+    StealRequest,
     StepBlocked,
     StoreTensor,
     TaskDone,
@@ -94,6 +98,7 @@ from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 from jaxdt.wiring.pool.task_times import LEASES_MIN, TaskTimes, others_are_sooner
+from jaxdt.wiring.pool.work_stealing import Loads, WorkStealing
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
@@ -132,6 +137,9 @@ class PoolServer:
         TaskDone,
         TaskOutput,
         ContributionReceived,
+        StealRequest,
+        StealOffer,
+        StealReply,
         LinkChanged,
         Woke,
         Ended,
@@ -160,6 +168,7 @@ class PoolServer:
         self._own: Lease | None = None  # the own task that runs
         self._last_kind = FORWARD  # of the own task that was begun last
         self._task_times = TaskTimes()
+        self._stealing = WorkStealing(shape)
         self._wakes_s = NEVER
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -184,9 +193,10 @@ class PoolServer:
                 return [Send(peer, ended) for peer in sorted(self._workers)]
             case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
                 return self._from_worker(now_s, event, header.src, body) + self._go_on(now_s)
+            case Received(header, StealRequest() | StealOffer() | StealReply() as body) if self._view:
+                return self._from_server(now_s, header.src, body) + self._go_on(now_s)
             case Received(_, Boundary(key)) if self._view and key.step >= self._strict_from:
-                self._arrived(key)
-                return self._go_on(now_s)
+                return self._arrived(key) + self._go_on(now_s)
             case Received(_, body):
                 step = _step_of(body)
                 return [] if step is None else self._fallback_of(step).routed.handle(now_s, event)
@@ -267,6 +277,22 @@ class PoolServer:
             worker.versions = frozenset({newest, wants.version} if keeps and newest >= 0 else {wants.version})
         worker.n_tasks = wants.n_tasks
 
+    def _from_server(
+        self, now_s: float, src: int, body: StealRequest | StealOffer | StealReply
+    ) -> list[Action | Event]:
+        """Another server of the stage asks for tasks of a step, offers some, or answers. One that asks for tasks of a
+        step that is not under way here gets none, and does not wait for an answer."""
+        step = self._steps.get(body.step)
+        if isinstance(body, StealOffer):
+            if step is None:
+                return [Send(src, StealReply(body.step, False))]
+            return self._stealing.on_offer(step.table, step.steals, src, body, self._n_may_take(step))
+        if step and isinstance(body, StealReply):
+            self._stealing.on_reply(step.table, step.steals, src, body)
+        elif step and isinstance(body, StealRequest):
+            self._stealing.on_request(now_s, step.steals, src, body)
+        return []
+
     # --------------------------------------------------------------------------------------------------------- steps
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
@@ -328,14 +354,13 @@ class PoolServer:
             if step < self._strict_from:
                 actions += self._fallback_of(step).routed.handle(now_s, Updated(self._stage, step))
             elif step < self._shape.n_steps:
-                self._open(step)
+                actions += self._open(step)
         return actions
 
-    def _open(self, number: int) -> None:
+    def _open(self, number: int) -> list[Action | Event]:
         """A step begins, and nothing is left of the one before that had its place."""
         self._fallback_of(number).routed.enter_without_tasks(number)
-        servers = self._servers(self._stage, number)
-        own = part(self._shape.n_microbatches, len(servers), servers.index(self._peer))
+        own = self._own_cut(number)
         table = TaskTable(own, self._peer, self._is_last, self._lease_numbers)
         held_out = range(self._shape.n_held_out(number))
         own_held_out = [m for m in held_out if self._owner(number, self._stage, EVALUATE, m) == self._peer]
@@ -344,8 +369,12 @@ class PoolServer:
         for m in own if self._is_first else ():
             table.input_arrived(m)
         early, self._early = self._early, []
-        for key in early:
-            self._arrived(key)
+        return [action for key in early for action in self._arrived(key)]
+
+    def _own_cut(self, number: int) -> range:
+        """The microbatches of a step that this server owns."""
+        servers = self._servers(self._stage, number)
+        return part(self._shape.n_microbatches, len(servers), servers.index(self._peer))
 
     def _servers(self, stage: int, step: int) -> tuple[int, ...]:
         assert self._view is not None
@@ -358,7 +387,7 @@ class PoolServer:
             return servers[m % len(servers)]
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
-    def _arrived(self, key: Key) -> None:
+    def _arrived(self, key: Key) -> list[Action | Event]:
         """A boundary tensor is here."""
         step = self._steps.get(key.step)
         if step is None:
@@ -366,10 +395,13 @@ class PoolServer:
                 self._early.append(key)
         elif key.kind == "eval":
             step.held_out.append(key.microbatch)
+        elif key.microbatch not in step.table:
+            return self._stealing.arrived(step.table, step.steals, key)
         elif key.kind == "act":
             step.table.input_arrived(key.microbatch)
         else:
             step.table.gradient_arrived(key.microbatch)
+        return []
 
     # -------------------------------------------------------------------------------------------------- who does what
 
@@ -380,6 +412,8 @@ class PoolServer:
         actions += self._begin_own(now_s, steps)
         for step in steps:
             actions += self._grant(now_s, step)
+        for step in steps:
+            actions += self._steal(now_s, step)
         for step in steps:
             actions += self._end_step(now_s, step)
         until_s = min([step.table.next_deadline_s for step in steps], default=NEVER)
@@ -460,6 +494,39 @@ class PoolServer:
         microbatch_s = {p: self._task_times.microbatch_s(p) for p in clients}
         return others_are_sooner(peer, held, microbatch_s, table.n_left)
 
+    def _steal(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
+        """Ask the other servers of the stage for tasks when each client has at most one more of this one's, and offer
+        tasks to those that have asked."""
+        table, steals = step.table, step.steals
+        asks = not steals.has_asked and table.n_left <= 1 + len(self._workers)
+        if step.is_drained or not self._task_times.is_known or not (asks or steals.thieves):
+            return []
+        clients = [self._peer, *(p for p in self._ready(step) if not self._workers[p].is_late)]
+        actions: list[Action | Event] = []
+        if steals.thieves:
+            actions += self._stealing.offer(now_s, step.number, table, steals, self._loads(clients, 0))
+        if asks and table.n_left <= len(clients):
+            request = StealRequest(step.number, self._n_may_take(step), self._loads(clients, table.n_left))
+            others = [peer for peer in self._servers(self._stage, step.number) if peer != self._peer]
+            actions += self._stealing.ask(request, steals, others)
+        return actions
+
+    def _n_may_take(self, step: StepUnderWay) -> int:
+        """How many microbatches of other servers this one may yet take; none once its part of the step is over."""
+        return 0 if step.is_drained else len(self._own_cut(step.number)) - len(step.steals.stolen)
+
+    def _loads(self, clients: Sequence[int], n_more: int) -> Loads:
+        """What each client has yet to do, if `n_more` microbatches go to the clients that are done first."""
+        loads: list[tuple[float, float]] = []
+        for peer in clients:
+            n_held = sum(len(step.table.held(peer)) for step in self._steps.values())
+            microbatch_s = self._task_times.microbatch_s(peer)
+            loads.append((n_held * microbatch_s, microbatch_s))
+        for _ in range(n_more):
+            first = min(range(len(loads)), key=lambda i: sum(loads[i]))
+            loads[first] = (sum(loads[first]), loads[first][1])
+        return tuple(loads)
+
     def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> list[Action | Event]:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
         and the gradient for a backward. The last stage has no gradient, and the first one has tokens for input."""
@@ -529,7 +596,8 @@ class PoolServer:
         """The output of a task is here: it goes to the neighbour stage, if that waits for it."""
         m, number, stage = lease.microbatch, step.number, self._stage
         actions: list[Action | Event] = []
-        if lease.client == self._peer or not lease.is_redo:  # a worker that does it again sends nothing to be kept
+        lacks_output = lease.is_redo or (not self._is_last and step.steals.lacks_output(m))
+        if lease.client == self._peer or not lacks_output:  # a worker that does it again sends nothing to be kept
             actions += self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         if lease.kind == FORWARD:
@@ -576,7 +644,7 @@ class PoolServer:
         if step.is_drained:
             return []
         if table.is_committed and not step.n_held_out:
-            if self._contributions.are_waiting(step):
+            if self._contributions.are_waiting(step) or step.steals.is_open:
                 return []
             step.is_drained = True
             return [Drained(step.number)]

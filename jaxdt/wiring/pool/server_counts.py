@@ -15,7 +15,7 @@ from jaxdt.protocol.events import (
     Updated,
     WorkerStatus,
 )
-from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
 from jaxdt.spec.sizes import is_contribution
 from jaxdt.spec.work import CONTRIBUTE
 from jaxdt.wiring.base import Wiring
@@ -48,7 +48,9 @@ class CountedServer:
         self.READS = wiring.READS | {Status, Shard}
         self._wiring = wiring
         self._number_bytes = number_bytes
-        self._counts = dict.fromkeys(("microbatches", "by_workers", "redone", "lost", "contribution_bytes"), 0.0)
+        self._counts = dict.fromkeys(
+            ("microbatches", "by_workers", "stolen", "redone", "lost", "contribution_bytes"), 0.0
+        )
         self._aggregation_s = 0.0
         self._steps_s = 0.0
         self._updated_s: float | None = None
@@ -80,6 +82,9 @@ class CountedServer:
                 case Accumulated():
                     self._counts["microbatches"] += 1
                     self._counts["by_workers"] += is_of_worker
+                case TasksStolenReport(step=step, n_microbatches=n_microbatches):
+                    self._counts["stolen"] += n_microbatches
+                    self._computed_s.pop(step, None)  # there is more to compute
                 case WorkerLostReport(n_redone=n_redone, begins_anew=begins_anew):
                     self._counts["lost"] += not begins_anew
                     self._counts["redone"] += n_redone

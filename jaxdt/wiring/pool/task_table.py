@@ -100,6 +100,9 @@ class TaskTable:
         self._uncommitted: defaultdict[int, dict[int, int]] = defaultdict(dict)  # client -> microbatch -> lease
         self._n_committed = 0
 
+    def __contains__(self, m: int) -> bool:
+        return m in self._units
+
     # -------------------------------------------------------------------------------------------------- what is here
 
     def input_arrived(self, m: int) -> None:
@@ -241,6 +244,36 @@ class TaskTable:
             self._units[m].backward.client = None
             self._queue(m, BACKWARD)
         return lost
+
+    # ------------------------------------------------------------------------- tasks that go from server to server
+
+    @property
+    def spare(self) -> list[tuple[str, int]]:
+        """The tasks that clients of any server could do, as kind and microbatch, the newest first. Not those of which
+        some client may yet hold the gradient, and not those that are for the server alone."""
+        spare: list[tuple[str, int]] = []
+        for kind, numbers in self._queued.items():
+            for m in numbers:
+                unit = self._units[m]
+                task = self._task(unit, kind)
+                if unit.forward.client is None and not task.late and task.n_failures < FAILURES_MAX:
+                    spare.append((kind, m))
+        return sorted(spare, key=lambda task: -task[1])
+
+    def give(self, kind: str, m: int) -> bool:
+        """A queued task goes to another server, and with it the microbatch. Whether the gradient of its input was
+        passed on before."""
+        self._queued[kind].remove(m)
+        return self._units.pop(m).is_redo
+
+    def take(self, kind: str, m: int, is_redo: bool) -> None:
+        """A task comes from another server, or comes back. All that it reads is here."""
+        unit = self._units[m] = _Unit()
+        unit.is_redo = is_redo
+        if kind == BACKWARD and not self._is_last_stage:
+            unit.forward.state = State.DONE
+            unit.has_gradient = True
+        self._queue(m, kind)
 
     # ------------------------------------------------------------------------------------------------- contributions
 

@@ -1,15 +1,16 @@
 """How long the clients of a server take for a microbatch, how many leases a worker needs so that it never waits for the
-next one, and to whom the last tasks of a batch do not go.
+next one, to whom the last tasks of a batch do not go, and how many of them another server's clients should do.
 
 A worker says with each result how long it computed, and how long it held the task: from the moment at which all that
 the task needs was there until the result went off. The rest of the time since the lease was granted the task travelled.
 So no clocks are compared.
 """
 
+import heapq
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from jaxdt.protocol.deadline import WINDOW
 
@@ -50,6 +51,11 @@ class TaskTimes:
             return LEASES_MIN
         return min(LEASES_MAX, max(LEASES_MIN, 1 + math.ceil(min(travel) / work_s)))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any client has computed anything."""
+        return any(self._work_s.values())
+
     def microbatch_s(self, client: int) -> float:
         """Forward and backward of a microbatch; what is not known of a client is as with the others. Any number if
         nothing is known of anybody."""
@@ -68,3 +74,19 @@ def others_are_sooner(client: int, held: Mapping[int, int], microbatch_s: Mappin
         max(0, math.ceil(end_s / microbatch_s[other] - 1e-6) - 1 - n) for other, n in held.items() if other != client
     )
     return n_sooner >= n_left
+
+
+def share_of(thieves: Iterable[tuple[float, float]], own: Iterable[tuple[float, float]], n_left: int) -> int:
+    """How many of `n_left` microbatches another server's clients should do, if each microbatch goes to the client that
+    would be done with it first. A client is the seconds of work that it has yet to do and the seconds that it takes for
+    a microbatch. What is stolen has to travel; so a thief gets a microbatch only if it would be done with one more
+    before any own client would be."""
+    ends = [(busy_s + microbatch_s, 0, microbatch_s) for busy_s, microbatch_s in own]
+    ends += [(busy_s + 2 * microbatch_s, 1, microbatch_s) for busy_s, microbatch_s in thieves]
+    heapq.heapify(ends)
+    n_stolen = 0
+    for _ in range(n_left):
+        end_s, is_thief, microbatch_s = ends[0]
+        n_stolen += is_thief
+        heapq.heapreplace(ends, (end_s + microbatch_s, is_thief, microbatch_s))
+    return n_stolen

@@ -9,6 +9,7 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.config import WiringConfig, default_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
+from jaxdt.wiring.pool.work_stealing import WorkStealing
 
 N_MICROBATCHES = 16
 WORK = dict(F=1.0, B=2.0, E=1.0, G=0.0, U=0.0)
@@ -71,6 +72,28 @@ def test_a_long_link_does_not_idle_a_worker():
     config = replace(make_config(1, workers=1), plan=replace(make_config(1, workers=1).plan, microbatches=128))
     alone_s = 128 * 0.06
     assert step_s(config, 0.1, seconds_factor=0.02) < 0.6 * alone_s
+
+
+@pytest.mark.parametrize("latency_s", [0.001, 0.1])
+def test_servers_of_a_stage_take_tasks_of_one_another(latency_s):
+    """16 tasks of 3 s. Without that each stage would wait for its slower half: 24 s where one of two servers has a
+    worker, and 48 s where one of two takes twice as long."""
+    assert step_s(make_config(1, workers=1, pipelines=2), latency_s) < 16 * 3 / 3 + 3
+    assert step_s(make_config(1, pipelines=2), latency_s, slow=[0]) < 16 * 3 / 1.5 + 6
+    two_stages = make_config(2, pipelines=2)
+    slow_server_of_each = [row[0] for row in default_plan(two_stages).placement]
+    assert step_s(two_stages, latency_s, slow=slow_server_of_each) < 16 * 3 / 1.5 + 9
+
+
+def test_equal_servers_take_nothing_of_one_another():
+    stolen = []
+    on_offer = WorkStealing.on_offer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkStealing, "on_offer", lambda *a: stolen.append(a) or on_offer(*a))
+        alone, fixed = (step_s(make_config(2, pipelines=2, wiring=wiring), 0.001) for wiring in ("pool", "fixed"))
+        assert not stolen and alone == pytest.approx(fixed, rel=0.05)
+        step_s(make_config(1, workers=1, pipelines=2))
+    assert stolen
 
 
 @pytest.mark.parametrize(

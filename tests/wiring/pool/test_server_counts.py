@@ -69,7 +69,7 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
     server.handle(9.0, Updated(0, 1))
     (counts,) = server.handle(9.0, Status({}))
     assert counts == ServerCounts(
-        {"workers": 2, "leases": 3, "microbatches": 3, "by_workers": 2, "redone": 4, "lost": 1}
+        {"workers": 2, "leases": 3, "microbatches": 3, "by_workers": 2, "stolen": 0, "redone": 4, "lost": 1}
         | {"contribution_bytes": 400, "aggregation_s": 2.0, "steps_s": 8.0},
         Scripted.statuses,
     )

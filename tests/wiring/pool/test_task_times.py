@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jaxdt.spec.work import BACKWARD, FORWARD
-from jaxdt.wiring.pool.task_times import LEASES_MAX, LEASES_MIN, TaskTimes, others_are_sooner
+from jaxdt.wiring.pool.task_times import LEASES_MAX, LEASES_MIN, TaskTimes, others_are_sooner, share_of
 
 WORKER, OTHER = 1, 2
 
@@ -85,3 +85,36 @@ def end_s(seconds, n_left, looks_ahead):
                 n_left -= 1
         now_s = min((at_s for at_s in free_s.values() if at_s > now_s), default=now_s)
     return max(free_s.values())
+
+
+def test_equal_servers_leave_each_other_their_tasks():
+    for n_left in range(9):
+        assert share_of([(n_left / 2, 1.0)] * 2, [(0.0, 1.0)] * 2, n_left) == 0
+
+
+def test_stolen_tasks_let_a_step_end_sooner_and_never_later():
+    """The end of greedy clients with and without the thief's share, each microbatch of which takes one more to
+    travel."""
+    rng = random.Random("steals")
+    n_sooner = 0
+    for _ in range(500):
+        own, thieves = ([(rng.uniform(0, 9), rng.uniform(0.2, 2.0)) for _ in range(rng.randint(1, 4))] for _ in "ab")
+        n_left = rng.randint(0, 20)
+        n_stolen = share_of(thieves, own, n_left)
+        kept_s = greedy_end_s(own, n_left)
+        travelled = [(busy_s + microbatch_s, microbatch_s) for busy_s, microbatch_s in thieves]
+        shared_s = max(greedy_end_s(own, n_left - n_stolen), greedy_end_s(travelled, n_stolen))
+        assert shared_s <= kept_s + 1e-9
+        n_sooner += shared_s < kept_s - 1e-9
+    assert n_sooner > 100
+
+
+def greedy_end_s(clients, n):
+    """When the last of n microbatches is done, each by whoever is done with it first; what else they do ends before."""
+    busy = list(clients)
+    last_s = 0.0
+    for _ in range(n):
+        first = min(range(len(busy)), key=lambda i: sum(busy[i]))
+        last_s = sum(busy[first])
+        busy[first] = (last_s, busy[first][1])
+    return last_s

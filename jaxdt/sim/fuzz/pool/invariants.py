@@ -5,10 +5,12 @@ its servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
        (the second half is checked where a contribution is added)
   (13) what is kept is bounded, and freed. A peer holds nothing of a step but from the version before the one that opens
        it, since others may have begun it, until the update of the step is over. Of one step
-         a server holds for each microbatch of its cut its input, its output and the gradients of both, and the
-         residuals of as many forwards as 1F1B lets wait at one client, of one more beside workers, and of one that is
-         done again; after a view in mid-step, when the servers do the rest by routes, all that of any microbatch;
-         a worker holds inputs, outputs and residuals of the microbatches of its server's cut.
+         a server holds for each microbatch of its cut, and of those that it has taken from other servers, its input,
+         its output and the gradients of both, and the residuals of as many forwards as 1F1B lets wait at one client,
+         of one more beside workers, and of one that is done again; after a view in mid-step, when the servers do the
+         rest by routes, all that of any microbatch;
+         a worker holds inputs, outputs and residuals of the microbatches of its server.
+       A server takes at most as many microbatches of a step as it owns.
        And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
        each worker; a worker holds those that it was asked for.
 
@@ -31,6 +33,8 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Started,
+    StealOffer,
+    StealReply,
     TaskLease,
     View,
 )
@@ -63,6 +67,7 @@ class PoolInvariants:
         self._adding: dict[int, tuple[Round, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
         self._view_of: dict[int, View] = {}
+        self._stolen: Counter[tuple[int, int]] = Counter()  # (server, step) -> microbatches taken in the present view
 
     def __call__(self, peer: int, event: Event | Fault, actions: list[Action]) -> None:
         if self._to_check is not None:
@@ -75,8 +80,12 @@ class PoolInvariants:
             self._asked.pop(peer, None)
         if isinstance(event, Received) and isinstance(event.body, View):
             self._view_of[peer] = event.body
+            self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
         if isinstance(event, Received) and isinstance(event.body, ContributionWanted):
             self._asked.setdefault(peer, set()).update(event.body.rounds)
+        if isinstance(event, Received) and isinstance(event.body, StealOffer):
+            is_taken = any(isinstance(a, Send) and a.body == StealReply(event.body.step, True) for a in actions)
+            self._stolen[peer, event.body.step] += len(event.body.tasks) * is_taken
         if isinstance(event, Ran) and event.work.kind == CONTRIBUTE:
             self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
         for action in actions:
@@ -127,6 +136,10 @@ class PoolInvariants:
         n_own = n_microbatches
         if server in servers and not is_by_routes:
             n_own = len(part(n_microbatches, len(servers), servers.index(server)))
+            n_stolen = self._stolen[server, step]
+            if n_stolen > n_own:
+                self._invariants.broken(BOUNDED, peer, f"takes {n_stolen} microbatches of step {step}, owns {n_own}")
+            n_own += n_stolen
         if peer in self._workers:
             return OF_WORKER * n_own, n_own
         n_residuals = n_microbatches if is_by_routes else self._plan.depth(stage) + LEASES_MIN - 1 + 1
