@@ -954,8 +954,8 @@ class OperatorRequest:
 
 @frozen_dataclass
 class OperatorAnswer:
-    """Coordinator -> operator: the request is taken on, or refused. `text`: one line for people, or JSON for "status".
-    """
+    """Coordinator -> operator: the request is accepted or refused. `text`: one line for people, or JSON for
+    "status"."""
 
     accepted: bool
     text: str
