@@ -359,7 +359,8 @@ class RoutedWiring:
 
     @property
     def _n_uncounted(self) -> int:
-        """How much of the step is still to be counted at this stage, as far as is known here."""
+        """The number of microbatches of the step that are still to be counted at this stage, as far as is known
+        here."""
         n_expected = self._shape.n_microbatches + (self._shape.n_held_out(self._step) if self._is_last else 0)
         return n_expected - len(self._counted.get(self._step, ()))
 
