@@ -33,7 +33,8 @@ class StageLoad:
     busy: float
 
     def rate(self, fewer: float = 0.0) -> float:
-        """The largest factor by which the run could speed up before this stage, with `fewer` peers less, limits it."""
+        """The factor by which the run could speed up until this stage limits it, if the stage had `fewer` peers
+        less."""
         n = self.n_peers - fewer
         return n / self.busy if self.busy and n > 0 else float("inf") if n > 0 else 0.0
 
