@@ -64,7 +64,7 @@ class LoggedGroup:
 
 @dataclass(frozen=True)
 class DueMean:
-    """What a replica adopts after `step` local steps: the mean of a fragment."""
+    """The mean of a fragment, which a replica adopts after `step` local steps."""
 
     step: int
     fragment: int
@@ -83,10 +83,10 @@ class LocalGradient:
 
 
 class ReplayedSteps:
-    """How far one pipeline is: `n_done[stage]` updates, and the gradients of `n_computed` steps.
+    """The progress of one pipeline: `n_done[stage]` updates, and the gradients of `n_computed` steps.
 
-    Where forwards run ahead (Plan.n_ahead) the stages are at unlike steps: a step's gradient is that at the parameters
-    with which each stage did its forward, and a stage may average before another has done the same step."""
+    Where forwards run ahead (Plan.n_ahead) the stages are at different steps: a step's gradient is taken at the
+    parameters with which each stage did its forward, and a stage may average before another has done the same step."""
 
     def __init__(self, plan: Plan, version: int = 0):
         self._ahead = [plan.n_ahead(stage) for stage in range(plan.n_stages)]
@@ -123,7 +123,7 @@ class ReplayedSteps:
                 del of[old]
 
     def gradient_at(self, stage: int) -> LocalGradient | None:
-        """The gradient for the next update of a stage, which is done with that; None if it is not there yet."""
+        """Take the gradient for the next update of a stage; None if the gradient is not there yet."""
         step = self.n_done[stage]
         gradient = self._gradients.get(step)
         if gradient:
@@ -143,9 +143,9 @@ def logged_group(
 
 
 def adopted_groups(groups: Sequence[LoggedGroup]) -> list[LoggedGroup]:
-    """What a log of groups says of who adopted which mean. When members are lost the others average again, so a replica
-    adopts the mean of the last group that names it after as many steps. To those before it may have contributed, and a
-    member that is lost may have adopted one of them."""
+    """The groups of a log whose means were adopted, each with its adopting members. When members are lost the others
+    average again, so a replica adopts the mean of the last group that names it after as many steps. It may have
+    contributed to earlier groups, and a member that is lost may have adopted the mean of one of them."""
     last = {place: number for number, group in enumerate(groups) for place in group.places}
     found: list[LoggedGroup] = []
     for number, group in enumerate(groups):
