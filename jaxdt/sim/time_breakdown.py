@@ -60,7 +60,9 @@ class Totals:
 
 
 class TimedSteps(Totals):
-    """Those of n_steps after the first, and when peers compute between the end of that one and of the last."""
+    """The totals of n_steps without the first, and the times when peers compute from the first step's end to the
+    last's.
+    """
 
     def __init__(self, n_steps: int):
         super().__init__(WARM_UP_STEPS, n_steps)
@@ -82,7 +84,7 @@ class TimedSteps(Totals):
 
     @property
     def seconds(self) -> float:
-        """Of all the steps."""
+        """The seconds of all timed steps together."""
         first_s, last_s = self._limits_s
         return last_s - first_s
 

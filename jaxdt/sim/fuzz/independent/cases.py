@@ -53,7 +53,7 @@ HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are dra
 LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
 SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
 RETURNS_FRAC = 0.3  # of the cases with groups
-STEPS_MORE = 8  # of a run in which a pipeline may come back
+STEPS_MORE = 8  # for a run in which a pipeline may come back
 SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 # (peer, machine, its tensors) -> machine; tensors is None for the coordinator
@@ -149,7 +149,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
 
 
 def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]) -> dict[str, Any]:
-    """The fields of a config. Of so many stages, pipelines, and microbatches of each pipeline, or one more of some."""
+    """The fields of a config. `sizes`: stages, pipelines, and microbatches of each pipeline (some get one more)."""
     n_stages, n_pipelines, n_microbatches = sizes
     n_more = rng.randrange(n_pipelines)
     draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
