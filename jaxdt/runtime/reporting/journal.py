@@ -340,11 +340,11 @@ class Journal:
         return measured_s, n_tokens / measured_s if measured_s else None
 
     def _own(self, steps: list[dict]) -> list[dict]:
-        """Those of this run, not of those before it was resumed."""
+        """The steps of this run, without those before it was resumed."""
         return [step for step in steps if step["step"] >= self._machine.config.start_version]
 
     def _n_tokens(self, steps: list[dict]) -> int:
-        """In the steps of this run that count: those that were undone do not."""
+        """The tokens in the steps of this run that count: steps that were undone do not."""
         config = self._job.config
         n_positions = sum(config.seq_lengths.at(step["step"]) for step in self._own(steps))
         return self._job.plan.n_microbatches * config.train.microbatch_size * n_positions
@@ -376,8 +376,8 @@ def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
 
 
 def last_of_its_stage(run_dir: Path, on_stage_lost: str) -> str:
-    """What happens to a peer that wants to leave as the last of its stage, what a second interrupt of it costs, and how
-    to end the run instead."""
+    """A text for a peer that wants to leave as the last of its stage: it stays, a second interrupt has a cost, and
+    there is a command that ends the run instead."""
     cost = "waits for another and goes back to its last checkpoint" if on_stage_lost == "wait" else "ends with code 3"
     return (
         "; it is the last of its stage, and stays until another joins; a second interrupt ends it at once, and the run "

@@ -32,8 +32,8 @@ N_STEPS, N_STALLED_STEPS = 4, 24  # steps with stalls differ
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What a prediction is made from: the run, and what is known of its hosts. `network`: the emulated or
-    measured links. The other fields are those of Conditions."""
+    """The inputs of a prediction: the run, and the facts about its hosts. `network`: the emulated or measured links.
+    The other fields are those of Conditions."""
 
     config: RunConfig
     plan: Plan
@@ -56,7 +56,7 @@ def doubt(n_peers: int, n_cores: int, load: float) -> str:
 
 
 class Prediction:
-    """Of one run. `report` is None until the prediction is there."""
+    """The prediction for one run. `report` is None until the prediction is there."""
 
     def __init__(self):
         self.report: PredictionReport | None = None

@@ -34,9 +34,9 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a part is: the state of one of `n_stages` stages after `version` updates of one generation of one run, the
-    fields in which it must agree with a run that resumes from it, and its files, each with its bytes and their
-    SHA-256."""
+    """The description of a part: the state of one of `n_stages` stages after `version` updates of one generation of one
+    run, the fields in which it must agree with a run that resumes from it, and its files, each with its size in bytes
+    and its SHA-256."""
 
     run: str
     generation: int
@@ -57,12 +57,12 @@ class Manifest:
 
     @property
     def n_bytes(self) -> int:
-        """Of the stream, without the zeros at its end."""
+        """The bytes of the part's stream, without the zeros at its end."""
         return LENGTH_BYTES + len(self.text) + sum(size for size, _ in self.files.values())
 
     @property
     def n_words(self) -> int:
-        """Of the stream."""
+        """The words of the part's stream."""
         return -(-self.n_bytes // WORD.itemsize)
 
 
