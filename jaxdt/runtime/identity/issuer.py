@@ -79,8 +79,8 @@ class Issuer:
             return pem
 
     def _newcomer_id(self) -> int:
-        """An id that nobody had. If only ids of lost peers are left, the one that was given least recently: the process
-        that got an id lately may still be on its way."""
+        """An id for a newcomer: one that nobody had, or, where newcomers take the places of lost peers, the lost peer's
+        id that was given least recently, since a process that got an id lately may still be on its way."""
         lost_ids = self._lost_ids()
         if lost_ids is None:
             return self._next_id
