@@ -1,4 +1,4 @@
-"""What `solve` gives back, and how a caller watches and ends a search."""
+"""The result of `solve`, and the means by which a caller watches and ends a search."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ History = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a search took: plans scored, seconds, the solver asked for and its seed, and whether it was interrupted."""
+    """The effort of a search: plans scored, seconds, the requested solver, its seed, and whether it was interrupted."""
 
     evaluations: int
     time_s: float

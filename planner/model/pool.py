@@ -17,7 +17,7 @@ STOPS = ("first_rise", "scan")
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What the paper leaves open in its search.
+    """Options for the points that the paper leaves open in its search.
 
     eq3            "paper": the seconds of a level's stages as printed, too low by the number of stages, which alone
                    drives the search to more of them; "consistent": without that factor, so that only memory and links

@@ -1,4 +1,4 @@
-"""What to change about a plan or its network, each change by itself, with the seconds of Eq. 1-4 that it saves.
+"""Suggested changes of a plan or its network, each change by itself, with the seconds of Eq. 1-4 that it saves.
 
 Candidates are compared by sums over a table of pairs. The seconds of those that are returned are differences of two
 costs of the reference evaluator. Eq. 1-4 count communication alone: another shape also changes the pipeline's fill and

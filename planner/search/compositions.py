@@ -43,8 +43,8 @@ class Compositions(NamedTuple):
 
 class Thresholds(NamedTuple):
     """Costs of hops where the connected parts of the types change. part [L, K] is the part of each type over links
-    below threshold l, n_parts [L] how many there are; step_s [L] is threshold l less the one before, later_s [L] the
-    sum of the steps after it. No hop costs less than least_s, which is the threshold before the first."""
+    below threshold l, n_parts [L] the number of parts; step_s [L] is threshold l less the one before, later_s [L] the
+    sum of the steps after it. No hop costs less than least_s, the threshold before the first."""
 
     part: np.ndarray
     n_parts: np.ndarray

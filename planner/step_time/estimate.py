@@ -341,7 +341,7 @@ def egress(data, prices, place):
 
 @compiled
 def _objective(data, prices, place, seconds):
-    """What is minimised, for seconds of a step: these, or the step's price."""
+    """The value that is minimised, from the seconds of a step: the seconds themselves, or the step's price."""
     if not prices.is_minimised:
         return seconds
     return seconds * _paid_per_s(prices, place) + egress(data, prices, place)

@@ -144,11 +144,11 @@ class StepWorkload:
         return self._seconds[kind, lo, hi]
 
     def backward_s(self) -> np.ndarray:
-        """Seconds [N] of the whole model's backward for one microbatch on each device: how slow devices are."""
+        """Seconds [N] of the whole model's backward for one microbatch on each device, a measure of its slowness."""
         return np.array([self.seconds(kind, 0, self.n_layers)[BACKWARD] for kind in self.kinds])[self.kind_of]
 
     def loads(self, depth: tuple[int, ...], shares: tuple[int, ...]) -> list[PeerLoad]:
-        """What the busiest peer of each stage holds of a step, as the run's wiring says."""
+        """The load of the busiest peer of each stage in a step, as the run's wiring says."""
         key = (depth, shares)
         if key not in self._loads:
             n_stages, n_pipelines = len(depth), len(shares)
