@@ -43,7 +43,7 @@ class SourcedValue:
 
 
 def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
-    """Every field of the config, in the order of the reference. Fields that a plan file decides have the plan's values."""
+    """Every field of the config, in the order of the reference. A field that a plan file decides has its value."""
     values = dict(flat(serialize.write(config)))
     own = dict(flat(given.fields))
     of_plan = _of_plan(plan) if given.plan_source else {}

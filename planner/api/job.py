@@ -106,7 +106,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step computes and sends, where no run's config says so: the fields of the same names of a config."""
+    """The options of a step where no run's config gives them: the fields of the same names of a config."""
 
     global_batch: int = 1024
     microbatch_size: int = 1

@@ -1,4 +1,5 @@
-"""The files that `bench` writes: the runs as JSON, their table in markdown, a section of a page, and cost against time."""
+"""The files that `bench` writes: the runs as JSON, their table in markdown, a section of a page, a plot of the
+costs."""
 
 import json
 import math

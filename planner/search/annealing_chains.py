@@ -40,8 +40,8 @@ Start = tuple[float, np.ndarray]  # (cost, groups)
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How one chain runs: temperatures as parts of the best cost; the first `softened_frac` of its budget anneals the
-    softened cost, which starts at `softness`."""
+    """The settings of one chain: temperatures as parts of the best cost. The first `softened_frac` of its budget
+    anneals the softened cost, which starts at `softness`."""
 
     hot: float
     cold: float

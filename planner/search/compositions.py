@@ -135,9 +135,9 @@ def thresholds_of(types: Types) -> Thresholds:
 
 @compiled
 def _changes(part, n_parts, ends, both, n_left, n_pipelines):
-    """How often the numbers of devices in the parts must change along the n_left stages to come: 0, 1 or MANY_CHANGES.
-    `both` ends may grow, or the left one alone. With at most one change, a stages continue the right end, b the left
-    one, and the others are all alike."""
+    """The number of times that the numbers of devices in the parts must change along the n_left stages to come: 0, 1 or
+    MANY_CHANGES. `both` ends may grow, or the left one alone. With at most one change, a stages continue the right end,
+    b the left one, and the others are all alike."""
     for i in range(3):
         for q in range(n_parts):
             ends[3 + i, q] = 0

@@ -55,8 +55,8 @@ N_THREADS_REPRODUCIBLE = 2
 
 class SeatRules(NamedTuple):
     """Constraints for compiled code. seat_ok [N, S, P], or [N, S, 1] where none is about pipelines; stage_mate [N] and
-    pipeline_mate [N] are the device with which one shares its stage or pipeline, or itself; region [N], of which a
-    stage may have most [R]."""
+    pipeline_mate [N] are the device with which a device shares its stage or pipeline, or itself. A stage may have most
+    [R] devices of a region, and region [N] is that of each device."""
 
     seat_ok: np.ndarray
     stage_mate: np.ndarray

@@ -192,7 +192,7 @@ def _boundary_lines_s(data, place):
 
 @compiled
 def _exchange_lines_s(data, place):
-    """The same of the shards and sums of the exchange."""
+    """Seconds [H] for which the shards and sums of the exchange keep the line of each host busy, in the same way."""
     S, P = place.shape
     out_busy_s, in_busy_s = np.zeros(data.out_s.shape[0]), np.zeros(data.out_s.shape[0])
     for s in range(S):
