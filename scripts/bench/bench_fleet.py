@@ -73,7 +73,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Fleet:
-    """What all fake peers share."""
+    """The values that all fake peers share."""
 
     config: RunConfig
     plan: Plan

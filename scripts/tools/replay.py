@@ -112,7 +112,7 @@ def steps_of(one: Incarnation, n_steps: int) -> str:
 
 @dataclass(frozen=True)
 class ReplayPlace:
-    """What a replay needs of a run beside its config and its log."""
+    """The inputs of a replay beside the config and the log of the run."""
 
     run_dir: Path
     plan: Plan
@@ -163,7 +163,7 @@ def replay_servers(
 
 
 def server_log(place: ReplayPlace, server: int) -> list[ServerAct | SnapshotAct]:
-    """What a server did, in its order."""
+    """The acts of a server, in their order."""
     acts: list[ServerAct | SnapshotAct] = []
     for record in peer_records(place, server):
         kind, fields = record["kind"], record["fields"]
@@ -186,7 +186,7 @@ def kept_by_workers(place: ReplayPlace, workers: Sequence[int]) -> dict[int, tup
 
 
 def peer_records(place: ReplayPlace, peer: int) -> list[trace.TraceRecord]:
-    """What a peer has reported, in its order."""
+    """The reports of a peer, in their order."""
     path = place.run_dir / "trace" / f"peer_{peer}.jsonl"
     try:
         lines = kept_lines(path)

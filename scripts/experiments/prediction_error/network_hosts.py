@@ -58,7 +58,7 @@ class WanLink:
 
 
 def missing() -> str:
-    """What this machine lacks for such hosts; '' if nothing."""
+    """A name for the thing that this machine lacks for such hosts; '' if it lacks nothing."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         return f"Linux (this is {sys.platform})"
     if os.geteuid() != 0:

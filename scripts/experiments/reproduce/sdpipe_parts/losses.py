@@ -228,7 +228,7 @@ def by_second_moment(results: Results) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """What the tables say."""
+    """Sentences about the tables."""
     reached = loss_to_reach(results)
     found = {
         system: [seconds_until(curve, reached) for curve in of_system(system, results).curves(results)]

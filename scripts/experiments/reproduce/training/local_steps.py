@@ -52,7 +52,8 @@ class StateFile:
 
 
 class LocalSteps:
-    """A run of `config`. `groups`: how its replicas average; None for one update by the gradient of all samples."""
+    """A run of `config`. `groups`: the rule by which its replicas average; None for one update by the gradient of all
+    samples."""
 
     def __init__(
         self,
