@@ -229,7 +229,7 @@ def _contribution_shape(setup: PeerSetup) -> ContributionShape:
 
 
 def _for_workers(setup: PeerSetup) -> list[Machine]:
-    """What a peer has besides, if workers compute for it."""
+    """The further machines of a peer for which workers compute; none for other peers."""
     if not wiring_entry(setup.config.wiring.kind).workers:
         return []
     donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
@@ -325,7 +325,7 @@ def build_coordinator(
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
-    """What peers compare to know that they run the same thing, as people read it."""
+    """A text that peers compare to know that they run the same config, plan and tokens."""
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 

@@ -71,7 +71,7 @@ class Simulation:
 
     @property
     def parts(self) -> Parts:
-        """Where these seconds go (jaxdt.sim.time_breakdown)."""
+        """The parts of these seconds (jaxdt.sim.time_breakdown)."""
         return self.times.parts
 
     @property
@@ -158,7 +158,7 @@ def simulate(
 
 
 def simulate_scenario(scenario: Scenario, n_steps: int) -> Simulation:
-    """As `simulate`, for a scenario: the mean of n_steps after the first."""
+    """Simulates a scenario as `simulate` does: the mean of n_steps after the first."""
     return Simulation(scenario, break_down_step(scenario, n_steps))
 
 

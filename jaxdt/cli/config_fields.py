@@ -164,7 +164,7 @@ def fields_of(kind: type, section: str) -> list[ConfigField]:
 
 
 def _type_name(kind: typing.Any) -> str:
-    """As people write it: int, or tuple[int, ...]."""
+    """The name of a type as people write it: int, or tuple[int, ...]."""
     return kind.__name__ if isinstance(kind, type) and not typing.get_origin(kind) else str(kind)
 
 

@@ -1,4 +1,4 @@
-"""Where each value of a run's config comes from: config file, preset, plan, resume, flag or default. Needs no jax.
+"""The source of each value of a run's config: config file, preset, plan, resume, flag or default. Needs no jax.
 
 A field that a config file sets to its default counts as default.
 """

@@ -244,8 +244,8 @@ def step_times(
 
 
 def _top_s(steps_s: list[float], at_least_s: float) -> float | None:
-    """Where an axis of step times ends, so that a few long steps do not flatten all others; None: where it ends by
-    itself."""
+    """The upper end of an axis of step times, so that a few long steps do not flatten all others; None keeps the
+    default end."""
     timed_s = [step_s for step_s in steps_s if math.isfinite(step_s)]
     if not timed_s:
         return None

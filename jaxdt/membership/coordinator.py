@@ -810,7 +810,7 @@ class Coordinator:
         return [*actions, *self._change_view()] if actions else []
 
     def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
-        """The same, but for the view."""
+        """Do all that `_lost` does, but do not change the view."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended:
             return []

@@ -96,14 +96,15 @@ class DurableState:
 
 
 def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
-    """From what was persisted under the name "operator"; BadInput for anything that a coordinator does not write."""
+    """Reads the value that was persisted under the name "operator"; BadInput for anything that no coordinator
+    writes."""
     return serialize.read(OperatorState, disk.get("operator") or {}, "operator")
 
 
 def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view", "steps", "rows", "checkpoint" and "operator",
-    as plain data. None if there was no view yet. A step of an earlier generation does not count any more. BadInput for
-    anything that a coordinator does not write."""
+    """Reads the values that were persisted as plain data under the names "coordinator_term", "view", "steps", "rows",
+    "checkpoint" and "operator". None if there was no view yet. A step of an earlier generation does not count any more.
+    BadInput for anything that no coordinator writes."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")

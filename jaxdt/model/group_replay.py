@@ -33,7 +33,7 @@ Place = tuple[int, int, int]  # a replica's stage and pipeline, and its local st
 
 
 class Tokens(Protocol):
-    """Where microbatches come from: a TokenFile."""
+    """The source of microbatches, such as a TokenFile."""
 
     def train_batch(
         self, seed: int, step: int, microbatch: int, microbatch_size: int, seq_len: int, n_microbatches: int
@@ -54,7 +54,7 @@ class LoggedGroup:
 
     @property
     def places(self) -> list[Place]:
-        """Where each of its replicas laid its parameters out."""
+        """The places where each of its replicas laid its parameters out."""
         return [(self.stage, pipeline, step) for pipeline, step in zip(self.pipelines, self.steps, strict=True)]
 
     @property
@@ -99,7 +99,7 @@ class ReplayedSteps:
         self._gradients: dict[int, LocalGradient] = {}
 
     def _versions(self, step: int) -> list[int]:
-        """With which version each stage computes a step."""
+        """The version with which each stage computes a step."""
         return [max(self._first, step - ahead) for ahead in self._ahead]
 
     def settled(self, stage: int, version: int, params: Any) -> None:
@@ -136,7 +136,7 @@ class ReplayedSteps:
 def logged_group(
     plan: Plan, incarnations: Incarnations, report: GroupReport | StateMeanReport | HeldOutMeanReport
 ) -> LoggedGroup:
-    """From what a run reports of a group."""
+    """The logged group for a run's report of a group."""
     pipelines = tuple(incarnations.of(plan.seat(member)[1], report.view) for member in report.members)
     fragment = report.fragment if isinstance(report, GroupReport) else 0
     return LoggedGroup(report.stage, pipelines, tuple(report.steps), fragment, frozenset(pipelines))
@@ -192,7 +192,7 @@ class GroupReplay:
         return [[self._state(stage, p) for p in range(len(self._incarnations))] for stage in stages]
 
     def _state(self, stage: int, pipeline: int) -> State:
-        """With an outer optimizer its anchor and momentum are a part of the optimizer's state."""
+        """(parameters, optimizer's state) of a replica. The state includes an outer optimizer's anchor and momentum."""
         params, opt_state = self._chains[pipeline].params[stage], self._chains[pipeline].states[stage]
         return params, (opt_state, *self._outer[stage][pipeline]) if self._outer else opt_state
 
@@ -276,7 +276,7 @@ class GroupReplay:
 
     @property
     def _replicas(self) -> list[Place]:
-        """Where all replicas are now."""
+        """The places of all replicas now."""
         stages = range(self._plan.n_stages)
         return [(stage, p, steps.n_done[stage]) for p, steps in self._steps.items() for stage in stages]
 

@@ -148,7 +148,7 @@ class ServerReplay:
         chain.params[stage] = functions.place(layout.tree(params_n, 1.0))
 
     def _step(self, pipeline: int) -> None:
-        """One local step of a pipeline, on its own microbatches, and what it changes."""
+        """One local step of a pipeline, on its own microbatches, and the change that it makes."""
         train, step, chain = self._config.train, self._n_steps[pipeline], self._chains[pipeline]
         self._keep_moments(pipeline)
         n, seq_len = self._plan.n_microbatches, self._config.seq_lengths.at(step)

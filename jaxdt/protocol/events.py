@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def n_copies(self) -> int:
-        """On how many disks each part is, at least."""
+        """The least number of disks on which a part is."""
         return min((len(part.disks) for part in self.parts), default=0)
 
 

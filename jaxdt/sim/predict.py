@@ -114,7 +114,7 @@ def _planned_peer(config: RunConfig, plan: Plan, conditions: Conditions, peer: i
 
 
 def _anew(config: RunConfig, plan: Plan, conditions: Conditions) -> Callable[[int, int | None], SimPeer] | None:
-    """Where replicas may differ: a peer of the plan that begins anew, in its own place."""
+    """The maker of a peer of the plan that begins anew, in its own place; None where replicas are equal."""
     if not replicas_may_differ(config):
         return None
     return lambda peer, stage: _planned_peer(

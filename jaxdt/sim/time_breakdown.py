@@ -1,4 +1,4 @@
-"""Where the time of a step goes, how busy each peer is, and how many bytes cross each link.
+"""The parts of a step's time, the share of time in which each peer computes, and the bytes that cross each link.
 
 A part of a step is the time that the step would lose if that part were free. Starting from the full simulation, the
 commit, then the exchange of gradients, then the boundary tensors are made free, and each part is the difference to the
@@ -89,7 +89,8 @@ class TimedSteps(Totals):
         return last_s - first_s
 
     def computes_s(self, peer: int) -> float:
-        """For how long a peer computes. Work at the same time counts once: a device does one after the other."""
+        """The seconds for which a peer computes. Work at the same time counts once: a device does one after the
+        other."""
         busy_s, (free_s, last_s) = 0.0, self._limits_s
         for start_s, end_s in sorted(self._spans[peer]):
             until_s = min(end_s, last_s)

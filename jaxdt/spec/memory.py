@@ -67,7 +67,8 @@ def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
 
 
 def local_update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
-    """The same where replicas may differ: the gradient as one vector, new parameters."""
+    """Memory that a local step takes beside the state, where replicas may differ: the gradient as one vector, and the
+    new parameters."""
     return 2 * FLOAT_BYTES * model.stage_params(lo, hi)
 
 

@@ -12,7 +12,7 @@ from jaxdt.spec.errors import BadInput
 
 @dataclass(frozen=True)
 class Version:
-    """As text: major.minor."""
+    """A version number; its text is major.minor."""
 
     major: int
     minor: int

@@ -132,7 +132,7 @@ class ContributionCollector:
         return [*store, added]
 
     def _give_up(self, round: Round) -> list[Action | Event]:
-        """As if it held nothing, which never counts."""
+        """Give up a contribution: report it as one without gradients, which never counts."""
         begun = self._begun[round]
         return [ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
 

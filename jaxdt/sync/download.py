@@ -23,7 +23,7 @@ def slice_problem(key: StateKey, n_words: int, slice_words: int) -> str:
 
 
 class Rate:
-    """At most so many bytes a second, over all downloads that share it. `free_s`: when the next may begin."""
+    """A limit of bytes per second over all downloads that share it. `free_s`: the time when the next one may begin."""
 
     def __init__(self, bytes_per_s: float):
         self.free_s = -math.inf

@@ -236,7 +236,7 @@ class Groups:
         return donor_pipeline(self._plan, view) == self._place.number
 
     def _give_states(self) -> list[Action | Event]:
-        """In another view this peer may have to wait, or no more."""
+        """Begin or end the wait as a donor: in another view this peer may have to wait, or need not any more."""
         was_held, is_donor = self._steps.is_held, self._is_donor
         if self._may_wait_as_donor and self._is_between_steps:
             return self._wait_as_donor()
@@ -289,7 +289,7 @@ class Groups:
         return [*aside, *waits, Send(COORDINATOR, Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> list[Action | Event]:
-        """In those for which this peer was in the middle of a step."""
+        """Take part in the snapshots that came while this peer was in the middle of a step."""
         snapshots, self._snapshots = self._snapshots, []
         return [action for formed in snapshots for action in self._on_formed(formed)]
 

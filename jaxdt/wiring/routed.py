@@ -184,7 +184,7 @@ class RoutedWiring:
         return self._tell_inventory(now_s)
 
     def _forget(self) -> None:
-        """Nothing is under way here until the next step begins."""
+        """Forget the step: nothing is under way here until the next one begins."""
         self._step = NO_STEP
         self._recovery.forget()
         self._ready.clear()
@@ -380,7 +380,7 @@ class RoutedWiring:
         return actions
 
     def _post(self, dst: int, body: Grant | Resend) -> list[Action | Event]:
-        """To another peer, or to this one at once."""
+        """Send a message to another peer, or deliver it to this one at once."""
         return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
 
     # ------------------------------------------------------------------------------------------------ overdue Work

@@ -34,8 +34,8 @@ class PoolStep:
 
 @dataclass(frozen=True)
 class PassCost:
-    """One pass of a mini-batch through a stage: its slowest device, and of that device's seconds those that it sends
-    and receives, and those that it computes."""
+    """One pass of a mini-batch through a stage: its slowest device, the seconds in which that device sends and
+    receives, and the seconds in which it computes."""
 
     device: int
     transfer_s: float

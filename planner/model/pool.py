@@ -32,8 +32,8 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class PoolStage:
-    """One stage: its layers lo..hi-1, its servers by what they own, its workers, and of the units of a mini-batch those
-    that each of its devices computes."""
+    """One stage: its layers lo..hi-1, its servers in front and at the back, its workers, and the number of units of a
+    mini-batch that each of its devices computes."""
 
     lo: int
     hi: int

@@ -1,4 +1,4 @@
-"""Where the seconds of a pool's plan come from, in words."""
+"""The sources of the seconds of a pool's plan, in words."""
 
 from collections.abc import Sequence
 

@@ -269,7 +269,7 @@ def _searched(costed: CostedPlan, shape: Shape) -> Rows:
 
 
 def _codecs(costed: CostedPlan) -> Iterable[Suggestion]:
-    """For each size that codecs have, the boundary where it saves most."""
+    """For each size that codecs have, the change at the boundary where that size saves most."""
     plan, cost = costed.plan, costed.cost
     dtype_bytes = DTYPE_BYTES[plan.found.get("dtype") or BOUNDARY_DTYPE]
     entries = plan.codec or (codecs.NONE,) * (plan.n_stages - 1)

@@ -85,7 +85,7 @@ class RunningChain:
 
     @property
     def next_frac(self) -> float:
-        """Where the next slice is likely to end: it takes as long as the one before."""
+        """The likely end of the next slice (0..1): it takes as long as the one before."""
         return min(1.0, self.done_frac + max(self.step_frac, 1e-4))
 
     @property

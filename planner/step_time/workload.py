@@ -228,8 +228,8 @@ class StepWorkload:
         return self._least_seconds[n_stages - 1] if n_stages <= len(self._least_seconds) else math.inf
 
     def least_ratios(self) -> np.ndarray:
-        """For each kind of device [K]: how many times as long as the fastest kind it takes at least for a range of
-        layers; 1 for a kind that is the fastest on some range."""
+        """For each kind of device [K] the least ratio, over ranges of layers, of its seconds to those of the fastest
+        kind; 1 for a kind that is the fastest on some range."""
         if not self._least_ratios:
             ranges = itertools.combinations(self.cuts, 2)
             seconds = [[self.seconds(kind, lo, hi) for kind in self.kinds] for lo, hi in ranges]

@@ -143,7 +143,7 @@ def replay_groups(
 def replay_servers(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
 ) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
-    """The same of pushes to servers and pulls from them, and of all checkpoints."""
+    """The same replay for pushes to servers and pulls from them, and for all checkpoints."""
     plan = place.plan
     logs = [server_log(place, server) for (server,) in plan.roles.servers]
     kept = [kept_by_workers(place, row) for row in plan.placement]

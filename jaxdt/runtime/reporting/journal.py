@@ -312,7 +312,7 @@ class Journal:
         self._display.summary(summary)
 
     def _doubt(self) -> str:
-        """Why the prediction may be off, as far as this host knows."""
+        """The reasons why the prediction may be off, as far as this host knows; '' if there is none."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
@@ -351,8 +351,8 @@ class Journal:
 
 
 def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
-    """For whom the run waits, who was refused meanwhile, and what to start. Peers of a lost stage that the plan has may
-    come back with their own flag files."""
+    """A line about the peers for which the run waits, the ones that were refused meanwhile, and the command to start.
+    Peers of a lost stage that the plan has may come back with their own flag files."""
     folders = RunFolders.of(run_dir)
     is_emitted = (folders.job / COORDINATOR_FLAGS).exists()
     planned = [peer for stage in report.stages for peer in sorted(plan.placement[stage])]

@@ -46,7 +46,7 @@ def aggregation_frac(*servers: Mapping[str, float]) -> float | None:
 
 
 def summary_lines(pool: Mapping[str, Any] | None) -> list[str]:
-    """For people."""
+    """Lines for people about a pool's counts; none without a pool."""
     if pool is None:
         return []
     was = "was" if pool["lost"] == 1 else "were"

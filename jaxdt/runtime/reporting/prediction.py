@@ -46,8 +46,9 @@ class PredictionRequest:
 
 
 def doubt(n_peers: int, n_cores: int, load: float) -> str:
-    """Why a prediction may be far off on this host: its peers in the run, its cores, and how many processes wanted to
-    compute in the last minute; '' if there is no such reason. The band is that of configs/prediction/README.md."""
+    """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and the number of
+    processes that wanted to compute in the last minute; '' if there is no such reason. The band is that of
+    configs/prediction/README.md."""
     if load > BUSY * max(n_cores, n_peers + 1):
         return f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, {n_peers} of this run"
     if n_peers > n_cores:

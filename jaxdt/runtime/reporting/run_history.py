@@ -87,7 +87,7 @@ class RunHistory:
         self._stands_still = False
 
     def went_back(self, now_s: float, n_steps: int) -> None:
-        """To a checkpoint; n_steps have to be done again."""
+        """The run went back to a checkpoint; n_steps have to be done again."""
         n_rollbacks, n_steps_again = self.history.n_rollbacks + 1, self.history.n_steps_again + n_steps
         self._save(now_s, replace(self.history, n_rollbacks=n_rollbacks, n_steps_again=n_steps_again))
 

@@ -172,7 +172,7 @@ def read_json(path: Path) -> Any:
 
 
 def older_part(path: Path) -> Path:
-    """Where a trace or a log keeps what it held before it began anew."""
+    """The file to which a trace or a log moves its older lines when it begins anew."""
     return path.with_name(f"{path.name}.1")
 
 

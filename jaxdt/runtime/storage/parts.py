@@ -77,7 +77,7 @@ def step_folder(run_dir: Path, version: int) -> Path:
 
 
 def part_folders(run_dir: Path, version: int, resumed: Path | None) -> list[Path]:
-    """Where parts of the checkpoint of `version` may be: in this run's folder, or in that which it resumed from."""
+    """The folders where parts of the checkpoint of `version` may be: this run's, and the one from which it resumed."""
     own = step_folder(run_dir, version)
     return [own] if resumed is None or resumed.name != own.name else [own, resumed]
 

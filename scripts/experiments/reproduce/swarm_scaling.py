@@ -173,7 +173,7 @@ def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
 
 
 def reason(results: Results) -> str:
-    """Why stochastic wiring falls short, by what changes it."""
+    """Sentences that say why stochastic wiring falls short, from changes that help."""
     told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
     return (
         f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "

@@ -366,13 +366,13 @@ def most(system: str, in_flight: int, results: Results) -> float:
 
 
 def printed_delays(model: str) -> float:
-    """The same by the paper's minutes, if each worker's batch has SEQUENCES."""
+    """The same cost by the paper's minutes, if each worker's batch has SEQUENCES."""
     near, far = (each_printed_s(model, minutes) for minutes in PRINTED_MIN[model][ONE_F_ONE_B])
     return (far - near) * MODELS[model][1] / ADDED_MEAN_S
 
 
 def why(results: Results) -> list[str]:
-    """Where ours differs."""
+    """Sentences that say where our numbers differ."""
     printed = ", ".join(f"{printed_delays(model):.1f}" for model in MODELS)
     blocking, beside = (
         ", ".join(f"{delays(model, transfers, results):.1f}" for model in MODELS) for transfers in (BLOCKING, BESIDE)

@@ -179,7 +179,7 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
 
 
 def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
-    """In half of the cases what is exchanged is rounded, and groups have options that only some systems use."""
+    """In half of the cases exchanged vectors are rounded, and groups have options that only some systems use."""
     if rng.random() < 0.5:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
@@ -265,8 +265,8 @@ def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list
 
 
 def _draw_held_links(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
-    """In a third of the cases with several servers the first one's links to another stand still now and then: what
-    others know of a snapshot comes late."""
+    """In a third of the cases with several servers the first one's links to another stand still now and then: news of a
+    snapshot reaches the others late."""
     if len(plan.roles.servers) < 2 or rng.random() < 2 / 3:
         return []
     first, *others = [server for (server,) in plan.roles.servers]

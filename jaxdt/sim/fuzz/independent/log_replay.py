@@ -341,7 +341,7 @@ class GroupReplay:
         return found
 
     def held_out_losses(self) -> dict[int, float]:
-        """By version, where all stages have a mean."""
+        """Version -> held-out loss, for versions of which all stages have a mean."""
         stages = range(self._plan.n_stages)
         versions = {version for version, _ in self.held_out}
         whole = [version for version in versions if all((version, stage) in self.held_out for stage in stages)]

@@ -202,7 +202,7 @@ class ResidueTensors:
     # --------------------------------------------------------------------------------------------- rounds of averaging
 
     def _lay_out(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
-        """For rounds, or, without one, for the group of the fragment that is due now."""
+        """Lay the vector out for rounds, or, without one, for the group of the fragment that is due now."""
         if not rounds:
             self._freeze(self._checked_step(work))
         for round in rounds:

@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StateFile:
-    """Where the state of a run is kept, and what it is of."""
+    """The file in which the state of a run is kept, and a text that says of which run it is."""
 
     path: Path
     of: str
