@@ -1,4 +1,4 @@
-"""The change that a worker makes to the parameters of a server, and the sum that the server makes of it.
+"""The change that a worker makes to the parameters of a server, and its addition at the server.
 
 A run and its replay in one process compute both with these functions, so that they come to the same bits. n numbers of
 a stage's parameters."""

@@ -148,7 +148,7 @@ class Snapshots:
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
     def restore_held_out(self, states: ReplicaStates) -> set[int]:
-        """Held-out losses that are not told yet; those of which an earlier coordinator was told."""
+        """Restore held-out losses that are not told yet. Returns the versions whose losses were measured before."""
         self._last = states.last
         told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
         begun = {round.step for round in states.rounds if is_mean(round.group)}

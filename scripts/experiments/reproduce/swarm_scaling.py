@@ -173,7 +173,7 @@ def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
 
 
 def reason(results: Results) -> str:
-    """Sentences that say why stochastic wiring falls short, from changes that help."""
+    """A sentence about the reasons why stochastic wiring falls short: its throughput after each of some changes."""
     told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
     return (
         f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "
