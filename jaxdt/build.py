@@ -41,9 +41,8 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 
 @dataclass(frozen=True)
 class RunStart:
-    """Which run this is, and where it begins: its name, the checkpoint that it resumes from, the checksum of its token
-    file, and the peers that were revoked before. `last_term`: that of the last coordinator on this disk, 0 if there was
-    none."""
+    """The beginning of a run: its name, the checkpoint that it resumes from, the checksum of its token file, and the
+    peers that were revoked before. `last_term`: the term of the last coordinator on this disk, 0 if there was none."""
 
     run: str
     checkpoint: Checkpoint = Checkpoint()
@@ -151,12 +150,12 @@ def replicas_may_differ(config: RunConfig) -> bool:
 
 
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
-    """What a peer in a place of the plan holds of a step at most."""
+    """The most that a peer in a place of the plan holds in a step."""
     return wiring_entry(config.wiring.kind).peer_load(config, plan, stage, pipeline)
 
 
 def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> MemoryOptions:
-    """What decides how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
+    """The options that decide how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
     copies = sync_entry(config.sync.kind).copies(config, lo, hi)
     n_moments, delay = config.optim.n_moments, config.sync.delay
     return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH)
@@ -230,7 +229,7 @@ def _contribution_shape(setup: PeerSetup) -> ContributionShape:
 
 
 def _for_workers(setup: PeerSetup) -> list[Machine]:
-    """What a peer has besides, if workers compute for it."""
+    """The further machines of a peer for which workers compute; none for other peers."""
     if not wiring_entry(setup.config.wiring.kind).workers:
         return []
     donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
@@ -267,7 +266,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
 
 
 def _state_transfer(setup: PeerSetup) -> Machine:
-    """How a peer that comes back gets its state: where replicas may differ from one of them."""
+    """The machine that gets the state for a peer that comes back; where replicas may differ it asks one donor only."""
     slice_bytes = setup.config.sync.slice_bytes
     if replicas_may_differ(setup.config):
         return DonorTransfer(setup.plan, setup.peer, slice_bytes)
@@ -275,7 +274,7 @@ def _state_transfer(setup: PeerSetup) -> Machine:
 
 
 def _wiring(setup: PeerSetup) -> Machine:
-    """One wiring per step under way, and around them what measures their queues where the config asks for it."""
+    """One wiring per step under way, and around them a meter of their queues where the config asks for one."""
     config = setup.config
     wirings = wiring_entry(config.wiring.kind).build(setup, 1 + config.sync.delay)
     wiring = wirings[0] if len(wirings) == 1 else DelayedUpdate(setup.peer, setup.stage, wirings, config.delay)
@@ -326,7 +325,7 @@ def build_coordinator(
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
-    """What peers compare to know that they run the same thing, as people read it."""
+    """A text that peers compare to know that they run the same config, plan and tokens."""
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 

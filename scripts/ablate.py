@@ -106,7 +106,7 @@ def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress
 
 def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str) -> dict[Case, dict]:
     """The seconds of the parts of every kind of step, with its simulated step times; `seed` is the number of the
-    measurement. What the file `path` lacks is measured and appended to it."""
+    measurement. Parts that the file `path` lacks are measured and appended to it."""
     if REMEASURE.value:
         path.unlink(missing_ok=True)
     parts = results.load(path, mark)

@@ -63,7 +63,7 @@ def model_of(folder: Path) -> GPTConfig:
 
 
 def problem_of(folder: Path) -> str:
-    """Why a complete checkpoint cannot be used, '' if it can."""
+    """The reason why a complete checkpoint cannot be used; '' if it can."""
     try:
         model = model_of(folder)
         state = entries.load_entries(folder, stage_entries(model, 0, model.n_layers))

@@ -136,7 +136,7 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 
 def saved(run_dir: Path) -> str:
-    """What an interrupted run has left, and the command that goes on from it."""
+    """A line about the checkpoint that an interrupted run has left, and the command that goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"

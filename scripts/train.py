@@ -63,7 +63,8 @@ def main() -> NoReturn:
 
 
 def member() -> NoReturn:
-    """Be a peer of the plan, or a newcomer. What may be refused is done before jax is loaded, which takes seconds."""
+    """Be a peer of the plan, or a newcomer. Steps that may be refused come before jax is loaded, which takes
+    seconds."""
     from jaxdt.build import replicas_may_differ
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime.coordinator_folder import check_not_ended

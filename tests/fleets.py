@@ -171,7 +171,7 @@ class Launched(Finished):
             time.sleep(0.05)
 
     def views(self, peer: int) -> int:
-        """How many views a peer of the plan has adopted."""
+        """The number of views that a peer of the plan has adopted."""
         return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" is in view ")
 
     def last_line(self, peer: int) -> str:
@@ -235,5 +235,5 @@ def assert_equal(fleet: Finished, one: Finished) -> None:
 
 
 def versions(run_dir: Path) -> list[int]:
-    """Of the complete checkpoints."""
+    """The versions of the complete checkpoints."""
     return [int(path.parent.name) for path in (run_dir / "checkpoints").glob("*/complete.json")]

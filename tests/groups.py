@@ -1,4 +1,4 @@
-"""Which of the processes of a test session runs which tests: one runs all of a group, the others are dealt out singly.
+"""The distribution of tests over the processes of a session: one process runs all of a group, others come singly.
 
 pytest-xdist 3.8 finds the group of a test at the end of its name, where pytest 9.2 no longer has it. Without this file
 `xdist_group` has no effect there, and each process compiles what the others compile. So the group is read from the file

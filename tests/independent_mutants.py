@@ -162,7 +162,7 @@ class ForgetsTheStash(ResidueTensors):
 
 
 class FreesSlicesByStep(ResidueTensors):
-    """What belongs to rounds of lower numbers goes with a local step."""
+    """A local step frees the slices of all rounds with lower numbers."""
 
     def free(self, step, rounds):
         super().free(step, rounds)
@@ -306,7 +306,7 @@ def means_come_early() -> AbstractContextManager:
 
 @contextmanager
 def due_fragments(change):
-    """What `change` makes of the fragment that is due."""
+    """The fragment that is due becomes the one that `change` returns for it."""
     due = GroupOptions.fragment_due
 
     def changed(options, n_steps):
@@ -350,7 +350,7 @@ def pulls_do_not_wait_for_the_cut() -> AbstractContextManager:
 
 @contextmanager
 def snapshots_take_every_push():
-    """What a server keeps aside has the pushes beyond its cut too."""
+    """The parameters that a server keeps aside have the pushes beyond the cut too."""
     push = ServerSnapshots.push
 
     def pushes(snapshots, worker, step):
@@ -363,7 +363,7 @@ def snapshots_take_every_push():
 
 
 def snapshots_wait_for_lost_workers() -> AbstractContextManager:
-    """What a server keeps aside is whole only with the pushes of all workers, also of those that are lost."""
+    """The copy that a server keeps aside is whole only with the pushes of all workers, also of those that are lost."""
     settle = ServerSnapshots.settle
     return mock.patch.object(
         ServerSnapshots,
@@ -396,7 +396,7 @@ def donors_do_not_wait() -> AbstractContextManager[object]:
 
 
 def old_messages_count() -> AbstractContextManager[object]:
-    """What was sent to a peer, or by it, before it came back counts."""
+    """Messages that were sent to a peer, or by it, before it came back count."""
     outlives = lambda membership, header, body: type(body) in membership.identity.outlives_views  # noqa: E731
     return mock.patch.object(Membership, "_outlives", outlives)
 

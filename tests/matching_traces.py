@@ -59,7 +59,7 @@ def is_connected(replicas: set[int], cliques: list[set[int]]) -> bool:
 
 @dataclass
 class Stage:
-    """What a matcher should know."""
+    """The knowledge about a stage that a matcher should have."""
 
     replicas: set[int]
     waiting: dict[int, float] = field(default_factory=dict)

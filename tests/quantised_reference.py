@@ -17,7 +17,7 @@ N_STEPS = 6
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def quantised(name, x):
-    """What the receiver has of x; the gradient is quantised the same way."""
+    """x as the receiver has it; the gradient is quantised the same way."""
     return codec.decode(parse(name), codec.encode(parse(name), x), x.shape, x.dtype)
 
 

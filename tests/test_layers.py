@@ -50,7 +50,7 @@ SOURCES = sources()
 
 @dataclass(frozen=True)
 class Source:
-    """What the tests ask about a module. All of them go by one reading of its text.
+    """The facts about a module that the tests ask for. All of them go by one reading of its text.
 
     functions: name, number of parameters without self, number of lines.
     reads[name]: the attributes of the name that the text mentions, such as those of a module."""

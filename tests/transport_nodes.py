@@ -90,7 +90,7 @@ class Node:
         return self.transport.stats()[peer][name]
 
     def reconnects(self, peer):
-        """How many connections the outbound channels have used after their first ones."""
+        """The number of connections that the outbound channels have used after their first ones."""
         channels = self.transport._peers[peer].channels.values()
         return sum(max(0, _n_served(channel._writer) - 1) for channel in channels)
 

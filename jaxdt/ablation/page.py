@@ -97,7 +97,7 @@ def _headline(rows: dict[tuple[str, int, int], Row]) -> str:
 
 
 def _times(ablation: AblationConfig, table: list[Row]) -> str:
-    """How far the measured seconds vary from measurement to measurement."""
+    """A text about how much the measured seconds vary from measurement to measurement."""
     spreads = [statistics.stdev(step_s) / _mean(step_s) for row in table for step_s in row.step_s[-1:]]
     return (
         f"The parts of a step are CPU seconds, medians of several calls, measured {ablation.measurements} times one "

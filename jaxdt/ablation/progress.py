@@ -1,4 +1,4 @@
-"""How far the training of a grid is, from the messages of its workers."""
+"""The progress of the training of a grid, from the messages of its workers."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from jaxdt.ablation.grid import Case
 
 @dataclass
 class GridProgress:
-    """How many of `n_models` models are finished, and how many of `n_steps` steps each of those under way has done."""
+    """The number of finished models, of `n_models`, and the steps of each model under way, of `n_steps`."""
 
     n_models: int
     n_finished: int
@@ -41,17 +41,17 @@ class GridProgress:
 
     @property
     def state(self) -> str:
-        """How far all is, for people."""
+        """The progress of all models, for people."""
         return f"{self.n_finished} of {self.n_models} models finished{self._under_way and f', {self._under_way}'}"
 
     @property
     def text(self) -> str:
-        """What an interruption leaves."""
+        """The state of the models after an interruption, for people."""
         finished = f"{self.n_finished} of {self.n_models} models finished, the same command goes on with the others"
         return f"{finished}; what is {self._under_way}, starts again" if self.under_way else finished
 
     @property
     def _under_way(self) -> str:
-        """Those under way; '' if none is."""
+        """The models under way, for people; '' if none is."""
         steps = " and ".join(map(str, sorted(self.under_way.values(), reverse=True)))
         return f"under way, at {steps} of {self.n_steps} steps" if steps else ""

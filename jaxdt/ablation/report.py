@@ -16,7 +16,7 @@ class Row:
 
     loss_differences: held-out loss minus that of the baseline with the same seed.
     steps_to_target: steps until the loss that this baseline has after target_frac of the steps; None for a seed that
-        does not reach it.
+        does not reach that loss.
     encode_s, decode_s: seconds of one boundary tensor, one per measurement.
     step_s: simulated seconds of a step, a tuple per entry of AblationConfig.gbps with one entry per measurement.
     """

@@ -26,8 +26,8 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all workers are given. `set_cpus` confines a process to some CPUs, which it must do before jax is imported;
-    it is a function of a module, so that it can be sent to another process."""
+    """The inputs of all workers. `set_cpus` confines a process to some CPUs; the process must call it before jax is
+    imported. It is a function of a module, so that it can be sent to another process."""
 
     config: RunConfig
     data: Path

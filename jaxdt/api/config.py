@@ -16,8 +16,8 @@ Config = ConfigDict | RunConfig | Mapping[str, Any]
 
 
 def load_config(path: str | Path) -> ConfigDict:
-    """What get_config() of a configs/*.py file returns, locked: to set a name that does not exist is an AttributeError.
-    BadInput if the file cannot be read or fails."""
+    """The config that get_config() of a configs/*.py file returns, locked: to set a name that does not exist is an
+    AttributeError. BadInput if the file cannot be read or fails."""
     try:
         config = runpy.run_path(str(path))["get_config"]()
     except OSError as error:

@@ -38,7 +38,7 @@ COORDINATOR_LOG = "coordinator.log"
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a run is launched, beside its config.
+    """The options of a launch, beside the config of the run.
 
     plan: instead of the plan fields of the config.
     emulate: a network.json whose links are emulated inside the transport.
@@ -49,8 +49,8 @@ class LaunchOptions:
     pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
     gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
     overwrite: delete the files of an earlier run in the folder.
-    resume: go on from the newest complete checkpoint in the folder. Of the options from `emulate` to `gpus_per_peer`
-        those that are None are what they were; an empty text or 0 is the default.
+    resume: go on from the newest complete checkpoint in the folder. An option from `emulate` to `gpus_per_peer` that is
+        None keeps its former value; an empty text or 0 is the default.
     show: print what the coordinator prints; without it, that goes to logs/coordinator.log.
     """
 
@@ -106,8 +106,8 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the coordinator has printed since this launch, if the run was not launched to show it. What earlier
-        launches have printed stands before it in logs/coordinator.log."""
+        """The output of the coordinator since this launch, if the run was not launched to show it. The output of
+        earlier launches stands before it in logs/coordinator.log."""
         path = self.run_dir / "logs" / COORDINATOR_LOG
         return path.read_bytes()[self._output_start :].decode() if path.exists() else ""
 
@@ -120,8 +120,8 @@ class Run:
         return self._code
 
     def stop(self) -> None:
-        """What Ctrl-C does at launch.py: end the run after a checkpoint. A second call ends it at once. This only asks:
-        `wait` says when it has ended, with code 130."""
+        """End the run after a checkpoint, as Ctrl-C does at launch.py. A second call ends the run at once. This only
+        asks: `wait` returns when the run has ended, with code 130."""
         self._fleet.interrupt()
 
     def report(self) -> Picture:

@@ -1,4 +1,4 @@
-"""What a step of a config costs on a network, before anything runs. scripts/simulate.py is this with flags.
+"""Predicts the cost of a config's step on a network, before anything runs. scripts/simulate.py is this with flags.
 
     network = load_network("configs/networks/four_cities.json")
     result = simulate(config, profile_of_flops(config, 1e12, network), network)
@@ -38,9 +38,9 @@ NO_NETWORK = "not given"  # the name of the network where none is given
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """What else a simulation depends on.
+    """The other options of a simulation.
 
-    steps: how many are simulated after the first; the result is their mean.
+    steps: the number of steps that are simulated after the first; the result is their mean.
     persist_s: seconds until the record of a step is durable.
     jitter_s: uniform jitter of every message's latency, drawn from `seed`.
     tcp_ramp: connections start slowly again when they were idle.
@@ -71,7 +71,7 @@ class Simulation:
 
     @property
     def parts(self) -> Parts:
-        """Where these seconds go (jaxdt.sim.time_breakdown)."""
+        """The parts of these seconds (jaxdt.sim.time_breakdown)."""
         return self.times.parts
 
     @property
@@ -158,7 +158,7 @@ def simulate(
 
 
 def simulate_scenario(scenario: Scenario, n_steps: int) -> Simulation:
-    """As `simulate`, for a scenario: the mean of n_steps after the first."""
+    """Simulates a scenario as `simulate` does: the mean of n_steps after the first."""
     return Simulation(scenario, break_down_step(scenario, n_steps))
 
 

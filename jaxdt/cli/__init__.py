@@ -1,4 +1,4 @@
-"""What scripts share: flags, one-line errors and exit codes, runs as processes of this machine, pictures, tables.
+"""The code that scripts share: flags, one-line errors, exit codes, runs as processes of this machine, pictures, tables.
 
 May import everything else of jaxdt, and nothing of jaxdt imports it.
 """

@@ -67,8 +67,8 @@ def open_loop(
     report: Callable[[Report], None],
     durable: FileStore | None = None,
 ) -> tuple[Loop, str]:
-    """A loop for `machine` whose transport listens on loopback, and the address of that transport. `credentials` is
-    the folder with those of all processes, None for plaintext."""
+    """A loop for `machine` whose transport listens on loopback, and the address of that transport. `credentials`: the
+    folder with the credentials of all processes; None for plaintext."""
     loop = Loop(peer, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
     loaded = None
     if credentials is not None:

@@ -1,8 +1,8 @@
 """The fields of a run's config as people read about them: meaning, type, default, and what is accepted.
 
 `launch.py --help` and the page docs/reference/config.md are made from this list. Names and defaults come from the
-dataclasses. What a field accepts comes from the table that it names an entry of, else from the error message that the
-config gives for a value that no field accepts. Needs no jax.
+dataclasses. The accepted values of a field come from the table whose entries it names, else from the error message that
+the config gives for a value that no field accepts. Needs no jax.
 """
 
 import dataclasses
@@ -164,7 +164,7 @@ def fields_of(kind: type, section: str) -> list[ConfigField]:
 
 
 def _type_name(kind: typing.Any) -> str:
-    """As people write it: int, or tuple[int, ...]."""
+    """The name of a type as people write it: int, or tuple[int, ...]."""
     return kind.__name__ if isinstance(kind, type) and not typing.get_origin(kind) else str(kind)
 
 
@@ -177,7 +177,7 @@ def _default(field: dataclasses.Field[typing.Any]) -> str | None:
 
 
 def _accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
-    """What the config expects of a field; '' where nothing but the type is checked."""
+    """The values that the config accepts for a field, as text; '' where only the type is checked."""
     if f"{section}.{name}" in TABLES:
         return f"one of {', '.join(TABLES[f'{section}.{name}'])}"
     value = NO_VALUE.get(kinds[name])

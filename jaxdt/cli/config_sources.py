@@ -1,4 +1,4 @@
-"""Where each value of a run's config comes from: config file, preset, plan, resume, flag or default. Needs no jax.
+"""The source of each value of a run's config: config file, preset, plan, resume, flag or default. Needs no jax.
 
 A field that a config file sets to its default counts as default.
 """
@@ -23,9 +23,9 @@ FLAG, RESUME, DEFAULT = "flag", "resume", "default"
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line gives. `fields`: those of the config file, with the flags applied. `by_flag`: names of the
-    fields that flags gave. `file_source`, `plan_source`: what to say of the config file and of the plan file, RESUME
-    for those of a run that is resumed; `plan_source` None without a plan file."""
+    """The values that a command line gives. `fields`: the fields of the config file, with the flags applied. `by_flag`:
+    names of the fields that flags gave. `file_source`, `plan_source`: the names under which to show the config file and
+    the plan file, RESUME for those of a run that is resumed; `plan_source` is None without a plan file."""
 
     fields: Mapping[str, Any]
     by_flag: Collection[str]
@@ -43,7 +43,7 @@ class SourcedValue:
 
 
 def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
-    """Every field of the config, in the order of the reference. What a plan file decides has its values."""
+    """Every field of the config, in the order of the reference. A field that a plan file decides has its value."""
     values = dict(flat(serialize.write(config)))
     own = dict(flat(given.fields))
     of_plan = _of_plan(plan) if given.plan_source else {}

@@ -1,4 +1,4 @@
-"""What a script asks of jax through environment variables. A script calls these functions first thing in its main.
+"""Settings of jax through environment variables. A script calls these functions first thing in its main.
 
 jax reads the variables when it is imported, but uses their values only when it computes for the first time. So a call
 takes effect at any moment before the first computation, whatever the order of a script's imports.

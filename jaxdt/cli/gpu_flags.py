@@ -1,4 +1,4 @@
-"""Which GPUs each peer of a host gets, as flags of train.py, and what those flags ask of jax. Needs no jax.
+"""The GPUs that each peer of a host gets, as flags of train.py, and the effect of those flags on jax. Needs no jax.
 
 By default a process of jax computes on the first GPU that it finds and takes 75 % of its memory. So the peers of one
 host must be told apart: each gets GPUs of its own, or peers that share one get equal parts of that memory. Flags say
@@ -24,7 +24,7 @@ COUNT_S_MAX = 120.0
 
 
 def parse_gpus_per_peer(text: str) -> Fraction | None:
-    """--gpus_per_peer: "2", or "1/4" for four peers on one GPU; None for ''."""
+    """The value of --gpus_per_peer: "2", or "1/4" for four peers on one GPU; None for ''."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the scripts share that ask a live run's coordinator for something: the run, its address, the operator's file."""
+"""Flags of the scripts that ask a live run's coordinator for something: the run, its address, the operator's file."""
 
 import secrets
 from pathlib import Path

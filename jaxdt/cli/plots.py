@@ -33,13 +33,13 @@ VISIBLE_FRAC = 0.002  # of the width of a picture: a shorter bar is not seen
 SLOW = 3.0  # times the 0.9 quantile of the step times: such a step would flatten all others
 SPREAD, SPREAD_MAX = 0.02, 0.2  # of the most peers: how far apart two equal lines, and all of them, are drawn
 STAGE_LINES = ("-", "--", "-.", ":")
-LINKS_MAX = 30  # of which the names can be read
+LINKS_MAX = 30  # the names of more links cannot be read
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
     """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
-    joined, left or were absent, also the number of peers of each stage and the throughput over time. What was not
-    recorded has no panel; where the run was resumed is marked."""
+    joined, left or were absent, also the number of peers of each stage and the throughput over time. Data that were not
+    recorded have no panel; the steps at which the run was resumed are marked."""
     peers = peers_there(records)
     resumed_at, resumes = summary.get("resumed_at") or 0, summary.get("resumes", [])
     panels: list[Callable[[Axes], None]] = []
@@ -244,8 +244,8 @@ def step_times(
 
 
 def _top_s(steps_s: list[float], at_least_s: float) -> float | None:
-    """Where an axis of step times ends, so that a few long steps do not flatten all others; None: where it ends by
-    itself."""
+    """The upper end of an axis of step times, so that a few long steps do not flatten all others; None keeps the
+    default end."""
     timed_s = [step_s for step_s in steps_s if math.isfinite(step_s)]
     if not timed_s:
         return None

@@ -1,8 +1,8 @@
 """A search for a better plan of a run's members, by `python -m planner replan` in a child process of least priority.
 
 The planner gets the run's config, its plan and network, and seconds of each peer's device, which follow from the peers'
-own timings of their stages. What it finds stands in a new folder run_dir/replan/N; nothing refers to it before a person
-takes it.
+own timings of their stages. Its plan stands in a new folder run_dir/replan/N; nothing refers to the plan before a
+person takes it.
 """
 
 import itertools
@@ -53,7 +53,7 @@ class RunToReplan:
 
 
 def searches(job: RunJob, network_file: str | None, emulate_file: str | None) -> StartSearch | None:
-    """What starts the searches of a run whose config asks for advice; None where there is nothing to search on.
+    """The function that starts searches, for a run whose config asks for advice; None without a network to search on.
     BadInput for a network without the plan's devices."""
     path = network_file or emulate_file
     if job.config.wiring.replan != ADVISE or path is None:
@@ -146,7 +146,8 @@ class ReplanSearch:
             raise BadInput(lines[-1].removeprefix("error: "))
 
     def _command(self, folder: Path, is_running: bool) -> str:
-        """What a person types to take the plan. A run that stands still makes no checkpoint, and is interrupted."""
+        """The command that a person types to take the plan. A run that stands still makes no checkpoint, and is
+        interrupted."""
         run_dir = self._run.run_dir
         stop = f"python scripts/fleet.py stop --run_dir={run_dir} && " if is_running else "interrupt the run, then "
         emulate = f" --emulate={folder / 'after.json'}" if self._run.emulates else f" --network={folder / 'after.json'}"

@@ -62,7 +62,7 @@ def required(*names: str) -> None:
 
 
 def missing(name: str) -> str:
-    """What to say where a flag was not given that is needed."""
+    """The error message for a required flag that was not given."""
     where = "".join(f"; {file} does not give it: is it another script's?" for file in script_main.flag_files(sys.argv))
     return f"--{name}: missing, expected --{name}=..., see --help ({FLAGS[name].help.rstrip('.')}){where}"
 
@@ -170,7 +170,7 @@ def newcomer(
 
 
 def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
-    """What the coordinator says to the worker `peer` of this job, which has asked before."""
+    """Ask the coordinator again for the place of the worker `peer` of this job, which has asked before."""
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
 

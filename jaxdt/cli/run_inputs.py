@@ -1,5 +1,5 @@
-"""What a run is given, checked: its config, plan and token file, and networks that fit the plan. Needs no flags, and
-no jax."""
+"""The inputs of a run, checked: its config, plan and token file, and networks that fit the plan. Needs no flags, and no
+jax."""
 
 import itertools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How every script runs: bad input is one line on standard error and exit code 2. Needs no jax."""
+"""The frame in which every script runs: bad input is one line on standard error and exit code 2. Needs no jax."""
 
 import contextlib
 import faulthandler
@@ -19,7 +19,7 @@ HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
 UNKNOWN_FIELD = re.compile(
     r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
 )  # ml_collections
-# What the parsers of values say, and what they expect.
+# The messages of the parsers of values, and the values that they expect.
 WRONG_VALUE = re.compile(r"flag (?P<flag>--[\w.]+)=(?P<got>.*?): (?P<why>.*)$")
 EXPECTED = {
     "invalid literal for int()": "an integer",

@@ -39,7 +39,7 @@ BUCKET_BITS = 17
 def _buckets() -> tuple[int, np.ndarray]:
     """(first, words). For a magnitude with the bits b, (words[b >> 17 - first] + low 17 bits of b) >> 17 is its rank
     among the values 0, 5.5e-7, .., 1. A word holds the rank at the bucket's start, and in the bits below it the
-    distance that the low bits may go without a carry into the rank, which is up to the half-way point."""
+    distance that the low bits may go without a carry into the rank: the distance to the half-way point."""
     values = DYNAMIC_VALUES[ZERO_CODE:].astype(np.float64)
     middles = (values[:-1] + values[1:]) / 2
     below = middles.astype(np.float32)  # the largest fp32 numbers that are nearer to the smaller value

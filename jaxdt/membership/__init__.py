@@ -1,4 +1,4 @@
-"""Who is in the run: the machines of membership, on the side of a peer and on the side of the coordinator.
+"""The machines of membership, which decide who is in the run: a peer's side and the coordinator's side.
 
 member.py and peer.py run in every peer, all other files in the coordinator. How members agree that a step is done, and
 which stage needs a peer, are parts that jaxdt.build gives to the coordinator (agreement.py, rebalance_api.py). Imports

@@ -1,4 +1,4 @@
-"""How the peers of a run agree that a step is done: what the coordinator asks of the part that decides it.
+"""The rule by which peers agree that a step is done: the interface of the part that the coordinator asks about it.
 
 The coordinator owns the view, the checkpoints and what is made durable. An agreement owns the steps: it hears what
 members say of them, and decides when one is committed. It is given to the coordinator by jaxdt.build.
@@ -87,7 +87,7 @@ class Agreement(Protocol):
         ...
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
-        """What an earlier coordinator made durable: its last view, its last steps, and the last rows."""
+        """Take over what an earlier coordinator made durable: its last view, its last steps, and the last rows."""
         ...
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
@@ -118,13 +118,14 @@ class Agreement(Protocol):
         ...
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        """What the members have agreed on, if they have. The coordinator makes a Record or CountedRows durable, and
-        then says so."""
+        """The decision of the members, or None while they have none. The coordinator makes a Record or CountedRows
+        durable, and then calls `committed` or `counted`."""
         ...
 
     def promise_checkpoint(self, promised: int = 0) -> int | None:
-        """An operator wants a checkpoint. The version of the one that there will be; None where it is that of the next
-        record. `promised`: by an earlier coordinator, which may not have made it; 0 if it is a new one."""
+        """An operator wants a checkpoint. Returns the version that it will have, or None if that is the version of the
+        next record. `promised`: the version that an earlier coordinator promised and may not have made; 0 for a new
+        request."""
         ...
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -132,15 +133,15 @@ class Agreement(Protocol):
         ...
 
     def durable_form(self, record: Record) -> Any:
-        """What has to be durable once `record` is: plain data but for frozen dataclasses."""
+        """The value that is made durable for `record`: plain data and frozen dataclasses."""
         ...
 
     def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
-        """The record is durable: what all members are told, and reports."""
+        """The record is durable. Returns the message to all members, and reports."""
         ...
 
     def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
-        """These rows are durable: what all members are told, and reports."""
+        """These rows are durable. Returns the message to all members, and reports."""
         ...
 
     @property
@@ -160,11 +161,12 @@ class Agreement(Protocol):
         ...
 
     def missed(self) -> list[Message]:
-        """What a member that was out of reach may have missed, or is asked."""
+        """The messages to a member that was out of reach: those that it may have missed, and questions."""
         ...
 
     def leave_view(self, members: Collection[int]) -> Results:
-        """A new view of these members is about to be made durable: what it carries over from steps under way."""
+        """A new view of these members is about to be made durable. Returns the results of steps under way that the view
+        carries over."""
         ...
 
     def adopt_view(self, now_s: float, view: View) -> list[Action]:
@@ -172,7 +174,7 @@ class Agreement(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """Nothing counts any more of what was said and committed since the last complete checkpoint."""
+        """Messages and commits since the last complete checkpoint do not count any more."""
         ...
 
     def checkpoint_complete(self, version: int) -> list[Action]:

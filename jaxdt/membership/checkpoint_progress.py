@@ -1,4 +1,4 @@
-"""Which checkpoints are complete, and when the run is over."""
+"""The coordinator's record of which checkpoints are complete, and of when the run is over."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -75,8 +75,8 @@ class CheckpointProgress:
         return None
 
     def _best_parts(self, version: int, live: Collection[str]) -> list[Part]:
-        """Of each stage the part that is on the most live disks: another process may have written one of its own. Empty
-        if a stage has none."""
+        """For each stage the part that is on the most live disks, since two processes may have written different parts.
+        Empty if a stage has none."""
         found: list[Part] = []
         for stage in range(self._n_stages):
             parts = [part for (of, _), part in sorted(self._parts[version].items()) if of == stage]
@@ -87,7 +87,7 @@ class CheckpointProgress:
         return found
 
     def _n_missing(self, part: Part, holders: Collection[Holder]) -> int:
-        """How many copies of a part are still to be made."""
+        """The number of copies of a part that are still to be made."""
         live = {holder.disk for holder in holders}
         of_others = {holder.disk for holder in holders if holder.stage != part.stage}
         holding = set(part.disks) & live
@@ -98,7 +98,7 @@ class CheckpointProgress:
         return n_missing
 
     def orders(self, holders: Collection[Holder]) -> list[tuple[int, Part]]:
-        """Which peers are to copy which parts now, of those that have not been told so in this view."""
+        """The peers that are to copy parts now, and have not been told so in this view, each with its parts."""
         live = {holder.disk for holder in holders}
         written = [version for version in self._parts if self._best_parts(version, live)]
         if self._copying not in written:

@@ -182,7 +182,7 @@ class TwoPhaseCommit:
 
 
 class Votes:
-    """Which members are prepared for which step in the present view, and with which results."""
+    """The votes of the present view: the members that are prepared for a step, and their results."""
 
     def __init__(self):
         self._by_step: dict[int, dict[int, Prepared]] = {}
@@ -207,7 +207,7 @@ class Votes:
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 
     def tally(self, step: int) -> Tally:
-        """What the members have measured in a step that all are prepared for."""
+        """The losses that the members have measured in a step for which all are prepared."""
         votes = self._by_step[step].values()
         results = {result.round.group: result for vote in votes for result in vote.results}
         return sum((result.tally for result in results.values()), Tally())

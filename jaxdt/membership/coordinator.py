@@ -352,15 +352,16 @@ class Coordinator:
         return self._from_leased_peer(now_s, header, body)
 
     def _is_astray(self, header: Header) -> bool:
-        """Whether a member is in a view that this coordinator did not make and does not know: one of a coordinator that
-        was superseded. What the member has done in it does not fit to what the others do."""
+        """Whether a member is in a view that this coordinator does not know, since a superseded coordinator made it.
+        The member's work in that view does not fit the work of the others."""
         admission = self.roster.admissions.get(header.src)
         if self.view is None or admission is None:
             return False
         return header.view >= admission and not self.view.continues(header.view)
 
     def _note(self, peer: int) -> str:
-        """What the owner of a peer wants to know who looks at its log only."""
+        """A note for the owner of a peer, who sees only the log of that peer: why the run or the peer waits; '' if it
+        does not."""
         if self._operations.state.paused:
             return "the run is paused by an operator, until fleet.py resume"
         if stages := self._vacancies.stages:
@@ -420,8 +421,8 @@ class Coordinator:
         return []
 
     def _counts(self, header: Header) -> bool:
-        """Whether the agreement hears a message. What was said in an earlier view, or while a view is being made
-        durable, members say again, unless it counts in all views since their admission."""
+        """Whether the agreement hears a message. Members send a message of an earlier view again, and one that came
+        while a view was being made durable, unless it counts in all views since their admission."""
         view = self.view
         if view is None or header.generation != view.generation:
             return False
@@ -809,7 +810,7 @@ class Coordinator:
         return [*actions, *self._change_view()] if actions else []
 
     def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
-        """The same, but for the view."""
+        """Do all that `_lost` does, but do not change the view."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended:
             return []
@@ -854,7 +855,7 @@ class Coordinator:
         return [*actions, self._persist(VIEW, view)]
 
     def _may_roll_back(self, actions: list[Action]) -> bool:
-        """Whether those who are there hold the whole checkpoint between them. If not, a lost stage waits for a disk
+        """Whether the peers that are there hold the whole checkpoint together. If not, a lost stage waits for a disk
         with its part, too; a report of that is added to `actions`."""
         disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
         is_lost = self.roster.lost_stage(self.n_committed, self._agreement.records) is not None
@@ -997,7 +998,7 @@ class Coordinator:
         return [SteppedDownReport(reason), Stop(code, reason)]
 
     def _addressed(self, actions: list[Action]) -> list[Action]:
-        """Of the agreement, with headers on what it sends."""
+        """The actions of the agreement, with headers on the messages among them."""
         return [self._send(action.dst, action.body) if isinstance(action, Send) else action for action in actions]
 
     def _to_all(self, body: Message) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What the coordinator of a run is given when it starts, and what an earlier coordinator has left behind."""
+"""The settings with which the coordinator of a run starts, and the state that an earlier coordinator left behind."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class CoordinatorConfig:
         )
 
     def answer(self, peer: int, stage: int, n_committed: int) -> Welcome:
-        """What a newcomer is told."""
+        """Returns the facts that a newcomer needs before it joins."""
         return Welcome(self.run, peer, stage, self.fingerprint, dict(self.job), n_committed)
 
 
@@ -73,8 +73,8 @@ class WantedCheckpoint:
 
 @dataclass(frozen=True)
 class OperatorState:
-    """What operators have asked for that outlives a coordinator. `wanted`: where replicas may differ, the checkpoint
-    that was promised last, also when it is complete."""
+    """The requests of operators that outlive a coordinator. `wanted`: where replicas may differ, the checkpoint that
+    was promised last, also when it is complete."""
 
     paused: bool = False
     revoked: tuple[int, ...] = ()
@@ -83,9 +83,9 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and steps, the newest complete
-    checkpoint (None before the first of its run), what operators asked for, and, where replicas may differ, the last
-    rows of the metrics (None before the first)."""
+    """The state that an earlier coordinator of the run made durable: its term, its last view and steps, the newest
+    complete checkpoint (None before the first of its run), the requests of operators, and, where replicas may differ,
+    the last rows of the metrics (None before the first)."""
 
     coordinator_term: int
     view: View
@@ -96,14 +96,15 @@ class DurableState:
 
 
 def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
-    """From what was persisted under the name "operator"; BadInput for anything that a coordinator does not write."""
+    """Reads the value that was persisted under the name "operator"; BadInput for anything that no coordinator
+    writes."""
     return serialize.read(OperatorState, disk.get("operator") or {}, "operator")
 
 
 def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view", "steps", "rows", "checkpoint" and "operator",
-    as plain data. None if there was no view yet. A step of an earlier generation does not count any more. BadInput for
-    anything that a coordinator does not write."""
+    """Reads the values that were persisted as plain data under the names "coordinator_term", "view", "steps", "rows",
+    "checkpoint" and "operator". None if there was no view yet. A step of an earlier generation does not count any more.
+    BadInput for anything that no coordinator writes."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")

@@ -124,11 +124,11 @@ OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
-    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline. `outlives_views`:
-    messages that count also in a view after the one in which they were sent; `from_workers`: those that a pool's
-    worker, which is in no view, may send to a server. `begins_anew`: once it was put out it goes on with new machines,
-    in its own stage; versions of states are local steps then."""
+    """The identity of this peer in its run, and its duties. The member of a stage with the least id saves the stage's
+    part of checkpoints. `outage_s`: how long the peer waits for a silent coordinator, beyond the deadline.
+    `outlives_views`: messages that count also in a view after the one in which they were sent; `from_workers`: messages
+    that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was put out goes on with
+    new machines, in its own stage; versions of states are local steps then."""
 
     run: str
     fingerprint: str
@@ -529,9 +529,9 @@ class Membership:
         return actions
 
     def _put_out(self, view: View) -> list[Action | Event]:
-        """This peer is in a view of a coordinator that was superseded, and its successor, of this view, knows nothing
-        of that. What this peer has done since is not what the others have done, so it is void. The header still says
-        which view it was: that tells the coordinator that this peer has to be admitted anew."""
+        """This peer is in a view of a superseded coordinator, and the successor, which made `view`, does not know the
+        former view. This peer's work since then differs from the work of the others, so it is void. The header still
+        names the former view: that tells the coordinator that this peer has to be admitted anew."""
         header = self.header
         actions = self._evicted(view)
         self.header = replace(self.header, view=header.view)
@@ -616,7 +616,7 @@ class Membership:
         return [self._confirmed(saved), *more]
 
     def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
-        """Of older parts the coordinator need not be told again. Every host that holds a part marks its folder."""
+        """The coordinator need not be told again about older parts. Every host that holds a part marks its folder."""
         if self._asked_checkpoint is not None and checkpoint.version >= self._asked_checkpoint:
             self._asked_checkpoint = None
         for key, body in list(self._unconfirmed.items()):

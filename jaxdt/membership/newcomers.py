@@ -49,7 +49,7 @@ class Newcomers:
             self.coming.discard(self._asked.pop(name)[0])
 
     def forget(self, peers: Iterable[int], known: Container[int], reachable: Container[int]) -> list[int]:
-        """Which of `peers` are to be forgotten: the longest gone of those that are neither `known` nor `reachable`."""
+        """The ones of `peers` that are to be forgotten: the longest gone of those neither `known` nor `reachable`."""
         gone = [peer for peer in peers if peer not in known and peer not in reachable]
         self._gone = {peer: None for peer in self._gone if peer in gone} | dict.fromkeys(gone)
         forgotten = list(self._gone)[:-GONE_MAX]

@@ -1,4 +1,4 @@
-"""What an operator may ask of a live run, and what stays of it: a pause, a wanted checkpoint, peers that are put out.
+"""The requests of an operator to a live run, and their lasting effects: a pause, a wanted checkpoint, revoked peers.
 
 A request is refused in one line or accepted; the coordinator then carries it out. Every request leaves the losses as
 they are: a pause holds back the record of a step whose results all members hold already, a checkpoint is one more mark
@@ -22,7 +22,7 @@ COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", *FOR_A_PEER)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the run is: steps committed, of how many, and the version of the newest complete checkpoint."""
+    """The progress of the run: committed steps, steps in all, and the version of the newest complete checkpoint."""
 
     n_committed: int
     n_steps: int

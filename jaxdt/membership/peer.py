@@ -42,8 +42,8 @@ class DrivenMachine(Protocol):
 
 
 class PeerMembership(Machine, Protocol):
-    """What decides which messages a peer reads. `header` stands on the peer's own messages; `view`: of which the peer
-    is a member now."""
+    """The machine that decides which messages a peer reads. `header` stands on the peer's own messages; `view` is the
+    view of which the peer is a member now."""
 
     @property
     def header(self) -> Header: ...

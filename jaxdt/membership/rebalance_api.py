@@ -1,4 +1,4 @@
-"""Which stage needs a peer: what the coordinator asks of the part that decides it.
+"""The interface of the part that decides which stage needs a peer; the coordinator asks it.
 
 `stages[s]` are the peers of stage s: its members, and the peers on their way to it. jaxdt.build gives the coordinator
 jaxdt.wiring.rebalance where the config asks for it, else ByNumber.

@@ -1,14 +1,14 @@
-"""Who is in the run: the members of the view, the peers that want in or out, and the members that are missing.
+"""The roster of a run: the members of the view, the peers that want in or out, and the members that are missing.
 
-The coordinator keeps it. A change needs a view, and `next_view` makes one when there is a change to make. A lost member
-leaves at once if its stage has another replica. Peers that want to leave or to join wait for the end of a step, where
-that costs nothing. A member that moves to another stage leaves like that and comes back as a newcomer, under its own
-id.
+The coordinator keeps the roster. A change needs a view, and `next_view` makes one when there is a change to make. A
+lost member leaves at once if its stage has another replica. Peers that want to leave or to join wait for the end of a
+step, where that costs nothing. A member that moves to another stage leaves like that and comes back as a newcomer,
+under its own id.
 
 The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it. A peer
 outside of the view that holds the committed version of a stage without a live replica takes its place at once, and
-nothing is lost (Sec. 6.2). Only when nobody is left who may hold that version do all members go back to the last
-complete checkpoint, with a newcomer in the stage.
+nothing is lost (Sec. 6.2). All members go back to the last complete checkpoint, with a newcomer in the stage, only if
+no peer is left that may hold that version.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -312,7 +312,7 @@ class Roster:
 
     @property
     def joining_states(self) -> dict[int, StateName]:
-        """What joining members hold."""
+        """The states that joining members hold."""
         return {peer: state for peer, state in self._states.items() if peer in self._joining - self.lost}
 
     def next_view(
@@ -371,7 +371,7 @@ class Roster:
         return {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
 
     def _stand_ins(self, n_committed: int, records: Sequence[Record]) -> set[int]:
-        """Those of them whose stage is vacant."""
+        """The given peers whose stage is vacant."""
         vacant = self.vacant
         return {peer for peer in self._standing_by(n_committed, records) if self.stage_of[peer] in vacant}
 
@@ -385,7 +385,7 @@ class Roster:
         return {peer for peer in self._joining - self.lost if self.stage_of[peer] in lost}
 
     def _must_roll_back(self, vacant: Collection[int]) -> bool:
-        """Whether a stage has nobody left who may hold its committed version, and all vacant stages have newcomers."""
+        """Whether no peer is left that may hold a stage's committed version, and all vacant stages have newcomers."""
         is_lost = any(not self.absences.of_stage(stage) for stage in vacant)
         return is_lost and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}
 

@@ -7,9 +7,10 @@ flips bits, a fault of a device or of this program), and every step adds gradien
 train. Then the other replicas take the state of the lowest-numbered one. Version 0 has no tolerance, so all replicas
 begin with equal bits.
 
-What is compared is the norm of the difference, over the norm of the parameters. Only the digests of two states travel,
-not the states, so the norm is estimated from sums of the parameters, each with a random sign, over residue classes of
-their positions: in expectation the squared differences of those sums add up to the squared norm of the difference.
+The check compares the norm of the difference, over the norm of the parameters, with TOLERANCE. Only the digests of two
+states travel, not the states, so the norm is estimated from sums of the parameters, each with a random sign, over
+residue classes of their positions: in expectation the squared differences of those sums add up to the squared norm of
+the difference.
 """
 
 import math
@@ -40,8 +41,8 @@ class Deviation:
 
     @property
     def repairs(self) -> dict[int, Repair]:
-        """What the replica and its reference are told. The reference makes its digest again: should its state have
-        changed since, whoever takes it over would never have the digest that was expected."""
+        """The messages to the replica and its reference. The reference makes its digest again: if its state has changed
+        meanwhile, the replica that takes this state over would never have the expected digest."""
         version, donor = self.state.version, self.reference
         return {
             donor: Repair(version, self.expected.digest, donor),

@@ -48,7 +48,7 @@ REFUSED_S = 30.0  # for so long at most a process is refused; a connection that 
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Which worker of which server this is. `outage_s`: how long it waits for a silent server."""
+    """The identity of this worker, and its server. `outage_s`: how long the worker waits for a silent server."""
 
     run: str
     fingerprint: str

@@ -1,8 +1,8 @@
-"""For which server each of a pool's workers computes, as far as the coordinator knows: it tells a worker that asks, and
-hears it from the servers.
+"""The places of a pool's workers, as far as the coordinator knows: the server for which each worker computes. The
+coordinator tells a worker its server when the worker asks, and hears from the servers which workers they have.
 
-A worker of the plan has its stage and server by the plan. Any other one gets a stage by a rule of JOIN_RULES, and of
-its servers the one with the fewest workers. A worker whose server is gone asks again, and gets another server of its
+A worker of the plan has its stage and server by the plan. Any other one gets a stage by a rule of JOIN_RULES, and the
+server of that stage with the fewest workers. A worker whose server is gone asks again, and gets another server of its
 stage: it has compiled that stage's functions. A worker that a server still has gets that server, so two processes that
 say they are one worker come to one server, which lets one of them in.
 """
@@ -25,7 +25,8 @@ def _stage_of_fewest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps)
 
 
 def _stage_of_fastest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps) -> int:
-    """By the mean over a stage's servers; of equals the first (hybrid parameter servers, Sec. 3.1)."""
+    """The stage with the fastest links, in the mean over its servers; the first of equals (hybrid parameter servers,
+    Sec. 3.1)."""
     means = {stage: statistics.fmean(gbps.get(s, 0.0) for s in row) for stage, row in enumerate(servers) if row}
     return max(means, key=lambda stage: (means[stage], -stage))
 

@@ -1,18 +1,18 @@
-"""What replicas that may differ exchange of their parameters, and what they make of the mean.
+"""The vectors that replicas which may differ exchange, and the new parameters that they make of the mean.
 
 Without an outer optimizer they exchange the parameters and go on from the mean. With one (DiLoCo, Douillard et al.
 2023, Alg. 1) the anchor holds the parameters that the last outer update has left; a replica's change is the anchor
 minus its parameters. The mean change is taken for a gradient. With a learning rate of 1 and no momentum the new anchor
 is the mean of the parameters.
 
-Weighted by samples, a contribution is multiplied by the weight of its replica, and the sum divided by that of all. With
-`average_moments` the moments of the replica's own optimizer are averaged beside the parameters.
+Weighted by samples, a contribution is multiplied by the weight of its replica, and the sum divided by the sum of all
+weights. With `average_moments` the moments of the replica's own optimizer are averaged beside the parameters.
 
-With `mix_frac` a replica keeps this share of its own parameters (streaming DiLoCo, Douillard et al. 2025, Alg. 2, whose
-alpha it is): the local steps that it has done since its vector was frozen are not lost.
+With `mix_frac` a replica keeps this share of its own parameters (the alpha of streaming DiLoCo, Douillard et al. 2025,
+Alg. 2): the local steps that it has done since its vector was frozen are not lost.
 
-A run and its replay in one process compute both with these, so that they come to the same bits. Trees are dicts by
-entry (jaxdt.model.base), and `names` are those of the entries that average. n numbers of a vector."""
+A run and its replay in one process compute both with these functions, so that they come to the same bits. Trees are
+dicts by entry (jaxdt.model.base), and `names` are the names of the entries that average. n numbers of a vector."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) ->
 
 
 class ReplicaState(NamedTuple):
-    """What a replica holds: its parameters, anchor and momentum of the outer optimizer (trees like the parameters; ()
+    """The state of a replica: its parameters, anchor and momentum of the outer optimizer (trees like the parameters; ()
     without one), and its own optimizer's state."""
 
     params: Params
@@ -51,8 +51,8 @@ class ReplicaState(NamedTuple):
 
 
 def exchanged(config: GroupsConfig, state: ReplicaState, names: Sequence[str], weight: int) -> Vector:
-    """What a replica contributes to a group, times its weight: its parameters, or with an outer optimizer what they
-    have changed since the last average; and its moments, if they are averaged."""
+    """The contribution of a replica to a group, times its weight: its parameters, or with an outer optimizer their
+    change since the last average; and its moments, if they are averaged."""
     trees = _averaged_trees(config, state, names)
     vector = FloatVector(trees).of(trees)
     if state.outer:

@@ -33,7 +33,7 @@ Place = tuple[int, int, int]  # a replica's stage and pipeline, and its local st
 
 
 class Tokens(Protocol):
-    """Where microbatches come from: a TokenFile."""
+    """The source of microbatches, such as a TokenFile."""
 
     def train_batch(
         self, seed: int, step: int, microbatch: int, microbatch_size: int, seq_len: int, n_microbatches: int
@@ -54,7 +54,7 @@ class LoggedGroup:
 
     @property
     def places(self) -> list[Place]:
-        """Where each of its replicas laid its parameters out."""
+        """The places where each of its replicas laid its parameters out."""
         return [(self.stage, pipeline, step) for pipeline, step in zip(self.pipelines, self.steps, strict=True)]
 
     @property
@@ -64,7 +64,7 @@ class LoggedGroup:
 
 @dataclass(frozen=True)
 class DueMean:
-    """What a replica adopts after `step` local steps: the mean of a fragment."""
+    """The mean of a fragment, which a replica adopts after `step` local steps."""
 
     step: int
     fragment: int
@@ -83,10 +83,10 @@ class LocalGradient:
 
 
 class ReplayedSteps:
-    """How far one pipeline is: `n_done[stage]` updates, and the gradients of `n_computed` steps.
+    """The progress of one pipeline: `n_done[stage]` updates, and the gradients of `n_computed` steps.
 
-    Where forwards run ahead (Plan.n_ahead) the stages are at unlike steps: a step's gradient is that at the parameters
-    with which each stage did its forward, and a stage may average before another has done the same step."""
+    Where forwards run ahead (Plan.n_ahead) the stages are at different steps: a step's gradient is taken at the
+    parameters with which each stage did its forward, and a stage may average before another has done the same step."""
 
     def __init__(self, plan: Plan, version: int = 0):
         self._ahead = [plan.n_ahead(stage) for stage in range(plan.n_stages)]
@@ -99,7 +99,7 @@ class ReplayedSteps:
         self._gradients: dict[int, LocalGradient] = {}
 
     def _versions(self, step: int) -> list[int]:
-        """With which version each stage computes a step."""
+        """The version with which each stage computes a step."""
         return [max(self._first, step - ahead) for ahead in self._ahead]
 
     def settled(self, stage: int, version: int, params: Any) -> None:
@@ -123,7 +123,7 @@ class ReplayedSteps:
                 del of[old]
 
     def gradient_at(self, stage: int) -> LocalGradient | None:
-        """The gradient for the next update of a stage, which is done with that; None if it is not there yet."""
+        """Take the gradient for the next update of a stage; None if the gradient is not there yet."""
         step = self.n_done[stage]
         gradient = self._gradients.get(step)
         if gradient:
@@ -136,16 +136,16 @@ class ReplayedSteps:
 def logged_group(
     plan: Plan, incarnations: Incarnations, report: GroupReport | StateMeanReport | HeldOutMeanReport
 ) -> LoggedGroup:
-    """From what a run reports of a group."""
+    """The logged group for a run's report of a group."""
     pipelines = tuple(incarnations.of(plan.seat(member)[1], report.view) for member in report.members)
     fragment = report.fragment if isinstance(report, GroupReport) else 0
     return LoggedGroup(report.stage, pipelines, tuple(report.steps), fragment, frozenset(pipelines))
 
 
 def adopted_groups(groups: Sequence[LoggedGroup]) -> list[LoggedGroup]:
-    """What a log of groups says of who adopted which mean. When members are lost the others average again, so a replica
-    adopts the mean of the last group that names it after as many steps. To those before it may have contributed, and a
-    member that is lost may have adopted one of them."""
+    """The groups of a log whose means were adopted, each with its adopting members. When members are lost the others
+    average again, so a replica adopts the mean of the last group that names it after as many steps. It may have
+    contributed to earlier groups, and a member that is lost may have adopted the mean of one of them."""
     last = {place: number for number, group in enumerate(groups) for place in group.places}
     found: list[LoggedGroup] = []
     for number, group in enumerate(groups):
@@ -192,7 +192,7 @@ class GroupReplay:
         return [[self._state(stage, p) for p in range(len(self._incarnations))] for stage in stages]
 
     def _state(self, stage: int, pipeline: int) -> State:
-        """With an outer optimizer its anchor and momentum are a part of the optimizer's state."""
+        """(parameters, optimizer's state) of a replica. The state includes an outer optimizer's anchor and momentum."""
         params, opt_state = self._chains[pipeline].params[stage], self._chains[pipeline].states[stage]
         return params, (opt_state, *self._outer[stage][pipeline]) if self._outer else opt_state
 
@@ -276,7 +276,7 @@ class GroupReplay:
 
     @property
     def _replicas(self) -> list[Place]:
-        """Where all replicas are now."""
+        """The places of all replicas now."""
         stages = range(self._plan.n_stages)
         return [(stage, p, steps.n_done[stage]) for p, steps in self._steps.items() for stage in stages]
 

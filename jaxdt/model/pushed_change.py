@@ -1,7 +1,7 @@
-"""What a worker changes of the parameters that it got from a server, and how the server adds it.
+"""The change that a worker makes to the parameters of a server, and its addition at the server.
 
-A run and its replay in one process compute both with these, so that they come to the same bits. n numbers of a stage's
-parameters."""
+A run and its replay in one process compute both with these functions, so that they come to the same bits. n numbers of
+a stage's parameters."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class PushedChange:
         self._base = params_n
 
     def next(self, params: Any) -> Float32[np.ndarray, " n"]:
-        """What has changed up to `params`."""
+        """The change since the last call or pull, up to `params`."""
         assert self._base is not None, "a worker begins with a pull"
         params_n = FloatVector(params).of(params)
         change_n = params_n - self._base

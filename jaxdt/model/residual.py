@@ -3,8 +3,8 @@
 `jax.vjp` returns a pytree whose leaves are the values that the backward needs. Among them are the weights, and a jitted
 forward would return a copy of them for every microbatch in flight. Inside one trace these leaves are the very objects
 that went in, so they can be recognised by identity, dropped, and put back from the caller's parameters later.
-A right answer needs documented behaviour only: where a JAX version hands on new objects instead, the leaf is saved, and
-the residual is larger but as correct. (JAX 0.10 can blank `VJP.args_res`, which is private.)"""
+A right answer needs documented behaviour only: where a JAX version passes new objects instead, the leaf is saved, and
+the residual is larger but as correct. (JAX 0.10 can blank `VJP.args_res`, a private field.)"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ import jax
 @partial(jax.tree_util.register_dataclass, data_fields=["saved"], meta_fields=["tree", "weight_of"])
 @dataclass(frozen=True)
 class Residual:
-    """`saved` are the leaves of the pullback `tree` that are not weights; `weight_of` has for each leaf of the tree the
-    index of the parameters' leaf that it is, or None for a saved one."""
+    """`saved` are the leaves of the pullback `tree` that are not weights. For each leaf of the tree `weight_of` has the
+    index of the same leaf among the parameters, or None if the leaf is saved."""
 
     saved: list[Any]
     tree: Any

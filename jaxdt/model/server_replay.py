@@ -84,8 +84,8 @@ class ServerReplay:
         return self.params[stage], self._chains[row.index(least)].states[stage]
 
     def kept(self, version: int, stage: int, pipeline: int, step: int) -> tuple[Any, Any]:
-        """What a checkpoint on the way holds of a stage: what the server has kept aside for it, and the optimizer's
-        state of a pipeline's worker after so many local steps."""
+        """The state of a stage in a checkpoint of the run: the parameters that the server kept aside for it, and the
+        optimizer's state of a pipeline's worker after so many local steps."""
         vector_n = self.snapshots[version, True][stage]
         return FloatVector(self.params[stage]).tree(vector_n, 1.0), self.moments[pipeline, step][stage]
 
@@ -148,7 +148,7 @@ class ServerReplay:
         chain.params[stage] = functions.place(layout.tree(params_n, 1.0))
 
     def _step(self, pipeline: int) -> None:
-        """One local step of a pipeline, on its own microbatches, and what it changes."""
+        """One local step of a pipeline, on its own microbatches, and the change that it makes."""
         train, step, chain = self._config.train, self._n_steps[pipeline], self._chains[pipeline]
         self._keep_moments(pipeline)
         n, seq_len = self._plan.n_microbatches, self._config.seq_lengths.at(step)

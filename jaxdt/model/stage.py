@@ -33,10 +33,10 @@ Vectors = dict[str, Float32[Array, " n"]]
 
 @dataclass(frozen=True)
 class StageOptions:
-    """How a stage computes. `remat`: "recompute" saves a microbatch's input between forward and backward; "dots" saves
-    the results of the weight products too, which takes less work and more memory (the last stage runs both in one
-    program and uses neither). `dtype` is that of activations. With several local `devices` the batch axis is split over
-    them and the parameters are on each."""
+    """The options of a stage's computation. `remat`: "recompute" saves a microbatch's input between forward and
+    backward; "dots" saves the results of the weight products too, which takes less work and more memory (the last stage
+    runs both in one program and uses neither). `dtype` is that of activations. With several local `devices` the batch
+    axis is split over them and the parameters are on each."""
 
     microbatch_size: int
     remat: str = "recompute"

@@ -10,14 +10,14 @@ from jaxdt.spec.work import EVALUATE, Work, parse_work
 
 @dataclass
 class Attempt:
-    """At `step`: the records of its Work, each with the Work."""
+    """An attempt at `step`. `runs`: the records of its Work, each with the Work."""
 
     step: int
     runs: list[tuple[TraceRecord, Work]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
-        """From the first Work's start to the last one's end."""
+        """The seconds from the first Work's start to the last one's end."""
         return max(run["t"] + run["s"] for run, _ in self.runs) - min(run["t"] for run, _ in self.runs)
 
     @property
@@ -30,7 +30,7 @@ class Attempt:
 
 
 def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:
-    """All of them, from records in order of time."""
+    """All attempts in a trace, from records in order of time."""
     found: dict[tuple[int, int], Attempt] = {}
     n_rollbacks = 0
     for record in records:

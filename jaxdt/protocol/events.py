@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def n_copies(self) -> int:
-        """On how many disks each part is, at least."""
+        """The least number of disks on which a part is."""
         return min((len(part.disks) for part in self.parts), default=0)
 
 
@@ -322,8 +322,8 @@ class Reassign:
 
 @frozen_dataclass
 class WorkerStatus:
-    """What a pool's server knows of one of its workers: for how many microbatches its gradient was counted, and for how
-    long the server has heard nothing of it."""
+    """The facts that a pool's server knows about one of its workers: for how many microbatches the worker's gradient
+    was counted, and for how long the server has heard nothing from the worker."""
 
     worker: int
     n_counted: int
@@ -333,8 +333,8 @@ class WorkerStatus:
 @frozen_dataclass
 class Heartbeat:
     """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
-    each peer since the link was made; None in most heartbeats. Of a pool's server: its `workers`, and payload received
-    from each worker that it ever had (`bytes_from`), since nobody else counts that."""
+    each peer since the link was made; None in most heartbeats. A pool's server adds its `workers`, and the payload that
+    it received from each worker that it ever had (`bytes_from`), since nobody else counts these bytes."""
 
     count: int
     status: dict[str, float]
@@ -509,8 +509,8 @@ class GroupResult:
 
 @frozen_dataclass
 class StateDigest:
-    """What tells whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a digest of
-    all of it, the norm of the parameters, and sums of them (jaxdt.membership.state_check)."""
+    """The numbers that show whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a
+    digest of the whole state, the norm of the parameters, and sums of them (jaxdt.membership.state_check)."""
 
     stage: int
     version: int
@@ -592,7 +592,7 @@ class GroupFormed:
     stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
     lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
     `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted the group; () for a
-    mean that is kept aside, which each contributes to when it can.
+    mean that is kept aside, to which each member contributes when it can.
 
     Coordinator -> server: keep the parameters aside, for a held-out loss or a checkpoint; the server is the only
     member. Coordinator -> worker: fetch them from that holder, for a checkpoint."""
@@ -605,8 +605,8 @@ class GroupFormed:
 
 @frozen_dataclass
 class WantsParameters:
-    """Worker -> server of its stage: it has pushed what `step` local steps have changed, and waits for the server's
-    parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
+    """Worker -> server of its stage: the worker has pushed the changes of `step` local steps, and waits for the
+    server's parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
 
     round: Round
     step: int
@@ -693,8 +693,8 @@ class LastStep:
 
 @frozen_dataclass
 class DonorWaits:
-    """First stage's member of a pipeline -> peers of one that comes back: this pipeline has done `version` local steps
-    at its first stage, and begins no further one before they have the states that its stages have then."""
+    """First stage's member of a pipeline -> peers of a pipeline that comes back: this pipeline has done `version` local
+    steps at its first stage, and begins no further step before those peers have the states of its stages."""
 
     version: int
 
@@ -709,21 +709,21 @@ class Finished:
 @frozen_dataclass
 class StepsCounted:
     """Coordinator -> all: rows of the metrics are durable. `n_steps`: the local steps of each pipeline in all rows so
-    far. A member need not say again what it has said of these."""
+    far. A member need not repeat its messages about these steps."""
 
     n_steps: tuple[int, ...]
 
 
 @frozen_dataclass
 class AskReplicaState:
-    """Coordinator that was started again -> member: say which groups you know, and say again what you have said and not
-    been answered."""
+    """Coordinator that was started again -> member: say which groups you know, and send again each message that nobody
+    has answered."""
 
 
 @frozen_dataclass
 class KnownGroup:
-    """A group that a member was told of: the attempt, its members, and after how many local steps each contributes, ()
-    where that is not known. `is_over`: nothing of the group is held any more."""
+    """A group that a member was told of: the attempt, its members, and after how many local steps each contributes (()
+    where the steps are not known). `is_over`: the member holds nothing of the group any more."""
 
     round: Round
     members: tuple[int, ...]
@@ -733,16 +733,16 @@ class KnownGroup:
 
 @frozen_dataclass
 class ReplicaState:
-    """Member -> coordinator, the answer to AskReplicaState; `n_said` messages follow, which it says again. `groups`:
-    all attempts of those that are not over, and of each name the last one that is. `n_steps`: its local steps in all,
-    None if that is not known."""
+    """Member -> coordinator, the answer to AskReplicaState; `n_said` messages follow, which the member sends again.
+    `groups`: all attempts of the groups that are not over, and for each name the last group that is over. `n_steps`:
+    the member's local steps in all, None if that number is not known."""
 
     groups: tuple[KnownGroup, ...]
     n_steps: int | None
     n_said: int
 
 
-# Of a pool. A worker is outside of the views; a server of its stage knows it by its peer id and admission.
+# Messages of a pool. A worker is outside of the views; a server of its stage knows it by its peer id and admission.
 
 
 @frozen_dataclass
@@ -776,8 +776,8 @@ class Enlist:
 class Enlisted:
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server lets the worker in;
-    what the worker has done under another one, and not contributed, is void. `process`: the one that is let in, since
-    an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
+    work that the worker has done under another admission, and not contributed, is void. `process`: the process that is
+    let in, since an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
 
     admission: int
     version: int
@@ -814,8 +814,8 @@ class WantsTasks:
 @frozen_dataclass
 class TaskLease:
     """Server -> pool worker: do Work of this kind of a microbatch. With `with_forward` the forward is done first, since
-    this worker lacks its result. What the worker has not computed itself comes as Boundary, before or after. Nobody
-    waits for the input gradient of a task `is_redo`."""
+    this worker lacks its result. A tensor that the worker has not computed itself comes as Boundary, before or after
+    the lease. Nobody waits for the input gradient of a task `is_redo`."""
 
     admission: int
     number: int
@@ -829,7 +829,7 @@ class TaskLease:
 @frozen_dataclass
 class TaskDone:
     """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
-    compute, and `held_s` since all that it needs was there; None from a worker of protocol 3.3."""
+    compute, and `held_s` from the time when all its inputs were there; None from a worker of protocol 3.3."""
 
     admission: int
     step: int
@@ -914,7 +914,8 @@ class CopyPart:
 
 @frozen_dataclass
 class PartMissing:
-    """Member -> who asked for it, and the coordinator: this member's disk does not hold the part, or cannot."""
+    """Member -> the member that asked for a part, and the coordinator: this member's disk does not hold the part, or
+    cannot hold it."""
 
     digest: str
     reason: str
@@ -967,7 +968,7 @@ class Done:
 @frozen_dataclass
 class Suspect:
     """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
-    newcomer `peer`: it asks for what this stage's state does not have."""
+    newcomer `peer`: the newcomer asks for words that this stage's state does not have."""
 
     peer: int
     reason: str
@@ -983,7 +984,8 @@ class OperatorRequest:
 
 @frozen_dataclass
 class OperatorAnswer:
-    """Coordinator -> operator: the request is taken on, or refused; one line for people. Of "status" it is JSON."""
+    """Coordinator -> operator: the request is accepted or refused. `text`: one line for people, or JSON for
+    "status"."""
 
     accepted: bool
     text: str
@@ -1013,7 +1015,7 @@ class CannotReach:
 @frozen_dataclass
 class Ended:
     """Coordinator -> all: the run is over, with this exit code and one line for people. Server -> pool worker: the
-    same, or the server does not let this `process` in; None: whichever hears it."""
+    same, or the server does not let this `process` in; None means any process that hears it."""
 
     code: int
     reason: str
@@ -1166,8 +1168,8 @@ class CheckpointFailed:
 
 @frozen_dataclass
 class FoundPart:
-    """The answer to FindPart: how many words the part on this disk has, which is whole, or 0 if there is none.
-    `slices`: bounds of those that an earlier attempt to fetch it has left here."""
+    """The answer to FindPart. `n_words`: the length of the part if it is whole on this disk, else 0. `slices`: bounds
+    of the slices that an earlier attempt to fetch the part has left here."""
 
     digest: str
     n_words: int
@@ -1184,7 +1186,7 @@ class KeptPart:
 
 @frozen_dataclass
 class LostPart:
-    """A part that was on this disk cannot be read any more, or what has been fetched of one cannot be written."""
+    """A part that was on this disk cannot be read any more, or the fetched slices of a part cannot be written."""
 
     digest: str
     reason: str
@@ -1246,8 +1248,8 @@ class Started:
 
 @frozen_dataclass
 class Refused:
-    """`peer` refused a connection that this process opened, or sent what had to be refused; None for a connection that
-    this process refused, whoever it said it was."""
+    """`peer` refused a connection that this process opened, or sent something that had to be refused. `peer` is None if
+    this process refused the connection, whatever peer the other side claimed to be."""
 
     peer: int | None
     reason: str
@@ -1297,8 +1299,8 @@ class Advised:
 
 @frozen_dataclass
 class Paused:
-    """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
-    read yet, so a silence of that time says nothing."""
+    """This process did not run for so many seconds: its host or its own work held it. Messages that arrived meanwhile
+    may not have been read yet, so a peer's silence during that time says nothing."""
 
     seconds: float
 
@@ -1325,8 +1327,8 @@ class ViewChanged:
 
 @frozen_dataclass
 class Evicted:
-    """membership -> wiring, sync: the run goes on without this peer, as `view` says. What is committed is applied, all
-    else that is under way is void."""
+    """membership -> wiring, sync: the run goes on without this peer, as `view` says. Committed steps are applied; all
+    other work that is under way is void."""
 
     view: View
 
@@ -1446,8 +1448,8 @@ class StepsEnd:
 
 @frozen_dataclass
 class Admitted:
-    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. What is
-    under way here of steps before that version is void, and after another admission all of it."""
+    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. Work
+    under way for steps before that version is void; after another admission all work under way is void."""
 
     admission: int
     generation: int
@@ -1465,15 +1467,15 @@ class ContributionBegins:
 
 @frozen_dataclass
 class ContributionVoid:
-    """wiring -> sync of a server: what comes of these rounds counts no more."""
+    """wiring -> sync of a server: contributions to these rounds do not count any more."""
 
     rounds: tuple[Round, ...]
 
 
 @frozen_dataclass
 class ContributionReceived:
-    """sync -> wiring of a server: all of a worker's contribution is here. `items`: (microbatch, lease) of what its
-    vectors hold, as the worker says; `sq_norm`: their squared norm."""
+    """sync -> wiring of a server: all of a worker's contribution is here. `items`: (microbatch, lease) of each gradient
+    in its vectors, as the worker says; `sq_norm`: the squared norm of the vectors."""
 
     worker: int
     rounds: tuple[Round, ...]
@@ -1484,7 +1486,7 @@ class ContributionReceived:
 @frozen_dataclass
 class ContributionGathered:
     """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and begins anew. `items`:
-    (microbatch, lease) of what it held."""
+    (microbatch, lease) of each gradient that it held."""
 
     rounds: tuple[Round, ...]
     items: tuple[tuple[int, int], ...]
@@ -1701,8 +1703,8 @@ class KeepPart:
 @frozen_dataclass
 class Restore:
     """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
-    are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only what earlier Work
-    has left behind is dropped. Restored answers."""
+    are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only the results of
+    earlier Work are dropped. Restored answers."""
 
     version: int
     generation: int
@@ -1714,8 +1716,8 @@ class Restore:
 @frozen_dataclass
 class Install:
     """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
-    Installed answers. `beside_work`: at a pool worker, the next version; what it holds of later steps stays, and so
-    does the version before where updates are delayed."""
+    Installed answers. `beside_work`: a pool worker gets the next version; its results of later steps stay, and where
+    updates are delayed the version before stays too."""
 
     version: int
     generation: int
@@ -1740,9 +1742,9 @@ class MarkCheckpoint:
 
 @frozen_dataclass
 class MoveTo:
-    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id. Where
-    replicas may differ that is its own stage, in which it begins anew.
-    `version`: how many updates the parameters here have seen."""
+    """This machine is over. Its process goes on with the machine of a newcomer to `stage`, under the same peer id.
+    Where replicas may differ that is its own stage, in which it begins anew. `version`: how many updates the parameters
+    here have seen."""
 
     stage: int
     version: int = 0

@@ -1,4 +1,4 @@
-"""Which microbatch's gradient is in whose accumulator: the data behind "exactly once" (step protocol, Sec. 3 and 4).
+"""The record of which microbatch's gradient is in whose accumulator, behind "exactly once" (step protocol, Sec. 3, 4).
 
 An item is (stage, microbatch). A round's result is good if the sets of its members are disjoint and together hold every
 item of every stage that the group covers.
@@ -74,7 +74,7 @@ def _expected(stages: tuple[int, ...], n_microbatches: int) -> list[Item]:
 
 @functools.lru_cache(maxsize=64)
 def _in_runs(stages: tuple[int, ...], n_microbatches: int, lengths: tuple[int, ...]) -> tuple[tuple[Item, ...], ...]:
-    """What is expected, dealt out in order to sets of such lengths."""
+    """The expected items, dealt out in order to sets of these lengths; each item left over is a set of its own."""
     items = iter(_expected(stages, n_microbatches))
     return (*(tuple(itertools.islice(items, n)) for n in lengths), *((item,) for item in items))
 

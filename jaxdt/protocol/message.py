@@ -1,4 +1,4 @@
-"""Messages <-> plain data for the wire; what does not fit a message's types is refused before anyone sees it.
+"""Messages <-> plain data for the wire; data that do not fit a message's types are refused before a machine sees them.
 
 Fields that are not known are left out: a peer of the next minor version may send some (jaxdt.spec.versions).
 """

@@ -1,4 +1,4 @@
-"""Who takes part in a round of averaging, and when the contributions to it are right."""
+"""The participants of a round of averaging, and the rules by which its contributions are right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Cover = tuple[tuple[int, ...], tuple[tuple[Item, ...], ...]]  # contributors, an
 
 @dataclass(frozen=True)
 class Participants:
-    """Contributors add a vector each, in this order. Owners add up, each its shard of the vector. Receivers get the
+    """Contributors send a vector each, in this order. Each owner adds up its shard of the vectors. Receivers get the
     sums, in this order. A peer may be all three."""
 
     contributors: tuple[int, ...]
@@ -20,10 +20,10 @@ class Participants:
 
 
 class CoverRule(Protocol):
-    """Which contributions make a sum right."""
+    """Tells which contributions make a sum right."""
 
     def problem(self, cover: Cover) -> str:
-        """'' if they do, else what is wrong, for people."""
+        """'' if the contributions are right, else one line for people about the fault."""
         ...
 
 

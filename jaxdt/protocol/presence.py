@@ -11,7 +11,7 @@ from jaxdt.protocol.trace import TraceRecord
 
 
 class _Members:
-    """Of the latest view, and which of them are absent."""
+    """The members of the latest view, and which of them are absent."""
 
     def __init__(self):
         self._stage_of: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Reports: what a machine tells people. A frozen dataclass for each kind; all of them are actions.
+"""Reports: the messages of a machine to people. A frozen dataclass for each kind; all of them are actions.
 
 Drivers hand them on: to the trace and a peer's log, and the coordinator's to its metrics, summary and live table.
 `kind` names the schema in a trace, `fields` holds the values there, as plain data.
@@ -14,7 +14,7 @@ _MERGED = {"merged": True}  # a mapping whose entries stand among the report's o
 
 @dataclass(frozen=True)
 class Report:
-    """What every report has. A field that is None is left out."""
+    """The base of every report. A field that is None is left out."""
 
     kind: ClassVar[str]
 
@@ -76,9 +76,9 @@ class GroupReport(Report):
 
 @dataclass(frozen=True)
 class StateMeanReport(Report):
-    """The members of a stage hold the mean of their states, which is that of the checkpoint of `version`, and was begun
-    in `view`; `steps`: how many local steps each had done. With servers: the stage's server keeps its parameters aside
-    for that checkpoint, with the pushes of so many local steps of each."""
+    """The members of a stage hold the mean of their states for the checkpoint of `version`; averaging was begun in
+    `view`. `steps`: how many local steps each member had done. With servers: the stage's server keeps its parameters
+    aside for that checkpoint; they hold the pushes of so many local steps of each worker."""
 
     kind: ClassVar[str] = "state_mean"
     stage: int
@@ -124,7 +124,7 @@ class PipelineJoinReport(Report):
 
 @dataclass(frozen=True)
 class PushReport(Report):
-    """A server adds what local step `step` - 1 of `worker` has changed. The order of a server's reports of pushes and
+    """A server adds the change of local step `step` - 1 of `worker`. The order of a server's reports of pushes and
     pulls is that in which it adds them and answers."""
 
     kind: ClassVar[str] = "push"
@@ -429,9 +429,9 @@ class PredictionReport(Report):
 
 @dataclass(frozen=True)
 class ReplanReport(Report):
-    """What another plan of the members `present` would gain. `step_s_now`: predicted seconds of a step on the plan that
+    """The gain of another plan for the members `present`. `step_s_now`: predicted seconds of a step on the plan that
     runs (None: the run stands still), `step_s`: on the other plan; `move_s`: seconds to move state there; `command`:
-    what takes it. `problem`: why there is no advice."""
+    the command that takes the other plan. `problem`: why there is no advice."""
 
     kind: ClassVar[str] = "replan"
     present: list[int]
@@ -509,7 +509,7 @@ class AsksToLeaveReport(Report):
 
 @dataclass(frozen=True)
 class PreparingReport(Report):
-    """What this process does before it can compute, for people."""
+    """The task of this process before it can compute, for people."""
 
     kind: ClassVar[str] = "preparing"
     what: str
@@ -535,7 +535,7 @@ class AdoptedReport(Report):
 
 @dataclass(frozen=True)
 class NoteReport(Report):
-    """What the coordinator says to this peer: why the run does not go on; '' once it does."""
+    """The coordinator's note to this peer: the reason why the run does not go on; '' once it goes on."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -686,8 +686,8 @@ class WorkerJoinedReport(Report):
 
 @dataclass(frozen=True)
 class WorkerLostReport(Report):
-    """What a pool's worker has not contributed counts no more: `n_redone` microbatches are computed again. With
-    `begins_anew` the worker stays, under another admission."""
+    """Work that a pool's worker has not contributed does not count any more: `n_redone` microbatches are computed
+    again. With `begins_anew` the worker stays, under another admission."""
 
     kind: ClassVar[str] = "worker_lost"
     stage: int

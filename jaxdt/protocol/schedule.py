@@ -59,7 +59,7 @@ class DryRun:
 
     @property
     def deadlock(self) -> str:
-        """What every stage waits for; '' if the orders run to their end."""
+        """A text that says what every stage waits for; '' if the orders run to their end."""
         waits = [f"{work} waits for {', '.join(map(str, missing))}" for work, missing in self.waits_for.items()]
         return "; ".join(waits)
 

@@ -26,14 +26,14 @@ class CoordinatorAway(BadInput):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one side does not speak with the other."""
+    """One side does not speak with the other, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Unreached:
-    """Why there is no connection, for the moment."""
+    """There is no connection for the moment, for this reason."""
 
     reason: str
 

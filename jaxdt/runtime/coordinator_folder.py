@@ -1,7 +1,7 @@
 """The coordinator's folder of a run: which process owns it, and what earlier coordinators have left there.
 
 Two coordinators on one folder would answer for one run, so a coordinator locks its folder before it writes anything.
-What is durable there belongs to the run that `run` names. It outlives the coordinator, not the run.
+Durable values there belong to the run that `run` names. They outlive the coordinator, not the run.
 """
 
 import contextlib
@@ -67,16 +67,16 @@ def locked_folder(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a coordinator begins with. `durable_state`: what an earlier coordinator of this run left behind; None for
-    the first one, and for one whose predecessor ended before the first view."""
+    """The state with which a coordinator begins. `durable_state`: the state that an earlier coordinator of this run
+    left behind; None for the first coordinator, and for one whose predecessor ended before the first view."""
 
     start: RunStart
     durable_state: DurableState | None
 
 
 def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
-    """What is durable of this very run; else the run's beginning, at the checkpoint that it resumes from if there is
-    one. That checkpoint may have been deleted while the run went on, so it is read for the first coordinator only."""
+    """The durable state of this very run; without one the run's beginning, at the checkpoint from which it resumes if
+    it does. That checkpoint may have been deleted while the run went on, so only the first coordinator reads it."""
     last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
     revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
     is_first = durable.get(RUN) != job.run

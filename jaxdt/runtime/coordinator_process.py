@@ -31,7 +31,7 @@ SWITCH_S = 0.0005
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """What the coordinator is given beside the job of the run.
+    """The options of the coordinator beside the job of the run.
 
     own: where it listens, and where peers reach it.
     live: show the fleet as a live table, if in the foreground of a terminal.
@@ -90,7 +90,7 @@ def _coordinate(
 
 
 def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | None:
-    """What signs the certificates of those who come with a token; None for a run in plaintext."""
+    """The issuer of certificates for processes that come with a token; None for a run in plaintext."""
     if job.credential is None:
         return None
     return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer, machine.newcomer_ids)

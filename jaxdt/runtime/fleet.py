@@ -30,8 +30,8 @@ ADDRESS_S = 60.0
 
 @dataclass(frozen=True)
 class PeerDevices:
-    """What each peer may use. `n_cpus`: CPUs of each peer; 0 shares out this machine's. `gpu_flags[peer]`: the flags of
-    train.py that name its GPUs; none where the machine has no GPUs."""
+    """The devices that each peer may use. `n_cpus`: CPUs of each peer; 0 shares out those of this machine.
+    `gpu_flags[peer]`: the flags of train.py that name its GPUs; none where the machine has no GPUs."""
 
     n_cpus: int
     gpu_flags: Mapping[int, list[str]]
@@ -39,13 +39,13 @@ class PeerDevices:
 
 @dataclass(frozen=True)
 class Launcher:
-    """What the process that starts a run gives to all of the run's processes.
+    """The options that the process which starts a run gives to all of the run's processes.
 
     scripts: the folder of train.py and coordinate.py.
-    flags: of all processes, beside those of the run's job.
+    flags: flags of all processes, beside those of the run's job.
     began_s: when the launcher began, on the monotonic clock.
     lock: a file descriptor that every process inherits.
-    log: where the coordinator's output goes, and what is said here; None: to the terminal."""
+    log: the file for the coordinator's output and the launcher's own lines; None: both go to the terminal."""
 
     scripts: Path
     flags: list[str]

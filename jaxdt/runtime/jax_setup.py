@@ -1,4 +1,4 @@
-"""How a process of a run sets up jax before its first computation, and on what it may compute."""
+"""The setup of jax in a process of a run, before its first computation, and the choice of its devices."""
 
 from pathlib import Path
 

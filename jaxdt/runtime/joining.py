@@ -1,7 +1,7 @@
-"""How a process comes to a run.
+"""The steps by which a process joins a run.
 
-It redeems its token for a certificate. Under a temporary id a newcomer then asks for a stage, and a process of a known
-peer whether it may be that peer."""
+The process redeems its token for a certificate. Then it asks under a temporary id: a newcomer asks for a stage, and a
+process of a known peer asks whether it may be that peer."""
 
 import contextlib
 import os

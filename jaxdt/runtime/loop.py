@@ -99,8 +99,8 @@ class LoopTensors(Tensors, Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """What keeps a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later, by
-    calling `post`."""
+    """The keeper of a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later,
+    by calling `post`."""
 
     @property
     def disk(self) -> str:
@@ -472,7 +472,7 @@ class Loop:
     def _connect(self, peer: int, address: str, process: int | None = None) -> None:
         try:
             self.transport.connect(peer, parse_address(name_of(peer), address) if address else None, process)
-        except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
+        except BadInput as error:  # the peer gave a bad address; that is no reason to end this process
             self._handle(Refused(peer, str(error)))
 
     def _start_ready_work(self) -> None:

@@ -42,7 +42,7 @@ class JoinedStage:
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What one peer is given beside the job of the run.
+    """The options of one peer beside the job of the run.
 
     coordinator: "host:port".
     own: where the peer listens, and where others reach it.

@@ -71,7 +71,7 @@ def coordinator_credential(folder: Path) -> str:
 
 
 def peer_credential(folder: Path, peer: int) -> str:
-    """The flag with the credential of a peer of this machine, which is made where it is missing."""
+    """The flag with the credential of a peer of this machine. The credential is made if it is missing."""
     authority.create_missing(folder / CREDENTIALS, [peer])
     return f"--credential={authority.peer_file(folder / CREDENTIALS, peer)}"
 
@@ -111,7 +111,7 @@ def clear(run_dir: Path, overwrite: bool) -> str:
 
 
 def n_steps_of(run_dir: Path) -> int:
-    """How many steps the metrics of a run have."""
+    """The number of steps in the metrics of a run."""
     path = run_dir / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -122,8 +122,8 @@ def has_checkpoints(run_dir: Path) -> bool:
 
 
 def _live_holder(run_dir: Path) -> str:
-    """Which run goes on in the folder and how to end it, if the process that has locked it lives; else ''. Of several
-    processes that share the lock, the one that came last counts."""
+    """A text that says which run goes on in the folder and how to end it, if the process that has locked it lives; else
+    ''. If several processes share the lock, the one that came last counts."""
     try:
         with (run_dir / LOCK).open("rb") as lock:
             pid = int(lock.read(20) or b"0")

@@ -1,4 +1,4 @@
-"""What the files of a run that has ended say: how it ended, and which command goes on."""
+"""Reads from the files of a run that has ended how it ended, and which command goes on."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 
 
 def ended_run(run_dir: Path) -> str:
-    """How the run of a folder has ended, and what goes on from there; '' if its coordinator was started since."""
+    """A text that says how the run of a folder has ended, and which command goes on from there; '' if its coordinator
+    was started since."""
     summary, address = run_dir / "summary.json", run_dir / ADDRESS
     if not summary.exists() or (address.exists() and address.stat().st_mtime > summary.stat().st_mtime):
         return ""

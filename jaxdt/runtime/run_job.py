@@ -90,6 +90,6 @@ class RunJob:
         return PeerStalls(self.stalls, peer) if self.stalls else None
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
-        """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""
+        """The writer of a stage's part of each checkpoint; for `stage` None, one that marks checkpoints complete."""
         stages, keep = (self.plan.n_stages, stage), self.config.train.keep_checkpoints
         return Checkpointer(self.run_dir, self.run, self.about, keep, stages, self.resume)

@@ -1,4 +1,4 @@
-"""How fast the links of a pool's worker to the servers are (hybrid parameter servers, Sec. 3.1): measured by the worker
+"""The bandwidths of a pool worker's links to the servers (hybrid parameter servers, Sec. 3.1). The worker measures them
 when it comes, over the run's own transport, before it has a place.
 
 A probe and its answer carry as many bytes. The difference between the shortest round trips with and without them is the
@@ -35,7 +35,8 @@ class Probes:
     answers: SimpleQueue[tuple[int, LinkProbed]]
 
     def gbps(self, server: int) -> float:
-        """Of the link to a server there and back, 1e9 bit/s; NO_LINK_GBPS if it does not answer."""
+        """The bandwidth of the link to a server, there and back, in 1e9 bit/s; NO_LINK_GBPS if the server does not
+        answer."""
         shortest_s: list[float] = []
         for n_bytes in (0, PADDING_BYTES_MAX):
             trips_s: list[float] = []

@@ -73,7 +73,8 @@ class StopRequests:
 
 
 def requested_stop(request: Event, left: str) -> Stop:
-    """How a process ends that takes no part at the moment, when it is asked to. `left`: the reason if it may leave."""
+    """The end of a process that takes no part at the moment, when it is asked to end. `left`: the reason if it may
+    leave."""
     if isinstance(request, Interrupted):
         return Stop(request.code, request.reason)
     return Stop(0, left)

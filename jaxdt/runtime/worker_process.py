@@ -39,10 +39,10 @@ SILENT_HEARTBEATS = 5.0  # a server that has not answered so many is asked for
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is given beside the job of the run.
+    """The options of a worker beside the job of the run.
 
     coordinator: "host:port".
-    ask: asks the coordinator again for whom this worker computes; CoordinatorAway if nobody answers.
+    ask: asks the coordinator again for which server this worker computes; CoordinatorAway if nobody answers.
     n_devices: local devices over which the stage's microbatches are spread.
     stop_with_parent: end when standard input ends.
     """

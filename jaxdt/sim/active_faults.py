@@ -106,7 +106,7 @@ class ActiveFaults:
         }
 
     def slow_factor(self, peer: int) -> float:
-        """How many times as long Work takes that the peer begins now."""
+        """The factor on the seconds of Work that the peer begins now."""
         return math.prod(self._slow[peer])
 
     def begin(self, now_s: float, fault: Fault) -> None:
@@ -130,7 +130,7 @@ class ActiveFaults:
             self._handle_event(peer, LinkChanged(other, False, CUT))
 
     def _seen_cuts(self, peer: int, other: int) -> list[Fault]:
-        """Those of them that last so long that both ends see them, and their end."""
+        """The cuts between the two that last so long that both ends see them, and their end."""
         return [fault for fault in self._cuts(peer, other) if fault.seconds > fault.breaks_s]
 
     def _cuts(self, peer: int, other: int) -> list[Fault]:
@@ -167,8 +167,8 @@ class ActiveFaults:
         self._deliver_or_hold(src, dst, body, deliver)
 
     def _with_late_copy(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> Deliver:
-        """How a message is delivered while tensors are late. One that may itself be held or delayed changes nothing: it
-        is not known when the receiver has been told."""
+        """The delivery of a message while tensors are late. A rollback view that may itself be held or delayed changes
+        nothing, since it is not known when the receiver gets it."""
         if type(body) is View and body.rolled_back:
             if not self._tampering.get((src, dst)) and not self._blocks.get((src, dst, CONTROL)):
                 self._stale[dst] |= self._copies.pop(dst, {})

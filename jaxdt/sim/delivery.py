@@ -15,8 +15,8 @@ from jaxdt.sim.tensors import NoTensors
 
 @dataclass(frozen=True)
 class DeliveryOptions:
-    """What happens to messages besides their link. Tensors of the priorities in `free_priorities` arrive at once. With
-    `handle_message(peer, callback, args)` each other message costs time at both of its ends."""
+    """Options for the delivery of messages beyond their link. Tensors of the priorities in `free_priorities` arrive at
+    once. With `handle_message(peer, callback, args)` each other message costs time at both of its ends."""
 
     trace: Recorder | None = None
     free_priorities: Collection[int] = ()

@@ -30,7 +30,7 @@ def plain_config(scenario: Scenario, n_steps: int, has_joiners: bool = False) ->
 
 
 def time_limit_s(undisturbed_s: float) -> float:
-    """When a run under faults is given up that takes undisturbed_s without."""
+    """The time at which a run under faults is given up, if it takes undisturbed_s without faults."""
     return PATIENCE * (undisturbed_s + 1.0)
 
 
@@ -71,7 +71,7 @@ REPORT_LINES: dict[str, Callable[[int, dict], str]] = {
 
 
 def _ended_s(outcome: Outcome) -> float:
-    """When the coordinator ended the run; a peer that has just joined hears of the end later."""
+    """The time when the coordinator ended the run; a peer that has just joined hears of the end later."""
     return next((now_s for now_s, _, report in outcome.reports if report.kind == "ended"), outcome.now_s)
 
 
@@ -88,7 +88,8 @@ def records(outcome: Outcome) -> list[dict]:
 
 
 def sentence(fault: Fault) -> str:
-    """When a fault begins, what it does to whom, and for how long. KeyError for a kind that only the fuzzer plays."""
+    """A text about a fault: its begin, its effect on which peers, its duration. KeyError for kinds of the fuzzer
+    only."""
     duration = f" for {fault.seconds:.3f} s" if fault.seconds else ""
     is_noticed = fault.kind == CUT and fault.seconds > fault.breaks_s
     noticed = f", which both sides notice after {fault.breaks_s:g} s" if is_noticed else ""

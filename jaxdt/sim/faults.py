@@ -74,7 +74,7 @@ class Fault:
     perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
     hold       an operator pauses the run, and resumes it at the end
     drain      an operator wants `peer` to leave
-    evict      an operator wants `peer` to be put out, which is refused for the last replica of a stage
+    evict      an operator wants `peer` to be put out; the last replica of a stage is refused
     save       an operator wants a checkpoint
     stop       an operator wants the run to end after its next checkpoint
 
@@ -98,7 +98,7 @@ class Fault:
 
     @property
     def until_s(self) -> float:
-        """When the fault is over. A process that has ended stays away."""
+        """The time when the fault is over. A process that has ended stays away."""
         return self.at_s + self.seconds
 
     @property

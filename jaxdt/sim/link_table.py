@@ -13,8 +13,8 @@ OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What links do besides latency and bandwidth. `access_gbps[host]`: (out, in) of the line that all traffic of the
-    host's peers with other hosts shares; the line of a host that is missing from it never limits."""
+    """The effects on links besides latency and bandwidth. `access_gbps[host]`: (out, in) of the line that all traffic
+    of the host's peers with other hosts shares; a host that is missing there has a line that never limits."""
 
     jitter: Jitter | None = None
     ramp: Ramp | None = None

@@ -1,4 +1,4 @@
-"""What a step will cost: the machines of a run, simulated with measured seconds on a given network."""
+"""Predicts the seconds of a step: simulates the machines of a run with measured seconds on a given network."""
 
 import contextlib
 import gc
@@ -35,10 +35,10 @@ WARM_UP_STEPS = 1
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where the time of handling one
-    counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join or change stages: the seconds of a
-    stage on the machine of a peer of the plan; `stalls`: of all peers, None for none. The other fields are those of
-    Environment."""
+    """The hosts and links on which a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where
+    the time of handling one counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join or change
+    stages: the seconds of a stage on the machine of a peer of the plan; `stalls`: the stalls of all peers, or None. The
+    other fields are those of Environment."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
@@ -114,7 +114,7 @@ def _planned_peer(config: RunConfig, plan: Plan, conditions: Conditions, peer: i
 
 
 def _anew(config: RunConfig, plan: Plan, conditions: Conditions) -> Callable[[int, int | None], SimPeer] | None:
-    """Where replicas may differ: a peer of the plan that begins anew, in its own place."""
+    """The maker of a peer of the plan that begins anew, in its own place; None where replicas are equal."""
     if not replicas_may_differ(config):
         return None
     return lambda peer, stage: _planned_peer(
@@ -154,8 +154,8 @@ class SharedHosts:
 
 
 def shared_hosts(network: Network, peers: Sequence[int]) -> SharedHosts:
-    """What the peers share by their network. A device without a host has one of its own; a host without a number of
-    cores has one for each of its peers."""
+    """The hosts and lines that the peers share by their network. A device without a host has one of its own; a host
+    without a number of cores has a core for each of its peers."""
     hosts = network.shared_hosts
     host_of = {peer: network.devices[peer].host or f"device{peer}" for peer in peers}
     n_on = Counter(host_of.values())

@@ -1,4 +1,4 @@
-"""What goes into a simulation (peers and their environment) and what comes out of it."""
+"""The inputs of a simulation (peers and their environment) and its outcome."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,9 +38,9 @@ ReportKind = TypeVar("ReportKind", bound=Report)
 
 @dataclass(frozen=True)
 class Environment:
-    """What a simulation runs on. `link(src, dst)`: the directed link of two peers, or of a peer and the coordinator;
-    `cores[host]`: cores of a host; `persist_s`: from a Persist until it is durable. Tensors named in `free` arrive at
-    once: "transfer" (boundary tensors), "sync" (gradients)."""
+    """The links and hosts that a simulation runs on. `link(src, dst)`: the directed link of two peers, or of a peer and
+    the coordinator; `cores[host]`: cores of a host; `persist_s`: from a Persist until it is durable. Tensors named in
+    `free` arrive at once: "transfer" (boundary tensors), "sync" (gradients)."""
 
     link: Callable[[int, int], Link]
     cores: Mapping[str, float]
@@ -53,15 +53,15 @@ class Environment:
 class ProcessFactory:
     """Makes the processes that begin while a simulation runs. `make_peer(peer, stage)`: a peer that joins or moves to
     `stage`; with None for the stage, a peer of the plan that is started again. `make_coordinator(disk)`: a coordinator
-    that continues from what an earlier one made durable, by name."""
+    that continues from the values that an earlier one made durable, by name."""
 
     make_peer: Callable[[int, int | None], SimPeer]
     make_coordinator: Callable[[Mapping[str, Any]], DrivenMachine] | None = None
 
 
 class Recorder(Protocol):
-    """What is told of the Work, the messages with tensors and the reports of a simulation: a Trace, or sums of its
-    own. Times are instants in seconds, except for `seconds`, the duration of a Work."""
+    """A receiver of the Work, the messages with tensors and the reports of a simulation: a Trace, or a class that sums
+    them. Times are instants in seconds, except for `seconds`, the duration of a Work."""
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None: ...
 

@@ -29,7 +29,7 @@ class Tensors(Protocol):
         ...
 
     def forget(self, round: Round) -> None:
-        """Drop the tensors of a round of averaging, which is void."""
+        """Drop the tensors of a round of averaging that is void."""
 
     def discard(self, key: Key) -> None:
         """Drop a boundary tensor."""

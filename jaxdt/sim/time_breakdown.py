@@ -1,4 +1,4 @@
-"""Where the time of a step goes, how busy each peer is, and how many bytes cross each link.
+"""The parts of a step's time, the share of time in which each peer computes, and the bytes that cross each link.
 
 A part of a step is the time that the step would lose if that part were free. Starting from the full simulation, the
 commit, then the exchange of gradients, then the boundary tensors are made free, and each part is the difference to the
@@ -60,7 +60,9 @@ class Totals:
 
 
 class TimedSteps(Totals):
-    """Those of n_steps after the first, and when peers compute between the end of that one and of the last."""
+    """The totals of n_steps without the first, and the times when peers compute from the first step's end to the
+    last's.
+    """
 
     def __init__(self, n_steps: int):
         super().__init__(WARM_UP_STEPS, n_steps)
@@ -82,12 +84,13 @@ class TimedSteps(Totals):
 
     @property
     def seconds(self) -> float:
-        """Of all the steps."""
+        """The seconds of all timed steps together."""
         first_s, last_s = self._limits_s
         return last_s - first_s
 
     def computes_s(self, peer: int) -> float:
-        """For how long a peer computes. Work at the same time counts once: a device does one after the other."""
+        """The seconds for which a peer computes. Work at the same time counts once: a device does one after the
+        other."""
         busy_s, (free_s, last_s) = 0.0, self._limits_s
         for start_s, end_s in sorted(self._spans[peer]):
             until_s = min(end_s, last_s)

@@ -43,7 +43,7 @@ def _block_bytes(n_numbers: int, dtype_bytes: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class CodecFamily:
-    """What is known of a codec without its arithmetic. `wire_bytes(n_numbers, dtype_bytes, block)` is the payload of a
+    """The facts about a codec that need no arithmetic. `wire_bytes(n_numbers, dtype_bytes, block)` is the payload of a
     tensor. Numbers of at most `exact_dtype_bytes` each come back as they were. `default_block` is the number of numbers
     per block, 0 for a codec without blocks. `is_identity`: the encoded tensor is the tensor itself."""
 

@@ -98,7 +98,7 @@ class _Chooser:
     times: Times
 
     def choice(self, boundary: int, pipelines: tuple[int, ...], forward: bool) -> CodecChoice:
-        """For pipelines of which each peer may send to each of the next stage."""
+        """The choice for pipelines whose peers may send to any peer of them at the next stage."""
         senders, receivers = (boundary, boundary + 1) if forward else (boundary + 1, boundary)
         sources, targets = self.plan.placement[senders], self.plan.placement[receivers]
         if self.plan.is_even:

@@ -8,10 +8,10 @@ holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at 
 the own vector and the slices are in the host's memory; here they count as if there were one memory.
 
 Where replicas may differ (sync.kind "groups" and "server") the update needs the gradient as one vector and the new
-parameters. Vectors are exchanged beside all that, since a mean for a checkpoint may be asked for at any time, and local
-steps go on meanwhile: the own vector, the slices, the joined sum, and what is made of it. The kind of sync says how
-many numbers that are, and what it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
-the newest keeps a version of the parameters. What a server holds of the pushes of many workers is not counted.
+parameters. An exchange needs memory beside all that, since a mean for a checkpoint may be asked for at any time while
+local steps go on: the own vector, the slices, the joined sum, and the result. The kind of sync says how many numbers an
+exchange takes, and how many it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
+the newest keeps a version of the parameters. The pushes of many workers that a server holds are not counted.
 
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.
@@ -33,8 +33,8 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True)
 class ReplicaCopies:
-    """What a replica that may differ holds of some layers beside its state, in bytes: `kept` all the time, `exchanging`
-    while it averages, pushes or pulls."""
+    """The bytes that a replica which may differ holds for some layers beside its state: `kept` all the time,
+    `exchanging` while it averages, pushes or pulls."""
 
     kept: int = 0
     exchanging: int = 0
@@ -42,9 +42,9 @@ class ReplicaCopies:
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The fields of a run's config that decide what a peer holds; `delay` is that of the sync, in steps. `copies`: of
-    the layers in question where replicas may differ, else None. With `stashes` a microbatch keeps the parameters of its
-    forward."""
+    """The fields of a run's config that decide how much memory a peer takes. `delay`: the delay of the sync, in steps.
+    `copies`: the copies that a replica holds for its layers where replicas may differ, else None. With `stashes` a
+    microbatch keeps the parameters of its forward."""
 
     dtype: str = "float32"
     remat: str = "recompute"
@@ -67,7 +67,8 @@ def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
 
 
 def local_update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
-    """The same where replicas may differ: the gradient as one vector, new parameters."""
+    """Memory that a local step takes beside the state, where replicas may differ: the gradient as one vector, and the
+    new parameters."""
     return 2 * FLOAT_BYTES * model.stage_params(lo, hi)
 
 

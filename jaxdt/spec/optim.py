@@ -11,7 +11,7 @@ from jaxdt.spec.errors import BadInput, require_one_of
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What is known of an optimizer without its arithmetic: how many moments it holds per parameter, and whether it
+    """The facts about an optimizer that need no arithmetic: how many moments it holds per parameter, and whether it
     reads gradient_frac and second_moment."""
 
     n_moments: int
@@ -96,7 +96,7 @@ class OptimConfig:
 
     @property
     def state_name(self) -> str:
-        """What its state holds: optimizers of one state name can go on from each other's."""
+        """A name for the contents of its state. Two optimizers with the same name can go on from each other's state."""
         return self.name + (" with a mean of b2" if SECOND_MOMENTS[self.second_moment] else "")
 
     def _check_second_moment(self) -> None:

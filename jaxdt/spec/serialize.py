@@ -32,7 +32,7 @@ class _Mismatch(Exception):
         self.path = path
 
     def inside(self, segment: str) -> "_Mismatch":
-        """The same, seen from one level up."""
+        """The same mismatch, seen from one level up."""
         self.path = segment + self.path
         return self
 
@@ -71,7 +71,7 @@ def read(kind: Any, data: Any, where: str) -> Any:
 
 
 def read_known(kind: Any, data: Any, where: str) -> Any:
-    """As `read`, but fields that the type does not have are left out."""
+    """Reads as `read` does, but leaves out fields that the type does not have."""
     return _read(kind, data, where, True)
 
 

@@ -62,7 +62,7 @@ def is_contribution(group: str) -> bool:
 
 
 def mean_name(stage: int) -> str:
-    """The group of the mean parameters of a stage, which is kept aside for a held-out loss."""
+    """The name of the group of a stage's mean parameters, which are kept aside for a held-out loss."""
     return f"{group_name(stage)}/mean"
 
 

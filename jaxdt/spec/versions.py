@@ -1,4 +1,4 @@
-"""Versions of what processes of different ages exchange: the protocol on the wire, and the format of checkpoints.
+"""Versions of the data that old and new processes exchange: the protocol on the wire, and the format of checkpoints.
 
 A new major version means that the two cannot understand each other. A new minor version only adds what the one before
 it may leave out: a field with a default, a kind of message that nobody waits for. So neighbouring minor versions may
@@ -12,7 +12,7 @@ from jaxdt.spec.errors import BadInput
 
 @dataclass(frozen=True)
 class Version:
-    """As text: major.minor."""
+    """A version number; its text is major.minor."""
 
     major: int
     minor: int

@@ -6,8 +6,8 @@ from jaxdt.spec.frozen_dataclass import frozen_dataclass
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
 NORM = "N"
-LOCAL_STEP, LAY_OUT, ADOPT = "L", "P", "A"  # of replicas that may differ
-CONTRIBUTE = "C"  # of a server
+LOCAL_STEP, LAY_OUT, ADOPT = "L", "P", "A"  # only where replicas may differ
+CONTRIBUTE = "C"  # only at a server
 # Kinds that are not timed by themselves take as long as these, which read and write as much.
 TIMED_AS = {REGENERATE: BACKWARD, NORM: GATHER, LOCAL_STEP: UPDATE, LAY_OUT: GATHER, ADOPT: GATHER}
 TIMED_AS[CONTRIBUTE] = GATHER
@@ -24,7 +24,7 @@ class Work:
     accumulated gradient as one vector per group; U: the optimizer update.
     N: the norm of the accumulated gradient. Where replicas may differ: L: the update by this peer's own gradient; P:
     the parameters, some of them, or the whole state, as one vector; A: their mean over a group takes their place.
-    Of a server: C: a worker's gradient is added to the accumulator.
+    At a server: C: a worker's gradient is added to the accumulator.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
 
     stage: int

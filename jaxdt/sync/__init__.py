@@ -1,4 +1,4 @@
-"""How the replicas of a stage agree: the syncs, and the parts that they are built from.
+"""The syncs, by which the replicas of a stage agree, and the parts that they are built from.
 
 base.py has the interface and the table of kinds; allreduce.py is the kind that exists. exchange.py averages one round
 among the participants that it is given, rounds.py keeps the rounds of equal replicas, state_transfer.py brings a

@@ -173,7 +173,7 @@ class AllReduce:
             return [] if self._updating else self._roll_back(view)
         if self._view is None:
             return self._enter(view)
-        # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
+        # Committed steps are applied before anything is given up because of the view (step protocol, Sec. 5.3).
         actions = [action for record in view.records for action in self._on_committed(record)]
         self._view = view
         self._drained.clear()
@@ -229,14 +229,14 @@ class AllReduce:
         return [*actions, free, Holds(self._state)]
 
     def _set_version(self, version: int) -> None:
-        """Something may be here of as many steps as may be under way at once, and of as many again, since others may
-        have applied the updates of all of those already."""
+        """This peer may hold data of as many steps as may be under way at once, and of as many again, since other peers
+        may have applied the updates of all those steps already."""
         self._version = version
         self._own_state.changed()
         self._steps = range(version, version + 2 * (1 + self._delay.steps))
 
     def _free(self, steps: range) -> Free:
-        """Nothing of these steps is wanted any more, nor of older ones."""
+        """Forget all that is here of these steps and of older ones."""
         self._ledger.free(steps)
         self._drained.difference_update(steps)
         return Free(steps[-1], self._rounds.drop(steps))

@@ -1,4 +1,4 @@
-"""What a sync is: how the replicas of a stage agree. The interface, and the table of the syncs that exist.
+"""A sync decides how the replicas of a stage agree. Here: its interface, and the table of the syncs that exist.
 
 A sync has a machine at each peer, which averages what the wiring has accumulated and asks for updates, and an agreement
 at the coordinator, which decides when a step is done. A new sync is one file and one entry of SYNCS.
@@ -41,7 +41,7 @@ class Sync(Protocol):
 
 @dataclass(frozen=True)
 class SyncEntry:
-    """What the rest of jaxdt asks of a kind of sync.
+    """The answers of a kind of sync to the rest of jaxdt.
 
     build                a peer's machine
     build_agreement      the coordinator's part
@@ -49,11 +49,11 @@ class SyncEntry:
     replicas_may_differ  whether a replica goes on with its own steps while others have done fewer; then each pipeline
                          has to run by itself (WiringEntry.is_independent)
     outlives_views       messages of peers that count also in a view after the one in which they were sent
-    plan_roles           fields of plan.roles that it knows what to do with
+    plan_roles           the fields of plan.roles that the sync uses
     settings             the group of fields of config.sync that is for this kind, "" if there is none
     begins_anew          whether a peer that was put out goes on with new machines in its own place
-    copies               of a config and the layers lo..hi-1: what a replica holds beside its state; None where replicas
-                         are equal
+    copies               the bytes that a replica holds beside its state, for a config and the layers lo..hi-1; None
+                         where replicas are equal
     """
 
     build: Callable[[PeerSetup], Sync]

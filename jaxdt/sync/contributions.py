@@ -3,7 +3,7 @@
 A contribution goes whole to one server, which adds it to its own accumulator; the servers of a stage then average as
 replicas do, and know nothing of workers. So a worker may vanish as soon as its contribution has been added. All workers
 together send what they would send if each server got a shard of every contribution, and a server gets as much on
-average. What a contribution holds is said beside each slice; whether it counts the wiring decides.
+average. Each slice comes with the list of the gradients in its contribution; the wiring decides whether it counts.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -35,7 +35,7 @@ from jaxdt.sync.exchange import Exchange, RoundSpec
 
 
 class _FromOne:
-    """What one worker says that it has done. Slices that say different things make no contribution."""
+    """The rule for one worker's slices: all of them have to name the same gradients, of this worker alone."""
 
     def __init__(self, worker: int):
         self._worker = worker
@@ -132,7 +132,7 @@ class ContributionCollector:
         return [*store, added]
 
     def _give_up(self, round: Round) -> list[Action | Event]:
-        """As if it held nothing, which never counts."""
+        """Give up a contribution: report it as one without gradients, which never counts."""
         begun = self._begun[round]
         return [ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
 

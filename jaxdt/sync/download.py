@@ -1,7 +1,8 @@
-"""What a peer fetches in slices from several others: a stage's state, or a part of a checkpoint.
+"""A download in slices from several peers: a stage's state, or a part of a checkpoint.
 
-Each slice is asked of one donor, a few at a time from each. A donor that leaves meanwhile, that has not got it, or that
-sends a damaged slice is replaced, and what is here stays here. A download that nobody waits for keeps below a rate.
+A peer asks one donor for each slice, and each donor for a few slices at a time. A donor that leaves meanwhile, that
+does not have the slice, or that sends a damaged one is replaced, and the slices that are here stay here. A download
+that nobody waits for keeps below a rate.
 """
 
 import math
@@ -22,7 +23,7 @@ def slice_problem(key: StateKey, n_words: int, slice_words: int) -> str:
 
 
 class Rate:
-    """At most so many bytes a second, over all downloads that share it. `free_s`: when the next may begin."""
+    """A limit of bytes per second over all downloads that share it. `free_s`: the time when the next one may begin."""
 
     def __init__(self, bytes_per_s: float):
         self.free_s = -math.inf
@@ -62,14 +63,14 @@ class Download:
 
     @property
     def progress(self) -> Fetching:
-        """How far it is, for the coordinator. A state without words is here at once."""
+        """The progress of the download, for the coordinator. A state without words is here at once."""
         left_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._left)
         asked_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._asked)
         of_bytes = WORD_BYTES * self.n_words
         return Fetching(of_bytes - left_bytes - asked_bytes, asked_bytes, of_bytes)
 
     def waits(self, now_s: float) -> bool:
-        """Whether only the rate keeps it from asking for more."""
+        """Whether only the rate keeps the download from asking for more."""
         return bool(self._left) and now_s < self.rate.free_s
 
     def ask(self, now_s: float, donors: Sequence[int]) -> list[Send]:

@@ -1,8 +1,8 @@
-"""One round of averaging at one peer: who takes part, which slices are here, and when the result is whole.
+"""One round of averaging at one peer: its participants, the slices that are here, and the result once it is whole.
 
 The vector is cut into shards, one for each owner, and shards into slices. Contributors send each owner their part of
-its shard. An owner adds a slice up once all parts are here, and sends the sum to all receivers. Whoever makes a round
-says who takes part in it and which contributions are right; an exchange derives neither.
+its shard. An owner adds a slice up once all parts are here, and sends the sum to all receivers. The machine that makes
+a round names its participants and says which contributions are right; an exchange derives neither.
 """
 
 import functools
@@ -22,9 +22,9 @@ Bounds = tuple[int, int]  # of a slice: its elements lo..hi-1
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which owner adds up which slices of a vector. `in_turn`: all slices with their owners, owners in turn rather than
-    one after the other, so that all links are busy from the start. Not to be written to: the rounds of all members
-    share it."""
+    """The owner of each slice of a vector, which adds that slice up. `in_turn`: all slices with their owners, owners in
+    turn rather than one after the other, so that all links are busy from the start. Do not write to it: the rounds of
+    all members share it."""
 
     slices: dict[int, list[Bounds]]
     owner_of: dict[Bounds, int]
@@ -143,7 +143,7 @@ class Exchange:
         return Post(tuple([(member, body, n_bytes) for member in self.receivers]), BULK), body
 
     def given_to(self, dst: int) -> list[Send]:
-        """The whole result, for one that lacks it."""
+        """The whole result, for a member that lacks it."""
         return [Send(dst, sum, self.n_bytes(bounds), BULK) for bounds, sum in sorted(self.sums.items())]
 
     def problem(self, cover: Cover) -> str:

@@ -61,7 +61,7 @@ from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
 def no_return(run: RunConfig, plan: Plan) -> str:
-    """Why a lost pipeline does not come back, in one line; '' if it may."""
+    """One line that says why a lost pipeline does not come back; '' if it may."""
     if plan.schedule == STASH:
         return f"plan.schedule {STASH}: a donor's stages are at unlike steps, and cannot wait at one yet"
     return ""
@@ -265,7 +265,7 @@ class GroupScheduler(CountedSteps):
         return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
 
     def _joined(self, view: View, pipeline: int, states: Mapping[int, StateName]) -> Intake:
-        """With the next view, if the states are there."""
+        """The intake of a joining pipeline with the next view, if its states are there."""
         peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
         if donor is None:
             return NOBODY

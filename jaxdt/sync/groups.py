@@ -92,9 +92,10 @@ NO_LOSSES = Tally()
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How one replica averages: as `settings` say, or with `averages` False never. `fragment_elements`: numbers that it
-    exchanges of each fragment, in slices of `slice_elements`, `number_bytes` each; `n_elements`: of its parameters.
-    `n_steps`: rows of the run. `weights`: of the replicas of the stage, 1 where none is given."""
+    """The options by which one replica averages: as `settings` say, or with `averages` False never.
+    `fragment_elements`: the numbers of each fragment that it exchanges, `number_bytes` each, in slices of
+    `slice_elements`; `n_elements`: the number of its parameters. `n_steps`: rows of the run. `weights`: the weights of
+    the stage's replicas, 1 where none is given."""
 
     n_steps: int
     settings: GroupsConfig
@@ -235,7 +236,7 @@ class Groups:
         return donor_pipeline(self._plan, view) == self._place.number
 
     def _give_states(self) -> list[Action | Event]:
-        """In another view this peer may have to wait, or no more."""
+        """Begin or end the wait as a donor: in another view this peer may have to wait, or need not any more."""
         was_held, is_donor = self._steps.is_held, self._is_donor
         if self._may_wait_as_donor and self._is_between_steps:
             return self._wait_as_donor()
@@ -288,7 +289,7 @@ class Groups:
         return [*aside, *waits, Send(COORDINATOR, Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> list[Action | Event]:
-        """In those for which this peer was in the middle of a step."""
+        """Take part in the snapshots that came while this peer was in the middle of a step."""
         snapshots, self._snapshots = self._snapshots, []
         return [action for formed in snapshots for action in self._on_formed(formed)]
 
@@ -443,13 +444,13 @@ class Groups:
         return [held, self._adopt_mean(round, scale, is_closed=False)]
 
     def _factor(self, exchange: Exchange) -> float:
-        """On the sum of a round, to have the mean: that of a group is weighted."""
+        """The factor that makes the sum of a round its mean; the mean of a group is weighted."""
         if not self._is_group(exchange.round):
             return 1.0 / len(exchange.contributors)
         return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
     def _holds(self, exchange: Exchange) -> ResultHeld:
-        """The whole result is here. What every slice says of the contributions is the same."""
+        """The whole result is here. Every slice names the same contributions."""
         _, items = next(iter(exchange.sums.values())).cover
         steps = tuple(step for ((_, step),) in items)
         return ResultHeld(exchange.round, exchange.result().digest, steps)
@@ -507,8 +508,8 @@ class Groups:
         return [Forget(other) for other in attempts if other not in in_use]
 
     def _answer(self, coordinator_term: int) -> list[Action | Event]:
-        """A coordinator was started again, and asks once what this replica knows and has said. What an earlier one
-        says after this does not count any more."""
+        """A coordinator was started again, and asks once for the groups that this replica knows and the messages that
+        it has sent. Messages of an earlier coordinator do not count after this answer."""
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
@@ -528,14 +529,14 @@ class Groups:
         return next((exchange for exchange in attempts if exchange.complete), None)
 
     def _give_up(self, rounds: Iterable[Round]) -> None:
-        """Nothing more is done for these attempts. What is here of them is kept until their groups are over: the
-        coordinator may say that somebody holds the result."""
+        """Stop work on these attempts. Their slices are kept until the groups are over, since the coordinator may still
+        say that a member holds the result."""
         for round in list(rounds):
             self._given_up[round] = self._exchanges.pop(round)
 
     def _give_up_without(self, view: View) -> None:
-        """Give up what waits for the part of a member that is not in the view. The coordinator says how it goes on. A
-        result that others hold needs no more parts."""
+        """Give up the attempts that wait for the part of a member that is not in the view. The coordinator says how
+        their groups go on. A result that others hold needs no more parts."""
         exchanges = [
             exchange for exchange in self._exchanges.values() if not exchange.complete and not exchange.holders
         ]

@@ -1,7 +1,7 @@
-"""What a replica knows of averaging groups, to be told to a coordinator that was started again.
+"""The averaging groups that a replica knows, for a coordinator that was started again.
 
-A group's attempts are known until the group is over. Of each name the last group that is over is remembered too: the
-next coordinator goes on counting behind it, and forms none of these again. A part of a sync's machine.
+A replica remembers a group's attempts until the group is over, and for each name the last group that is over. The next
+coordinator goes on counting behind that group, and forms none of these groups again. A part of a sync's machine.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ class KnownGroups:
 
     @property
     def all(self) -> tuple[KnownGroup, ...]:
-        """As a ReplicaState says it."""
+        """All known groups, in the form of ReplicaState.groups."""
         return (*self._attempts.values(), *self._over.values())
 
     def said_again(self) -> list[Action | Event]:
-        """What the coordinator was told, and has not answered yet."""
+        """The messages to the coordinator that it has not answered yet."""
         wanted = [self._wanted] if self._wanted else []
         return [Send(COORDINATOR, body) for body in (*self._held.values(), *wanted)]
 

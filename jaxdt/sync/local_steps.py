@@ -163,7 +163,7 @@ class LocalSteps:
         return []
 
     def said_again(self) -> list[Action | Event]:
-        """What the coordinator was told, and has not answered or counted yet."""
+        """The messages to the coordinator that it has not answered or counted yet."""
         share = [Send(COORDINATOR, ShareDone(self._may_do))] if self._waits_to_begin else []
         return [*(Send(COORDINATOR, body) for body in self._said), *share]
 
@@ -192,7 +192,7 @@ class LocalSteps:
         return [*told, Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
 
     def _pipeline_sq_norm(self, step: int) -> float:
-        """Of all stages if the gradient is clipped by the norm over them, else of this one."""
+        """The squared norm over all stages if the gradient is clipped by that norm, else the one of this stage."""
         sq_norms = self._sq_norms[step]
         return math.fsum(sq_norms[peer] for peer in self._place.pipeline if peer in sq_norms)
 

@@ -9,7 +9,7 @@ from jaxdt.protocol.events import Digested, DigestState, StateDigest
 
 
 class OwnState:
-    """Of one peer. `every_steps`: how often versions are compared, 0 for never."""
+    """The digest of one peer's state. `every_steps`: versions are compared once in so many steps, 0 for never."""
 
     def __init__(self, stage: int, every_steps: int):
         self._stage = stage
@@ -30,8 +30,7 @@ class OwnState:
         self._asked_for = self.digest = None
 
     def ask(self, version: int, generation: int) -> list[DigestState]:
-        """Ask for the digest of the state, which is that of `version`, if replicas compare it and it was not asked for
-        yet."""
+        """Ask for the digest of the state at `version`, if replicas compare that version and nobody has asked yet."""
         if self._asked_for or not self.is_compared(version):
             return []
         self._asked_for = DigestState(version, generation)

@@ -1,4 +1,4 @@
-"""How a peer gets a part of a checkpoint that its disk lacks, and gives parts to others.
+"""The transfer of checkpoint parts: a peer gets a part that its disk lacks, and gives parts to others.
 
 Two things need it. The coordinator wants each part on several disks before a checkpoint is complete, and tells members
 to copy some. And a generation that begins with a checkpoint makes every member restore its stage's state from the part,
@@ -160,7 +160,7 @@ class PartTransfer:
         return [Send(src, State(key), WORD_BYTES * (key.hi - key.lo + 1), BULK)]
 
     def _lost(self, digest: str, reason: str) -> list[Action | Event]:
-        """What was on this disk, or has been fetched to it, is of no use."""
+        """A part that was on this disk, or was being fetched to it, is of no use."""
         if self._held.pop(digest, None) is None:
             return self._failed(digest, reason)
         told = [COORDINATOR, *sorted(self._askers.pop(digest, ()))]

@@ -25,7 +25,7 @@ def round_in_view(group: Group, view: View, step: int, n_microbatches: int) -> R
 
 
 class Rounds:
-    """Of one peer, which syncs `groups`, in slices of `slice_bytes`."""
+    """The rounds of one peer, which syncs `groups`, in slices of `slice_bytes`."""
 
     def __init__(self, peer: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int):
         self.groups = {group.name: group for group in groups}
@@ -45,8 +45,8 @@ class Rounds:
         return [exchange for exchange in found if exchange] if all(found) else None
 
     def find(self, round: Round, steps: range) -> Exchange | None:
-        """The exchange that a message belongs to. None for a round that is over, one of a step not in `steps`, and one
-        in which this peer has no part."""
+        """The exchange that a message belongs to. None for a round that is over, a round of a step not in `steps`, and
+        a round in which this peer has no part."""
         exchange = self._exchanges.get((round.step, round.group))
         if exchange is None:
             if round.group not in self.groups or round.step not in steps:

@@ -246,7 +246,7 @@ class Worker:
         return []
 
     def _between_steps(self) -> list[Action | Event]:
-        """What may be done now with snapshots, unless a local step is under way."""
+        """The actions on snapshots that are possible now, none while a local step is under way."""
         if self._steps.is_stepping:
             return []
         keeps = self._fetched.keep()
@@ -536,7 +536,7 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
-    """Of a worker: the parameters as of its last push; for a pull the slices, the joined vector and the new
+    """A worker keeps its parameters as of its last push. A pull takes the slices, the joined vector and the new
     parameters. A checkpoint takes as much, and a copy of the moments."""
     vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
     return ReplicaCopies(vector_bytes, (3 + config.optim.n_moments) * vector_bytes)

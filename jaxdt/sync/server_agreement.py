@@ -158,7 +158,7 @@ class ServerAgreement(CountedSteps):
         self._states.ask(replicas.union(self._servers))
 
     def restore_rounds(self) -> list[Action]:
-        """Those that servers hold are needed still, but for losses that are told or were measured."""
+        """Open again the rounds that servers hold, except those for losses that are told or were measured."""
         states, actions = self._states, list[Action]()
         measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():

@@ -1,4 +1,4 @@
-"""How a newcomer gets the state of its stage: parameters and optimizer state of one version, from all who hold it.
+"""The transfer of a stage's state to a newcomer: parameters and optimizer state of one version, from all that hold it.
 
 The state is one vector of 4-byte words, cut into slices. The newcomer asks the other members of its stage for slices, a
 few at a time from each (jaxdt.sync.download). The holders keep a version until the step that begins with it is
@@ -58,7 +58,7 @@ class StateTransfer:
         self._has = (-1, -1)  # generation and version of the state that is here
         self._is_updating = False
         self._download: Download | None = None
-        self._donor: int | None = None  # of a repair, which is asked alone
+        self._donor: int | None = None  # for a repair: the only peer that is asked
         self._waiting: list[tuple[int, StateKey]] = []
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:

@@ -1,4 +1,4 @@
-"""How a pool's worker gets the parameters of each version: from its server, in slices, without the optimizer's state.
+"""The transfer of each version's parameters to a pool's worker: from its server, in slices, without optimizer state.
 
 The server gives a version away until its update begins; a slice that is asked for later is not given, since the worker
 will hear of the next version and ask for that. A worker draws version 0 of the first generation itself, as all peers
@@ -75,9 +75,9 @@ class ParameterDonor:
 
 
 class ParameterDownload:
-    """A worker's side: it answers Admitted with Updated, once the parameters are here. Of what was under way before
-    nothing is left then, unless this is the next version under the same admission: with delayed updates Work of later
-    steps goes on."""
+    """A worker's side: it answers Admitted with Updated, once the parameters are here. Work that was under way before
+    is dropped then, unless this is the next version under the same admission: with delayed updates Work of later steps
+    goes on."""
 
     READS = frozenset({Admitted, State, Installed, Restored, Refused})
 

@@ -1,7 +1,8 @@
-"""Who gets a microbatch next: the wirings, and the parts that they are built from.
+"""The wirings, which decide which peer gets a microbatch next, and the parts that they are built from.
 
 base.py has the interface and the table of kinds; fixed.py and swarm.py are the kinds. Parts that several kinds use:
-routed.py (microbatches along routes), recovery.py (what is done again after a view in mid-step), retention.py (which
-tensors are kept for that), delayed_update.py (several steps under way), load_report.py and rebalance.py (which peers
-change stages). Imports jaxdt.membership, jaxdt.protocol and jaxdt.spec; pure state machines, standard library only.
+routed.py (microbatches along routes), recovery.py (Work that is done again after a view in mid-step), retention.py (the
+tensors that are kept for recovery), delayed_update.py (several steps under way), load_report.py and rebalance.py (moves
+of peers to other stages). Imports jaxdt.membership, jaxdt.protocol and jaxdt.spec; pure state machines, standard
+library only.
 """

@@ -1,4 +1,4 @@
-"""What a wiring is: who gets a microbatch next. The interface, and the table of the wirings that exist.
+"""A wiring decides which peer gets a microbatch next. Here: its interface, and the table of the wirings that exist.
 
 A wiring is a state machine of one peer. It decides which Work the peer does and where its results go, tells the sync
 what is in the peer's accumulator, and has lost Work done again after a view in mid-step. A new wiring is one file and
@@ -47,13 +47,13 @@ class Wiring(Protocol):
 
     @property
     def queue(self) -> tuple[int, bool]:
-        """How much Work waits here, and whether some runs."""
+        """The amount of Work that waits here, and whether some runs."""
         ...
 
 
 @dataclass(frozen=True)
 class PeerLoad:
-    """What one peer holds of a step at most: microbatches between their forward and backward, and all microbatches."""
+    """The most that one peer holds in a step: microbatches between their forward and backward, and all microbatches."""
 
     n_in_flight: int
     n_microbatches: int
@@ -71,18 +71,18 @@ class WorkerRole:
 
 @dataclass(frozen=True)
 class WiringEntry:
-    """What the rest of jaxdt asks of a kind of wiring.
+    """The answers of a kind of wiring to the rest of jaxdt.
 
     build              a peer's wirings, one for each of so many steps that are under way at a time, or one for all
     check              '' if config and plan make sense with it, else a line that names the field and the reason
-    peer_load          of a peer in a place (stage, pipeline) of the plan
+    peer_load          the load of a peer in a place (stage, pipeline) of the plan
     follows_plan       whether a microbatch stays in its plan's pipeline, in the order of the plan's schedule; so each
                        pipeline may have codecs of its own. Else a peer sends to any of the next stage, and all
                        microbatches take one codec at a boundary
     may_change_stages  whether peers may move to other stages while the run goes on
     is_independent     whether each pipeline runs by itself, with local steps of its own, and sends no tensor twice
     outlives_views     messages of peers that count also in a view after the one in which they were sent
-    plan_roles         fields of plan.roles that it knows what to do with
+    plan_roles         the fields of plan.roles that the wiring uses
     workers            how peers outside of the views compute for members; None if they cannot
     """
 
@@ -106,11 +106,11 @@ def wiring_entry(kind: str) -> WiringEntry:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a peer's wiring has to know of a step. `sent_bytes`: for the microbatches of each pipeline, payload of an
-    activation that the stage sends and of a gradient. Held-out microbatches are measured every `eval_every_steps` steps
-    (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step.
-    `received_bytes`: payload of an activation that enters the stage and of the gradient of one that leaves it, of
-    pipeline 0."""
+    """The facts about a step that a peer's wiring needs. `sent_bytes`: for the microbatches of each pipeline, payload
+    of an activation that the stage sends and of a gradient. Held-out microbatches are measured every `eval_every_steps`
+    steps (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step.
+    `received_bytes`: for pipeline 0, payload of an activation that enters the stage and of the gradient of an
+    activation that leaves it."""
 
     peer: int
     stage: int
@@ -129,7 +129,7 @@ class StepShape:
 
     @property
     def sent_bytes_max(self) -> tuple[int, int]:
-        """Of all pipelines."""
+        """The largest activation payload over all pipelines, and the largest gradient payload."""
         return max(activation for activation, _ in self.sent_bytes), max(gradient for _, gradient in self.sent_bytes)
 
     def n_held_out(self, step: int) -> int:

@@ -126,7 +126,7 @@ class DelayedUpdate:
             self._wiring_of(step).cancel_run()
 
     def _one_at_a_time(self, actions: list[Action | Event]) -> list[Action | Event]:
-        """Of the Work that the wirings ask for, one runs at a time, the oldest step's first."""
+        """Let only one Work run at a time, that of the oldest step first, among all that the wirings ask for."""
         others: list[Action | Event] = []
         for action in actions:
             if isinstance(action, Run):

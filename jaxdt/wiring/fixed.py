@@ -103,7 +103,7 @@ class FixedWiring:
         self._slot.free()
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        """All steps of the first view are strict, and of later views those that begin after the one under way."""
+        """Adopt a view. In the first view all steps are strict; in a later one those after the step under way."""
         self._stop()
         assignment = pipeline_assignment(self._plan, view, [member.peer for member in view.members])
         self._pipeline = assignment.pipeline_of(self._stage, self._peer)

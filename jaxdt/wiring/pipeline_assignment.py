@@ -26,7 +26,7 @@ class PipelineAssignment:
         self.is_whole = all(None not in row for row in self.places)
 
     def pipeline_of(self, stage: int, peer: int) -> int | None:
-        """The pipeline of a peer; None for one in reserve."""
+        """The pipeline of a peer; None for a peer in reserve."""
         return self.places[stage].index(peer) if peer in self.places[stage] else None
 
 
@@ -37,7 +37,7 @@ def _fill(planned: Sequence[int], present: tuple[int, ...]) -> Iterator[int | No
 
 
 def pipeline_assignment(plan: Plan, view: View, members: Collection[int]) -> PipelineAssignment:
-    """How those `members` of a view that compute fill the plan."""
+    """The assignment of the `members` of a view that compute to the places of the plan."""
     replicas: list[list[int]] = [[] for _ in plan.placement]
     computing = set(members)
     for member in view.members:
@@ -50,8 +50,10 @@ _pipeline_assignment = functools.lru_cache(maxsize=16)(PipelineAssignment)
 
 
 class PlannedRoutes:
-    """Each microbatch along its own pipeline, past open places by way of borrowed replicas. The first peer of its route
-    owns it. As many are on their way as the schedule has in flight in the pipelines that a peer begins."""
+    """Each microbatch travels its own pipeline, and passes open places by way of borrowed replicas. The first peer of
+    its route owns it. A peer lets as many be on their way as the schedule has in flight in the pipelines that it
+    begins.
+    """
 
     def __init__(self, plan: Plan, peer: int):
         self._plan, self._peer = plan, peer

@@ -1,10 +1,10 @@
-"""Which peers change stages (SWARM Sec. 3.3, Algorithm 2): a table of queue lengths in, moves out.
+"""The rule by which peers change stages (SWARM Sec. 3.3, Algorithm 2): a table of queue lengths in, moves out.
 
-The stage with the greatest load (the sum of its peers' queues) gets a peer. The paper takes it from the stage with the
-least load. But in a pipeline that is in balance with its slowest stage, all other stages have equal loads, whatever
-their sizes (Little's law), so the least load is noise. Here the peer comes from the stage that stays fastest without
-it. The rate of a stage that never waits is its number of peers over the share of time in which they compute. The peer
-with the shortest queue moves, as in the paper.
+The stage with the greatest load (the sum of its peers' queues) gets a peer. The paper takes the peer from the stage
+with the least load. But in a pipeline that is in balance with its slowest stage, all other stages have equal loads,
+whatever their sizes (Little's law), so the least load is noise. Here the peer comes from the stage that stays fastest
+without it. The rate of a stage that never waits is its number of peers over the share of time in which they compute.
+The peer with the shortest queue moves, as in the paper.
 
 Nothing moves if the giving stage would then be no faster than the receiving stage is now. So a move never makes the
 slowest stage slower, and the next move does not undo it. One machine decides from one table, so two peers never both
@@ -33,7 +33,8 @@ class StageLoad:
     busy: float
 
     def rate(self, fewer: float = 0.0) -> float:
-        """How much faster than now the run could go for all that this stage does, with so many peers fewer."""
+        """The factor by which the run could speed up until this stage limits it, if the stage had `fewer` peers
+        less."""
         n = self.n_peers - fewer
         return n / self.busy if self.busy and n > 0 else float("inf") if n > 0 else 0.0
 
@@ -140,7 +141,8 @@ class Rebalancer:
         return slowest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
 
     def better(self, stages: Stages, peer: int) -> int | None:
-        """The same, if that stage needs the joiner more than its own does."""
+        """The stage that `stage_for` would choose, if it needs the joining `peer` more than the peer's own stage does;
+        else None."""
         table = self._table(stages)
         if not table:
             return ByNumber().better(stages, peer)

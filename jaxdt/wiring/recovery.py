@@ -38,11 +38,11 @@ class Recovery:
         self._retention.begin_step()
 
     def made(self, work: Work) -> list[Discard]:
-        """A Work of the step is done and its result is kept; what is let go for it."""
+        """A Work of the step is done and its result is kept. Returns the tensors that are let go for it."""
         return self._retention.made(work)
 
     def keeps_output(self, microbatch: int) -> bool:
-        """Whether what this peer made of the microbatch in the step can be sent again."""
+        """Whether this peer can send its output for the microbatch of this step again."""
         return self._retention.keeps_output(microbatch)
 
     def count(self, kind: str, microbatch: int) -> None:
@@ -84,7 +84,8 @@ class Recovery:
         self._counted.clear()
 
     def inventory(self, step: int) -> Inventory:
-        """What this peer tells the others; from now on it counts nothing without telling, and keeps what it keeps."""
+        """The inventory that this peer sends to the others. From now on it announces all that it counts, and keeps the
+        tensors that it keeps."""
         self._owes_inventory = False
         return Inventory(step, tuple(sorted(self._counted)), self._retention.promise())
 
@@ -101,7 +102,7 @@ class Recovery:
         return self.has_inventories_of(self._members)
 
     def missing_tasks(self, n_microbatches: int, n_held_out: int) -> list[Task]:
-        """What has to be done again of a step."""
+        """The tasks of a step that have to be done again."""
         numbers = range(max(n_microbatches, n_held_out))
         return [task for m in numbers for task in self._missing(m, m < n_microbatches, m < n_held_out)]
 
@@ -111,7 +112,7 @@ class Recovery:
         return {stage: peer for stage, peer in counted.items() if microbatch in self._inventories[peer][1]}
 
     def _missing(self, microbatch: int, trains: bool, evaluates: bool) -> list[Task]:
-        """Nothing is missing at a stage whose result of the step is there."""
+        """The tasks that a microbatch still needs. A stage whose result of the step is there needs none."""
         done = {round.group for round, _ in self._current_view.results}
         open_stages = [stage for stage in range(self._n_stages) if f"stage{stage}" not in done]
         last = self._n_stages - 1

@@ -1,4 +1,4 @@
-"""Which boundary tensors a peer keeps until the step is committed, in case that they have to be sent again.
+"""The boundary tensors that a peer keeps until the step is committed, in case that they have to be sent again.
 
 A microbatch that is counted here may have to be done again at a neighbour. With its output and its input gradient at
 hand, that costs the neighbour's Work alone. Beyond a budget the oldest tensors are let go, but never the newest. With a
@@ -12,7 +12,7 @@ from jaxdt.wiring.base import StepShape
 
 
 class Retention:
-    """Of one peer, with the budget `shape.retain_bytes`."""
+    """The tensors that one peer keeps, within the budget `shape.retain_bytes`."""
 
     def __init__(self, shape: StepShape):
         self._stage = shape.stage
@@ -36,7 +36,7 @@ class Retention:
         self._is_promised = False
 
     def made(self, work: Work) -> list[Discard]:
-        """A Work of the step is done and its result is kept; what is let go for it."""
+        """A Work of the step is done and its result is kept. Returns the tensors that are let go for it."""
         if work.kind not in self._bytes or not self._budget_bytes:
             return []
         m = work.microbatch

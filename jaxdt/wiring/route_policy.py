@@ -1,4 +1,4 @@
-"""What a routed wiring asks: which router owns a microbatch, and along which peers it travels."""
+"""The policy that a routed wiring asks which router owns a microbatch, and along which peers the microbatch travels."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -42,6 +42,6 @@ class RoutePolicy(Protocol):
         """A peer has done a Work (FORWARD or BACKWARD) in so many seconds."""
 
     def reroute(self, stage: int, peer: int) -> int | None:
-        """Another peer for a forward that is stuck at this one, which is chosen again only once it has done a Work, or
-        if there is no other. None if there is no other now."""
+        """Another peer for a forward that is stuck at `peer`; None if there is no other peer now. `peer` is chosen
+        again only once it has done a Work, or if there is no other."""
         ...

@@ -184,7 +184,7 @@ class RoutedWiring:
         return self._tell_inventory(now_s)
 
     def _forget(self) -> None:
-        """Nothing is under way here until the next step begins."""
+        """Forget the step: nothing is under way here until the next one begins."""
         self._step = NO_STEP
         self._recovery.forget()
         self._ready.clear()
@@ -359,7 +359,8 @@ class RoutedWiring:
 
     @property
     def _n_uncounted(self) -> int:
-        """How much of the step is still to be counted at this stage, as far as is known here."""
+        """The number of microbatches of the step that are still to be counted at this stage, as far as is known
+        here."""
         n_expected = self._shape.n_microbatches + (self._shape.n_held_out(self._step) if self._is_last else 0)
         return n_expected - len(self._counted.get(self._step, ()))
 
@@ -379,7 +380,7 @@ class RoutedWiring:
         return actions
 
     def _post(self, dst: int, body: Grant | Resend) -> list[Action | Event]:
-        """To another peer, or to this one at once."""
+        """Send a message to another peer, or deliver it to this one at once."""
         return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
 
     # ------------------------------------------------------------------------------------------------ overdue Work

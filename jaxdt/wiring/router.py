@@ -35,7 +35,7 @@ class Ema:
 
 
 class ServiceEstimate:
-    """What one peer takes, as one router saw it: seconds per forward and per backward, apart."""
+    """The service times of one peer, as one router measured them: seconds per forward and per backward, apart."""
 
     def __init__(self):
         self._averages: dict[str, Ema] = {}
@@ -89,8 +89,8 @@ class StageQueue:
             self._estimates[peer].add(kind, seconds)
 
     def choose_other(self, peer: int) -> int | None:
-        """The next peer instead of one that is stuck, which is not chosen before it has done a Work, unless all are
-        stuck. None if all are."""
+        """The next peer instead of `peer`, which is stuck; None if all peers are stuck. Unless all are stuck, a stuck
+        peer is not chosen before it has done a Work."""
         self._stuck.add(peer)
         return None if self._stuck.issuperset(self.open) else self.choose()
 

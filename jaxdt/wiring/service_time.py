@@ -1,10 +1,10 @@
-"""How long a peer takes for a Work, as the peer that routes microbatches to it needs to know it."""
+"""The seconds that a peer takes for a Work, as the peer that routes microbatches to it needs to know them."""
 
 import math
 
 
 class ServiceTime:
-    """Shared by all steps that a peer has under way."""
+    """One clock of finished Work, which all steps share that a peer has under way."""
 
     def __init__(self):
         self._ended_s = -math.inf

@@ -100,7 +100,8 @@ def workload_of(job: Job) -> CommWorkload:
 
 
 def memory_workload(job: Job, network: Network) -> StepWorkload | None:
-    """What devices can hold, where the run is known and some device's memory is limited. Its speeds mean nothing."""
+    """A workload for the memory of devices, if the run is known and some device's memory is limited; else None. Its
+    speeds mean nothing."""
     if isinstance(job.work, ByteSizes) or all(room == math.inf for room in room_bytes(network)):
         return None
     assert job.n_stages is not None

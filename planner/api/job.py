@@ -1,4 +1,4 @@
-"""What is planned: one training step, and in how many stages and pipelines."""
+"""A job of the planner: one training step, and its numbers of stages and pipelines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DEFAULT_EFFICIENCY = UTILISATION
 
 @dataclass(frozen=True)
 class ByteSizes:
-    """What one step moves, where no model is known: `c_dp_bytes` of gradients of one stage, and `c_pp_bytes` that one
-    pipeline sends over one boundary (DT-FM, arXiv 2206.01288, Sec. 3). `n_layers` and `n_microbatches` of the step are
-    cut evenly; None means 24 layers, or as many as stages if those are more, and 8 microbatches a pipeline."""
+    """The bytes that one step moves, where no model is known: `c_dp_bytes` of gradients of one stage, and `c_pp_bytes`
+    that one pipeline sends over one boundary (DT-FM, arXiv 2206.01288, Sec. 3). `n_layers` and `n_microbatches` of the
+    step are cut evenly; None means 24 layers, or as many as stages if those are more, and 8 microbatches a pipeline."""
 
     c_dp_bytes: float
     c_pp_bytes: float
@@ -106,7 +106,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step computes and sends, where no run's config says so: the fields of the same names of a config."""
+    """The options of a step where no run's config gives them: the fields of the same names of a config."""
 
     global_batch: int = 1024
     microbatch_size: int = 1

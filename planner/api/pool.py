@@ -46,8 +46,9 @@ class PoolResult:
 
 @dataclass(frozen=True, eq=False)
 class RunWork:
-    """What a stage of a run takes: seconds by the profile, memory by the run's own rule (planner.model.pool.StageWork).
-    A worker holds parameters, an accumulator and what it was leased, and no optimizer."""
+    """The cost of a stage of a run: seconds by the profile, memory by the run's own rule
+    (planner.model.pool.StageWork). A worker holds parameters, an accumulator and the tensors of its leases, and no
+    optimizer state."""
 
     workload: StepWorkload
 

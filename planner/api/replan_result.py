@@ -1,4 +1,4 @@
-"""What `planner.replan` returns."""
+"""The result of `planner.replan`."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from planner.model.moves import Move
 
 @dataclass(frozen=True)
 class Mended:
-    """What the nearest plan would cost: seconds of what is minimised (infinite if it uses a link that does not exist or
-    does not fit its devices), bytes to move, seconds to move them."""
+    """The cost of the nearest plan: its score in seconds (infinite if the plan uses a link that does not exist or does
+    not fit its devices), bytes to move, seconds to move them."""
 
     score_s: float
     moved_bytes: float

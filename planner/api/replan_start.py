@@ -1,4 +1,4 @@
-"""Where a replan starts: the old plan on the changed network, with its gaps filled."""
+"""The start of a replan: the old plan on the changed network, with its gaps filled."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What `solve` gives back, and how a caller watches and ends a search."""
+"""The result of `solve`, and the means by which a caller watches and ends a search."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEFAULT_TIME_S = 30.0
 
 
 class Stop:
-    """When a search ends: after `time_s` seconds, after `evaluations` plans were scored, or when `interrupt` is called.
-    An optimal plan ends it as well. With evaluations alone the same seed gives the same plan on every machine; with
-    neither, time_s is 30.
+    """The end of a search: after `time_s` seconds, after `evaluations` plans were scored, or when `interrupt` is
+    called. An optimal plan ends the search as well. With evaluations alone the same seed gives the same plan on every
+    machine; with neither, time_s is 30.
 
     `interrupt` may be called from any thread, before or during the search, which then ends with its best plan."""
 
@@ -66,11 +66,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is.
+    """The progress of a search.
 
     objective          comm_cost, step_time or cost_per_step
-    best_s             what is minimised, of the best plan so far (None: no plan yet): seconds by Eq. 1-4, the estimated
-                       seconds of a step, or by cost_per_step its estimated price
+    best_s             the score of the best plan so far (None: no plan yet): seconds by Eq. 1-4, the estimated seconds
+                       of a step, or by cost_per_step its estimated price
     shape              stages and pipelines of that plan; None without one, or with unequal numbers of replicas
     bound_s, gap       no plan costs less, 0 if nothing is known; (best - bound) / bound, None without a plan or a bound
     evaluations        plans scored so far, and evaluations_per_s in a second
@@ -94,7 +94,7 @@ History = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a search took: plans scored, seconds, the solver asked for and its seed, and whether it was interrupted."""
+    """The effort of a search: plans scored, seconds, the requested solver, its seed, and whether it was interrupted."""
 
     evaluations: int
     time_s: float

@@ -26,7 +26,7 @@ class Search:
     seed: int
 
     def facts(self, objective: str, constraints: Constraints) -> dict[str, Any]:
-        """What a plan says of its search."""
+        """The facts about its search that a plan records."""
         facts: dict[str, Any] = {"objective": objective, "solver": self.solver, "seed": self.seed}
         if not constraints.empty:
             facts["constraints"] = serialize.write(constraints)
@@ -67,7 +67,7 @@ def running(
 
 
 def progress_of(incumbent: Incumbent, objective: str) -> Progress:
-    """How far a search is, and the search inside it, which is always one by Eq. 1-4."""
+    """The progress of a search, and of the search inside it (which always minimises the cost of Eq. 1-4)."""
     has_plan = incumbent.best_s < incumbent.missing_s
     shape = incumbent.best.shape if has_plan and incumbent.best is not None else ()
     bound_s = incumbent.bound_s if incumbent.bound_s < incumbent.missing_s else 0.0
@@ -86,5 +86,5 @@ def progress_of(incumbent: Incumbent, objective: str) -> Progress:
 
 
 def statistics_of(incumbent: Incumbent, stop: Stop, solver: str, seed: int) -> Statistics:
-    """What a search took until now."""
+    """The effort of a search until now."""
     return Statistics(incumbent.evaluations, incumbent.elapsed_s, solver, seed, stop.interrupted)

@@ -17,7 +17,7 @@ def solve(
     on_progress: OnProgress | None = None,
     constraints: Constraints | None = None,
 ) -> Result:
-    """The best plan of a job on a network, and how far from the best possible it is.
+    """The best plan that was found for a job on a network, and its gap to a proven bound.
 
     network      devices, one-way latencies [s] and bandwidths [1e9 bit/s] of directed links; 0 is a missing link
     job          the step to plan, its shape, and by its profile what is minimised: the communication cost of Eq. 1-4
@@ -26,13 +26,13 @@ def solve(
     seed         equal seeds give equal plans where the stop counts evaluations alone
     solver       a name of planner.search.base.SOLVERS
     on_progress  called with a Progress about ten times a second, from a thread of its own
-    constraints  who may sit where; solvers other than auto do not honour them, and are refused with them
+    constraints  which device may sit where; solvers other than auto do not honour them, and are refused with them
 
     Raises BadInput, one line, for a job that the network cannot do, for constraints that contradict each other, and
-    where no plan was found; BoundError for a bound above the cost of a plan that exists, which is a defect of the
-    planner. It prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end
-    before it returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was
-    interrupted: that one ends by itself."""
+    where no plan was found; BoundError, a defect of the planner, for a bound above the cost of a plan that exists. It
+    prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end before it
+    returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was interrupted: that
+    one ends by itself."""
     check_solver("solver", solver)
     if job.objective == COMM_COST and job.n_stages and job.n_pipelines:
         check_n_devices(network, job.n_stages, job.n_pipelines)

@@ -9,10 +9,10 @@ from planner.model.change import Change, changed
 
 
 def unchanged_s(plan: Plan, network: Network, change: Change, job: Job | None = None) -> float | None:
-    """What the plan that runs costs after a change, if nothing is planned anew: seconds of a step for a job with a
+    """The cost of the plan that runs after a change, if nothing is planned anew: seconds of a step for a job with a
     profile, else seconds of Eq. 1-4 with the plan's own sizes. Replicas that left leave their microbatches to the
-    others of their stage, whichever is free, as under `swarm` wiring; devices that came do nothing. None for a stage
-    without a replica, where the run stands still; infinite over a missing link."""
+    others of their stage, whichever is free, as under `swarm` wiring; devices that came do nothing. None if a stage has
+    no replica and the run stands still; infinite over a missing link."""
     after = changed(network, change)
     index = {device.name: d for d, device in enumerate(after.devices)}
     names = [[plan.devices[d] for d in row] for row in plan.placement]

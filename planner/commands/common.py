@@ -1,4 +1,4 @@
-"""What the commands that search have in common: interrupts, and the files that they write."""
+"""The code that all searching commands share: interrupts, and the files that they write."""
 
 import contextlib
 import os

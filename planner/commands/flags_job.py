@@ -26,7 +26,7 @@ from planner.api.job import (
 )
 from planner.model.prices import PriceRules
 
-# What a run's config says as well.
+# Flags for values that a run's config says as well.
 OF_THE_CONFIG = ("model", "global_batch", "sequence", "microbatch_size", "dtype", "remat", "codec", "schedule")
 BYTES = ("c_dp_bytes", "c_pp_bytes", "layers", "microbatches")
 CONFIG_FUNCTION = "get_config"
@@ -68,7 +68,7 @@ def _number_or_auto(count: int | str | None) -> int | None:
 
 
 def _cost_work(flags: Namespace) -> RunConfig | ByteSizes:
-    """What Eq. 1-4 need to know of a step."""
+    """The sizes of a step that Eq. 1-4 need."""
     has_bytes = flags.c_dp_bytes is not None, flags.c_pp_bytes is not None
     if any(has_bytes) and (flags.model or flags.config):
         raise BadInput(f"--{'model' if flags.model else 'config'}: got one and byte counts, expected one of them")

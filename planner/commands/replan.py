@@ -82,7 +82,7 @@ def _write_network(network: networks.Network, path: str):
 
 
 def table(found: Replan) -> str:
-    """What is minimised, for the new plan and for the old one with its gaps filled; what moves where."""
+    """A table of the scores of the new plan and of the old one with its gaps filled, and of the moves."""
     result, mended = found.result, found.mended
     plan = result.plan
     what = "step" if result.step_s is not None else "cost"

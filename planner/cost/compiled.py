@@ -1,8 +1,8 @@
-"""What every compiled loop uses: the decorator that compiles it, copies, and random numbers.
+"""The tools of all compiled loops: the decorator that compiles them, copies, and random numbers.
 
-Compiling is what a first search waits for. Kernels therefore copy and fill arrays by loops: one assignment of an array
-to a slice makes numba compile the text of its error message as well, some thirty functions on strings. Callers in
-Python allocate what a kernel needs where they can.
+A first search waits for the compiler. Kernels therefore copy and fill arrays by loops: one assignment of an array to a
+slice makes numba compile the text of its error message as well, some thirty functions on strings. Callers in Python
+allocate the arrays of a kernel where they can.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
-"""What a step of a pool takes by Eq. 1 and 2 of the hybrid parameter server paper, straight from a network and the
-stages of a plan, in plain Python. It shares no code with the search.
+"""The seconds of a pool's step by Eq. 1 and 2 of the hybrid parameter server paper, straight from a network and the
+stages of a plan, in plain Python. This module shares no code with the search.
 
 As printed, Eq. 1 uses k for stages and for owners; it is read as follows. A worker i with n units of a mini-batch takes
 
     alpha(f, i) + t n / beta(f, i) + alpha(i, b) + t n / beta(i, b) + n h / c
 
 for its pass: from the owner f of the activations, through itself, to the owner b of the gradients, each the one nearest
-to it. A server takes the transfer between both owners and n h / c, whichever of both it is; the paper lets only the
-front ones compute, and counts the power of all. Forward and backward are a pass each, the backward in the other
+to it. A server takes the transfer between both owners and n h / c, whichever of the two it is; in the paper only the
+front servers compute, but the power of all counts. Forward and backward are a pass each, the backward in the other
 direction. A stage takes as long as its slowest device in each pass, and Eq. 2 adds the exchange with the next stage,
 the mean over pairs of its owners; the last stage has none.
 """
@@ -22,8 +22,9 @@ from planner.model.pool import PoolStage
 
 @dataclass(frozen=True)
 class PoolStep:
-    """What Eq. 1 and 2 need to know of a step beside its stages: bytes of a unit at a boundary, units of a mini-batch,
-    mini-batches, and the seconds of a unit's forward and backward on each device for the layers of its stage."""
+    """The values that Eq. 1 and 2 need beside the stages of a step: bytes of a unit at a boundary, units of a
+    mini-batch, mini-batches, and the seconds of a unit's forward and backward on each device for the layers of its
+    stage."""
 
     unit_bytes: float
     minibatch_units: int
@@ -33,8 +34,8 @@ class PoolStep:
 
 @dataclass(frozen=True)
 class PassCost:
-    """One pass of a mini-batch through a stage: its slowest device, and of that device's seconds those that it sends
-    and receives, and those that it computes."""
+    """One pass of a mini-batch through a stage: its slowest device, the seconds in which that device sends and
+    receives, and the seconds in which it computes."""
 
     device: int
     transfer_s: float

@@ -17,9 +17,9 @@ from planner.model import layer_cuts
 
 @dataclass(frozen=True)
 class CommWorkload:
-    """What one step moves: c_dp_bytes are the gradients of the largest stage, c_pp_bytes what the busiest pipeline
-    sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
-    given; `dtype` is then "", and else that of the tensors which cross boundaries, before a codec."""
+    """The bytes that one step moves: c_dp_bytes for the gradients of the largest stage, and c_pp_bytes that the busiest
+    pipeline sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
+    given; `dtype` is then "", else the dtype of the tensors that cross boundaries, before a codec."""
 
     n_layers: int
     stages: layer_cuts.Ranges

@@ -142,7 +142,7 @@ class Rules:
         return not any(d == device and s in (None, stage) and p in (None, pipeline) for d, s, p in self.forbid)
 
     def violated(self, placement: Sequence[Sequence[int]]) -> list[str]:
-        """What a placement [S][P] violates, in words; empty if nothing."""
+        """The constraints that a placement [S][P] violates, in words; empty if it violates none."""
         seat = {d: (s, p) for s, row in enumerate(placement) for p, d in enumerate(row)}
         lines = []
         for d, s, p in self.pin:

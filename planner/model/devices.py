@@ -17,9 +17,9 @@ from jaxdt.spec.profile import DeviceKind, Profile, from_flops
 # share is above the mean of these (33 %), rounded. It differs by model and device: measure, or say --efficiency.
 UTILISATION = 0.35
 
-# What JAX computes in, by the run's dtype: the first of these for which a device has a rate. Its default precision
-# multiplies float32 in TF32 where a GPU has that, and in bfloat16 on TPUs (docs.jax.dev, "Matmul precision"). A device
-# without bfloat16 units computes in float32.
+# The number formats that JAX computes in, by the run's dtype: the first one for which a device has a rate. JAX's
+# default precision multiplies float32 in TF32 where a GPU has it, and in bfloat16 on TPUs (docs.jax.dev, "Matmul
+# precision"). A device without bfloat16 units computes in float32.
 RATES = {"bfloat16": ("bfloat16", "float32"), "float32": ("tensorfloat32", "float32", "bfloat16")}
 
 

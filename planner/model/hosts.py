@@ -1,4 +1,4 @@
-"""What devices of one host share, for estimates: each device gets an equal part, as if all were busy at once.
+"""The shares of devices on one host, for estimates: each device gets an equal part, as if all were busy at once.
 
 The simulator (jaxdt.sim) shares lines message by message and cores computation by computation instead. N devices, H
 hosts with a line.

@@ -1,8 +1,8 @@
-"""What has to move when a run goes from one plan to another: bytes of state, over which link, and for how long.
+"""The moves of state when a run goes from one plan to another: how many bytes, over which link, and for how long.
 
-State is what a replica needs to go on: fp32 parameters and optimizer moments of its layers. A device fetches the layers
-that it does not hold, each run of layers from the one of its holders that sends it soonest; links are independent. What
-no device holds any more comes from the checkpoint.
+A replica needs state to go on: fp32 parameters and optimizer moments of its layers. A device fetches the layers that it
+does not hold, each run of layers from the one of its holders that sends it soonest; links are independent. Layers that
+no device holds any more come from the checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from jaxdt.spec.network import Network
 
 CHECKPOINT = "checkpoint"
 Ranges = tuple[tuple[int, int], ...]
-StateBytes = Callable[[int, int], float]  # of layers lo..hi-1
+StateBytes = Callable[[int, int], float]  # (lo, hi) -> bytes of state of layers lo..hi-1
 
 
 @dataclass(frozen=True)
 class Move:
-    """What one device has to fetch before it can hold its new stage: the stages (None: none so far), the layers
-    [lo, hi) that it does not hold yet, their bytes of state, from whom, and in how many seconds."""
+    """The state that one device has to fetch before it can hold its new stage: the stages (from_stage None: none so
+    far), the layers [lo, hi) that it does not hold yet, their bytes of state, the senders, and the seconds."""
 
     device: str
     from_stage: int | None
@@ -33,8 +33,8 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Who holds what before the change: `stages` and placement[stage], in indices of the network after the change,
-    which no longer has the devices that left."""
+    """The devices that hold each stage before the change: `stages` and placement[stage], in indices of the network
+    after the change. That network no longer has the devices that left."""
 
     network: Network
     stages: Ranges
@@ -52,8 +52,8 @@ class Holders:
         return [piece for piece in pieces if piece[1] < piece[2]]
 
     def source(self, device: int, stage: int, n_bytes: float) -> tuple[int | None, float]:
-        """(who sends it soonest, seconds) of state of an old stage; None is the checkpoint, which is taken to send as
-        fast as the fastest link of the device."""
+        """(sender, seconds) for the state of an old stage from the device that sends it soonest. None stands for the
+        checkpoint, which is assumed to send as fast as the fastest link of the device."""
         network = self.network
         holders = [d for d in self.placement[stage] if d != device and network.link(d, device).bandwidth_gbps > 0]
         senders = holders or [d for d in range(network.n_devices) if network.link(d, device).bandwidth_gbps > 0]
@@ -70,7 +70,7 @@ class Holders:
         )
 
     def move(self, device: int, stage: int, stages: Ranges) -> Move:
-        """What a device has to fetch for a new stage."""
+        """The state that a device has to fetch for a new stage."""
         pieces = self.missing(device, *stages[stage])
         sizes = [self.state_bytes(lo, hi) for _, lo, hi in pieces]
         found = [self.source(device, s, n_bytes) for (s, _, _), n_bytes in zip(pieces, sizes, strict=True)]

@@ -17,7 +17,7 @@ STOPS = ("first_rise", "scan")
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What the paper leaves open in its search.
+    """Options for the points that the paper leaves open in its search.
 
     eq3            "paper": the seconds of a level's stages as printed, too low by the number of stages, which alone
                    drives the search to more of them; "consistent": without that factor, so that only memory and links
@@ -32,8 +32,8 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class PoolStage:
-    """One stage: its layers lo..hi-1, its servers by what they own, its workers, and of the units of a mini-batch those
-    that each of its devices computes."""
+    """One stage: its layers lo..hi-1, its servers in front and at the back, its workers, and the number of units of a
+    mini-batch that each of its devices computes."""
 
     lo: int
     hi: int

@@ -10,10 +10,10 @@ from planner.model.hosts import fair_gbps
 
 
 class StageWork(Protocol):
-    """What a stage of layers lo..hi-1 takes on a device."""
+    """The seconds and the memory that a stage of layers lo..hi-1 takes on a device."""
 
     def unit_s(self, device: int, lo: int, hi: int) -> tuple[float, float]:
-        """Seconds of one unit's forward, and of its backward with what it computes again."""
+        """Seconds of one unit's forward, and of its backward, recomputation included."""
         ...
 
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:

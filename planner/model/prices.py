@@ -1,4 +1,4 @@
-"""What a step costs in money: the devices that a plan uses, while they are used, and the bytes that leave regions.
+"""The price of a step in money: the devices that a plan uses, while they are used, and the bytes that leave regions.
 
 Prices stand in the network file (`price_per_hour` of devices, `egress_per_gb` of regions), in any one currency. Bytes
 inside a region are free. N devices.
@@ -15,8 +15,8 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class PriceRules:
-    """is_minimised: the price of a step is minimised, not its seconds; the devices of a plan may cost budget_per_hour
-    in all, None for any price."""
+    """is_minimised: the price of a step is minimised, not its seconds. budget_per_hour: the most that the devices of a
+    plan may cost in all; None allows any price."""
 
     is_minimised: bool = False
     budget_per_hour: float | None = None

@@ -47,7 +47,7 @@ class Problem:
 
 def mean_links(network: Network) -> tuple[np.ndarray, np.ndarray]:
     """(alpha [s], beta [bytes/s]), both [N, N]: the arithmetic mean of both latencies, and the harmonic mean of both
-    bandwidths, which is 0 where either direction is."""
+    bandwidths, which is 0 if either bandwidth is 0."""
     latency_s = np.array(network.latency_s)
     bandwidth = fair_gbps(network) * 1e9 / 8
     s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, np.inf), where=bandwidth > 0)

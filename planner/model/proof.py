@@ -1,4 +1,4 @@
-"""When a plan counts as optimal: its relative gap to a lower bound, and what happens to a bound that cannot be true."""
+"""The test whether a plan is optimal: its relative gap to a lower bound, and the error for an impossible bound."""
 
 PROOF_GAP = 1e-6  # (cost - bound) / bound, up to which a plan is called optimal
 ROUNDING = 1e-9  # relative difference that sums of the same floats in another order may have

@@ -1,4 +1,5 @@
-"""What `bench` writes: the runs as JSON, their table in markdown, a section of a page, and cost against time."""
+"""The files that `bench` writes: the runs as JSON, their table in markdown, a section of a page, a plot of the
+costs."""
 
 import json
 import math
@@ -125,7 +126,7 @@ def seconds(value_s: float) -> str:
 
 
 def section_of(page: Path) -> tuple[str, str]:
-    """What a page has before and after its section of results; BadInput if it has none."""
+    """The text of a page before and after its section of results; BadInput if the page has no such section."""
     text = page.read_text() if page.is_file() else ""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise BadInput(

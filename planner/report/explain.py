@@ -13,9 +13,9 @@ from planner.report.suggest import Suggestion, device_name, suggestions
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a plan's cost comes from: the cost and its terms (Eq. 1-4 of DT-FM, or of a pool's plan Eq. 1-2 of the
-    hybrid parameter server paper), changes that would lower it, the best first, and the same in words, which is also
-    the text of str()."""
+    """The sources of a plan's cost: the cost and its terms (Eq. 1-4 of DT-FM, or for a pool's plan Eq. 1-2 of the
+    hybrid parameter server paper), changes that would lower it, the best first, and the same in words, as str() prints
+    it."""
 
     cost: Cost | PoolCost
     suggestions: tuple[Suggestion, ...]

@@ -25,7 +25,7 @@ class FrontPoint(Protocol):
 
 
 def devices_by_kind(point: FrontPoint) -> str:
-    """How many devices of which kind a plan uses."""
+    """A text about the number of devices of each kind that a plan uses."""
     kinds = Counter(point.network.devices[d].kind or "device" for d in sorted(point.plan.peers))
     return ", ".join(f"{n} {kind}" for kind, n in kinds.items())
 

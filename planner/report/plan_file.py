@@ -132,7 +132,7 @@ def read(path: str, network_file: str | None = None, percentile: int | None = No
 
 
 def read_any(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan | CostedPool:
-    """The same for the plans of all solvers."""
+    """Reads a plan as `read` does, but the plans of all solvers."""
     plan = plans.load(path)
     network = networks.load(network_file or network_file_of(plan, path))
     at = network.at_percentile(percentile_of(plan, percentile))

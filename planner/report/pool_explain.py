@@ -1,4 +1,4 @@
-"""Where the seconds of a pool's plan come from, in words."""
+"""The sources of the seconds of a pool's plan, in words."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from planner.report.tables import NONE
 
 
 def text(costed: CostedPool) -> str:
-    """What `explain` prints."""
+    """The text that `explain` prints."""
     cost, stages = costed.cost, costed.stages
     k = cost.slowest_stage
     slowest = cost.stages[k]

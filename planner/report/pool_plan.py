@@ -33,8 +33,8 @@ class LevelScore:
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """What a plan says of a pool, devices by their names. `path_s` is the length of the order of stages; `digest` is of
-    the network for which the plan was made."""
+    """The facts that a plan records about a pool, devices by their names. `path_s`: the length of the order of stages;
+    `digest`: the digest of the network for which the plan was made."""
 
     eq3: str
     stop: str

@@ -32,7 +32,7 @@ def verdicts(costed: CostedPool) -> list[Verdict]:
 
 
 def _roles(costed: CostedPool) -> list[Verdict]:
-    """Who may be what: servers are reliable, workers are not, and every device is in one place."""
+    """Verdicts on the roles: servers are reliable, workers are not, and every device is in one place."""
     devices, stages = costed.network.devices, costed.stages
     wrong = [d for stage in stages for d in stage.servers if devices[d].disconnect_prob is not None]
     wrong += [d for stage in stages for d in stage.workers if devices[d].disconnect_prob is None]

@@ -1,4 +1,4 @@
-"""What to change about a plan or its network, each change by itself, with the seconds of Eq. 1-4 that it saves.
+"""Suggested changes of a plan or its network, each change by itself, with the seconds of Eq. 1-4 that it saves.
 
 Candidates are compared by sums over a table of pairs. The seconds of those that are returned are differences of two
 costs of the reference evaluator. Eq. 1-4 count communication alone: another shape also changes the pipeline's fill and
@@ -269,7 +269,7 @@ def _searched(costed: CostedPlan, shape: Shape) -> Rows:
 
 
 def _codecs(costed: CostedPlan) -> Iterable[Suggestion]:
-    """For each size that codecs have, the boundary where it saves most."""
+    """For each size that codecs have, the change at the boundary where that size saves most."""
     plan, cost = costed.plan, costed.cost
     dtype_bytes = DTYPE_BYTES[plan.found.get("dtype") or BOUNDARY_DTYPE]
     entries = plan.codec or (codecs.NONE,) * (plan.n_stages - 1)

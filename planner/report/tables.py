@@ -16,7 +16,7 @@ NONE = "-"  # in a table, for a cost over a link that does not exist
 
 
 class Shown(Protocol):
-    """What a progress line shows (planner.api.result.Progress)."""
+    """The values that a progress line shows (planner.api.result.Progress)."""
 
     @property
     def objective(self) -> str: ...
@@ -124,7 +124,7 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
 
 
 def effort(found: Mapping[str, Any], time_s: float) -> str:
-    """What it took to find a plan."""
+    """A text about the effort of finding a plan."""
     tried = f"{found['evaluations']:,} plans tried" if found["evaluations"] else "found by the proof alone"
     return f"{found['solver']}, seed {found['seed']}: {tried} in {time_s:.1f} s"
 

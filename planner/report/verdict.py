@@ -1,4 +1,4 @@
-"""What verification says of one claim of a plan."""
+"""The verdict of verification on one claim of a plan."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ TRUE, FALSE, UNCHECKED = "true", "FALSE", "unchecked"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification says of one claim: TRUE, FALSE or UNCHECKED, and why."""
+    """The verdict on one claim: TRUE, FALSE or UNCHECKED, and the reason."""
 
     state: str
     text: str

@@ -34,7 +34,7 @@ SOFTNESS_MOVES = 1000  # moves between two updates of the softness
 
 
 class Devices(NamedTuple):
-    """What annealing knows about devices: dp and pp are the matrices dp_s and pp_s [N, N] of the Problem; devices with
+    """The devices as annealing knows them: dp and pp are the matrices dp_s and pp_s [N, N] of the Problem; devices with
     equal type_of [N] are interchangeable, so that swapping them is no move."""
 
     dp: np.ndarray
@@ -251,8 +251,8 @@ def _copy_changed(changed, source, target):
 
 
 class Walk(NamedTuple):
-    """What annealing works on: the placement, a trial of the next move, the stages that differ between the two, the
-    best placement met, and scratch."""
+    """The arrays that annealing works on: the placement, a trial of the next move, the stages that differ between the
+    two, the best placement met, and scratch."""
 
     state: PlacementState
     trial: PlacementState
@@ -406,7 +406,7 @@ def _soft_cost(devices, place, swap, softness, terms, trial, sums):
 
 
 class SoftWalk(NamedTuple):
-    """What softened annealing works on: the placement, its terms, those of the next move, and scratch [P]."""
+    """The arrays of softened annealing: the placement, its terms, the terms of the next move, and scratch [P]."""
 
     place: np.ndarray
     terms: SoftTerms

@@ -40,8 +40,8 @@ Start = tuple[float, np.ndarray]  # (cost, groups)
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How one chain runs: temperatures as parts of the best cost; the first `softened_frac` of its budget anneals the
-    softened cost, which starts at `softness`."""
+    """The settings of one chain: temperatures as parts of the best cost. The first `softened_frac` of its budget
+    anneals the softened cost, which starts at `softness`."""
 
     hot: float
     cold: float
@@ -85,7 +85,7 @@ class RunningChain:
 
     @property
     def next_frac(self) -> float:
-        """Where the next slice is likely to end: it takes as long as the one before."""
+        """The likely end of the next slice (0..1): it takes as long as the one before."""
         return min(1.0, self.done_frac + max(self.step_frac, 1e-4))
 
     @property

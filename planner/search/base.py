@@ -38,10 +38,10 @@ POOL_SOLVERS: dict[str, str] = {"cluster": "planner.search.pool.levels"}
 
 @dataclass(frozen=True)
 class SolverEntry:
-    """What the rest of the planner asks of a solver.
+    """The answers of a solver to the rest of the planner.
 
     run                  run(problem, incumbent, seed) searches until the incumbent is done
-    max_devices          the largest network that it is for, None for any
+    max_devices          the largest network that the solver is for; None means any
     starts_from_layouts  whether regular layouts (planner.search.layouts) are to be offered before it runs
     honours_constraints  whether it may be asked for where there are constraints (planner.search.constrained); its run
                          then gives bounds and starts without them

@@ -43,8 +43,8 @@ class Compositions(NamedTuple):
 
 class Thresholds(NamedTuple):
     """Costs of hops where the connected parts of the types change. part [L, K] is the part of each type over links
-    below threshold l, n_parts [L] how many there are; step_s [L] is threshold l less the one before, later_s [L] the
-    sum of the steps after it. No hop costs less than least_s, which is the threshold before the first."""
+    below threshold l, n_parts [L] the number of parts; step_s [L] is threshold l less the one before, later_s [L] the
+    sum of the steps after it. No hop costs less than least_s, the threshold before the first."""
 
     part: np.ndarray
     n_parts: np.ndarray
@@ -135,9 +135,9 @@ def thresholds_of(types: Types) -> Thresholds:
 
 @compiled
 def _changes(part, n_parts, ends, both, n_left, n_pipelines):
-    """How often the numbers of devices in the parts must change along the n_left stages to come: 0, 1 or MANY_CHANGES.
-    `both` ends may grow, or the left one alone. With at most one change, a stages continue the right end, b the left
-    one, and the others are all alike."""
+    """The number of times that the numbers of devices in the parts must change along the n_left stages to come: 0, 1 or
+    MANY_CHANGES. `both` ends may grow, or the left one alone. With at most one change, a stages continue the right end,
+    b the left one, and the others are all alike."""
     for i in range(3):
         for q in range(n_parts):
             ends[3 + i, q] = 0

@@ -1,8 +1,8 @@
 """The search by COMM-COST under constraints, which the solver `auto` runs in place of its portfolio.
 
-Up to SMALL devices every placement is tried, which is a proof. Beyond, a part of the budget goes to the same problem
-without constraints: no plan with them costs less than its bound, and its plan, moved to the nearest seats that are
-allowed, is a start. The rest is annealing of seats (planner.search.seat_annealing).
+With at most SMALL devices every placement is tried, so the best one is proved. With more, a part of the budget goes to
+the same problem without constraints: no plan with them costs less than its bound, and its plan, moved to the nearest
+seats that are allowed, is a start. The rest is annealing of seats (planner.search.seat_annealing).
 """
 
 import itertools
@@ -54,7 +54,7 @@ def solve_constrained(
 
 
 def extra_of(problem: Problem, rules: Rules | None, move_s: np.ndarray | None = None, per_step: float = 0.0) -> Extra:
-    """What a placement costs besides COMM-COST: nothing but constraints, or moves of move_s [N, S] seconds too."""
+    """The costs of a placement besides COMM-COST: only violated constraints, or moves of move_s [N, S] seconds too."""
     shape = problem.n_stages, problem.n_pipelines
     typical_s = float(np.median(problem.pp_s)) * problem.n_stages + float(np.median(problem.dp_s)) * problem.n_pipelines
     move_s = np.zeros((problem.n_devices, problem.n_stages)) if move_s is None else move_s

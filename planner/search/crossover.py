@@ -209,7 +209,7 @@ def improve_pass(pp, label, n_groups, gain_rule):
 
 
 class Offspring(NamedTuple):
-    """How many groups a child has, how many children two parents get, and the gain rule of their local search."""
+    """The number of groups of a child, the number of children of two parents, and the gain rule of local search."""
 
     n_groups: int
     n_children: int

@@ -27,9 +27,9 @@ class Budget:
 class Incumbent:
     """The best plan so far, as groups [S, P] in stage order, and the state of the search for better ones. Thread-safe.
 
-    Of equal costs the plan from the lowest source wins, so that the result does not depend on which thread came first.
-    Costs are seconds, or prices where those are minimised. `inner` is the incumbent of a search inside this one, while
-    that runs.
+    If costs are equal the plan from the lowest source wins, so that the result does not depend on which thread came
+    first. Costs are seconds, or prices where those are minimised. `inner` is the incumbent of a search inside this one,
+    while that search runs.
     Plans of cost missing_s or more use a missing link; a bound of missing_s says that all do. `history` and by_solver
     hold (seconds, cost) of every improvement, of all solvers together and of each by its name."""
 

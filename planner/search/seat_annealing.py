@@ -55,8 +55,8 @@ N_THREADS_REPRODUCIBLE = 2
 
 class SeatRules(NamedTuple):
     """Constraints for compiled code. seat_ok [N, S, P], or [N, S, 1] where none is about pipelines; stage_mate [N] and
-    pipeline_mate [N] are the device with which one shares its stage or pipeline, or itself; region [N], of which a
-    stage may have most [R]."""
+    pipeline_mate [N] are the device with which a device shares its stage or pipeline, or itself. A stage may have most
+    [R] devices of a region, and region [N] is that of each device."""
 
     seat_ok: np.ndarray
     stage_mate: np.ndarray
@@ -66,8 +66,8 @@ class SeatRules(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What a placement costs besides Eq. 1-4: move_s [N, S] seconds in which a device gets the state of a stage, of
-    which `per_step` are charged to a step; violation_s for a violated constraint."""
+    """The costs of a placement besides Eq. 1-4: move_s [N, S] seconds in which a device gets the state of a stage (a
+    step is charged the part `per_step` of them); violation_s for a violated constraint."""
 
     rules: SeatRules
     move_s: np.ndarray
@@ -84,8 +84,8 @@ class SeatScratch(NamedTuple):
 
 
 class SeatWalk(NamedTuple):
-    """What annealing works on: see Walk; the spare devices [R], now and with the best placement; whether columns are
-    pipelines; scratch, the last one for exchanges [P]."""
+    """The arrays that annealing works on: see Walk; the spare devices [R], now and with the best placement; whether
+    columns are pipelines; scratch, the last one for exchanges [P]."""
 
     walk: Walk
     spare: np.ndarray
@@ -267,7 +267,7 @@ def seat_scratch(n_devices: int, extra: Extra) -> SeatScratch:
 
 
 def new_walk(place: np.ndarray, n_devices: int, extra: Extra) -> SeatWalk:
-    """What annealing from a placement [S, P] works on; who is not in it is spare."""
+    """The arrays of annealing from a placement [S, P]; devices that are not in the placement are spare."""
     n_stages, n_pipelines = place.shape
     place = np.ascontiguousarray(place, np.int64)
     spare = np.setdiff1d(np.arange(n_devices), place)

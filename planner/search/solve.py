@@ -42,7 +42,7 @@ def _emit(problem: Problem, incumbent: Incumbent) -> Solution:
 
 
 def solution_of(problem: Problem, placement: np.ndarray, incumbent: Incumbent) -> Solution:
-    """What a search has come to, with this placement. BoundError if it has proved a bound above the cost of it."""
+    """The solution of a search, with this placement. BoundError if the search has proved a bound above its cost."""
     cost_s = placement_s(problem, placement)
     bound_s = checked_bound(incumbent.bound_s, cost_s)
     missing_s = problem.missing_s

@@ -192,7 +192,7 @@ def _boundary_lines_s(data, place):
 
 @compiled
 def _exchange_lines_s(data, place):
-    """The same of the shards and sums of the exchange."""
+    """Seconds [H] for which the shards and sums of the exchange keep the line of each host busy, in the same way."""
     S, P = place.shape
     out_busy_s, in_busy_s = np.zeros(data.out_s.shape[0]), np.zeros(data.out_s.shape[0])
     for s in range(S):
@@ -341,7 +341,7 @@ def egress(data, prices, place):
 
 @compiled
 def _objective(data, prices, place, seconds):
-    """What is minimised, for seconds of a step: these, or the step's price."""
+    """The value that is minimised, from the seconds of a step: the seconds themselves, or the step's price."""
     if not prices.is_minimised:
         return seconds
     return seconds * _paid_per_s(prices, place) + egress(data, prices, place)

@@ -27,7 +27,7 @@ from planner.step_time.workload import StepWorkload
 
 
 class StepSeats(NamedTuple):
-    """What annealing works on: the placement now and the best allowed one, and scratch."""
+    """The arrays that annealing works on: the placement now and the best allowed one, and scratch."""
 
     now: Placement
     best: Placement

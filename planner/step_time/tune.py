@@ -141,13 +141,13 @@ def prices_of(workload: StepWorkload) -> Prices:
 
 
 def price_of(workload: StepWorkload, layout: Layout, step_s: float) -> StepPrice:
-    """What a step of a layout costs if it takes step_s seconds."""
+    """The price of a layout's step if the step takes step_s seconds."""
     egress_per_step = egress(step_data(workload, layout), prices_of(workload), layout.placement)
     return step_price(workload.network, layout.placement.ravel(), step_s, egress_per_step)
 
 
 def score(workload: StepWorkload, layout: Layout, step_s: float | None = None) -> float:
-    """What is minimised: seconds of a step (None: as estimated), or its price."""
+    """The value that is minimised: seconds of a step (step_s None: as estimated), or its price."""
     seconds = layout.step_s if step_s is None else step_s
     return price_of(workload, layout, seconds).per_step if workload.price_rules.is_minimised else seconds
 

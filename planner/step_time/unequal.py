@@ -390,7 +390,7 @@ def _moved_cuts(workload: StepWorkload, sets: StageSets) -> Iterator[StageSets]:
 def _shapes(
     n_devices: int, most_stages: int, n_stages: int | None, equal: bool
 ) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-    """(stages, replicas of each, None for any) to look at."""
+    """The shapes to look at, as (stages, replicas of each stage); None for the replicas means any numbers."""
     for stages in [n_stages] if n_stages else range(1, most_stages + 1):
         if not equal:
             yield stages, None

@@ -144,11 +144,11 @@ class StepWorkload:
         return self._seconds[kind, lo, hi]
 
     def backward_s(self) -> np.ndarray:
-        """Seconds [N] of the whole model's backward for one microbatch on each device: how slow devices are."""
+        """Seconds [N] of the whole model's backward for one microbatch on each device, a measure of its slowness."""
         return np.array([self.seconds(kind, 0, self.n_layers)[BACKWARD] for kind in self.kinds])[self.kind_of]
 
     def loads(self, depth: tuple[int, ...], shares: tuple[int, ...]) -> list[PeerLoad]:
-        """What the busiest peer of each stage holds of a step, as the run's wiring says."""
+        """The load of the busiest peer of each stage in a step, as the run's wiring says."""
         key = (depth, shares)
         if key not in self._loads:
             n_stages, n_pipelines = len(depth), len(shares)
@@ -228,8 +228,8 @@ class StepWorkload:
         return self._least_seconds[n_stages - 1] if n_stages <= len(self._least_seconds) else math.inf
 
     def least_ratios(self) -> np.ndarray:
-        """For each kind of device [K]: how many times as long as the fastest kind it takes at least for a range of
-        layers; 1 for a kind that is the fastest on some range."""
+        """For each kind of device [K] the least ratio, over ranges of layers, of its seconds to those of the fastest
+        kind; 1 for a kind that is the fastest on some range."""
         if not self._least_ratios:
             ranges = itertools.combinations(self.cuts, 2)
             seconds = [[self.seconds(kind, lo, hi) for kind in self.kinds] for lo, hi in ranges]

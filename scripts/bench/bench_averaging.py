@@ -59,7 +59,7 @@ HEARTBEAT_S, DEADLINE_FLOOR_S = 1.0, 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one fleet. `credentials` is their folder, None for plaintext."""
+    """The options of one fleet. `credentials`: the folder of its credentials; None for plaintext."""
 
     n_peers: int
     n_elements: int

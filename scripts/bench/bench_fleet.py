@@ -73,7 +73,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Fleet:
-    """What all fake peers share."""
+    """The values that all fake peers share."""
 
     config: RunConfig
     plan: Plan
@@ -260,7 +260,7 @@ def make_job(folder: Path) -> tuple[RunConfig, Plan, str]:
 
 
 def address_of(path: Path, coordinator: subprocess.Popen) -> tuple[str, int]:
-    """Where the coordinator listens, once it does."""
+    """The address at which the coordinator listens, once it does."""
     while not path.exists() or not path.read_text():
         if coordinator.poll() is not None:
             raise BadInput(f"coordinator: ended with code {coordinator.returncode} before it had an address")

@@ -47,7 +47,7 @@ DEADLINE_FLOOR_S = 20.0  # long: a dead peer is noticed by its broken connection
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one fleet. `credentials` is their folder, None for plaintext."""
+    """The options of one fleet. `credentials`: the folder of its credentials; None for plaintext."""
 
     n_peers: int
     n_elements: int

@@ -161,7 +161,7 @@ class Process:
 @dataclass
 class Host:
     """A command, and the processes that it has had. `peer`: None for the coordinator, and for a newcomer that has no
-    id yet. `is_busy`: a failure of it is not over."""
+    id yet. `is_busy`: a failure of this host is not over."""
 
     name: str
     words: list[str]
@@ -669,7 +669,7 @@ def differences(fleet: Fleet, alone: Path) -> list[float]:
 
 
 def result(fleet: Fleet, failures: Failures, differences: list[float]) -> dict:
-    """What the run has shown."""
+    """The results of the run."""
     hosts = [*fleet.hosts, *fleet.retired]
     lives = [process.life for host in hosts for process in host.processes]
     rollbacks = rollback_proof.rollbacks(fleet.records, lives, N_STAGES)

@@ -162,7 +162,7 @@ def problem_of_instance(instance: Instance) -> Problem:
 
 
 def false_claims(instance: Instance, solver: str, least_s: float) -> list[str]:
-    """What a solver says of an instance that is not true, given the optimum."""
+    """The false claims of a solver about an instance, given the optimum."""
     problem = problem_of_instance(instance)
     solution = solve(problem, Incumbent(BUDGETS[solver]), solver, 0)
     true_s = float(placement_costs_s(instance, solution.placement[None])[0])

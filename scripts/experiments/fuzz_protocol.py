@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def play_seed(seed: int) -> str:
-    """What is found in the case of a seed, '' if nothing."""
+    """The finding in the case of a seed; '' if there is none."""
     observer = show if VERBOSE.value else None
     if WIRING.value == INDEPENDENT:
         independent_case = independent_cases.draw_case(seed)

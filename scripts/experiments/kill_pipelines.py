@@ -39,8 +39,8 @@ TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class Kill:
-    """Who was killed, how many rows there were, and the longest time without a further one; what is wrong, '' if
-    nothing is."""
+    """The process that was killed, the number of rows at that time, the longest time without a further row, and what is
+    wrong ('' if nothing is)."""
 
     victim: str
     n_rows: int
@@ -105,14 +105,14 @@ def longest_gap(run_dir: Path, launcher: subprocess.Popen, n_rows: int) -> float
 
 
 def late(run_dir: Path, n_rows: int, gap_s: float) -> str:
-    """What is wrong with the longest time without a row after the first n_rows, '' if nothing is."""
+    """The problem with the longest time without a row after the first n_rows; '' if there is none."""
     rows = local_run.objects(run_dir / "metrics.jsonl")[:n_rows]
     within_s = max(GOES_ON_S[VICTIM.value], GOES_ON_ROWS * max(row["step_s"] for row in rows))
     return f"no row for {gap_s:.2f} s, expected at most {within_s:.2f}" if gap_s > within_s else ""
 
 
 def incomplete(run_dir: Path) -> str:
-    """What is wrong with the rows of a run that has kept its peers, '' if nothing is."""
+    """The problem with the rows of a run that has kept its peers; '' if there is none."""
     n_rows = len(local_run.losses(run_dir))
     n_steps = json.loads((run_dir / "config.json").read_text())["train"]["steps"]
     is_wrong = VICTIM.value == "coordinator" and n_rows != n_steps
@@ -120,7 +120,7 @@ def incomplete(run_dir: Path) -> str:
 
 
 def unequal(run_dir: Path) -> str:
-    """What the replay of the log says if it is not equal, else ''."""
+    """The output of the replay of the log if the replay is not equal, else ''."""
     script = Path(__file__).resolve().parents[1] / "tools" / "replay.py"
     done = subprocess.run([sys.executable, script, f"--run_dir={run_dir}"], capture_output=True, text=True, check=False)
     return f"replay.py: {done.stdout}{done.stderr}" if done.returncode else ""

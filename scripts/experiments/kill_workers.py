@@ -173,7 +173,7 @@ def reports(run_dir: Path, kind: str) -> Iterator[Mapping[str, Any]]:
 
 
 def problem(run_dir: Path, differences: Mapping[str, float]) -> str:
-    """What is wrong with a run that has ended, '' if nothing is."""
+    """The problem with a run that has ended; '' if there is none."""
     views = {report["view"] for report in reports(run_dir, "view")}
     expected = {1, 2} if SERVER.value else {1}
     if views != expected:

@@ -1,9 +1,9 @@
 """Whether a rollback was needed: what the living processes held when a run went back to a checkpoint.
 
 The coordinator's trace says which members had prepared the last committed step, and so hold its version. The processes'
-own logs say which process was that member, and who has fetched the version since. Whoever runs the processes knows when
-each of them ended. A rollback that loses steps was needed if no living process of some stage held what was committed
-last.
+own logs say which process was that member, and which processes have fetched the version since. The script that runs the
+processes knows when each of them ended. A rollback that loses steps was needed if no living process of some stage held
+the version that was committed last.
 """
 
 import math
@@ -39,7 +39,7 @@ class Life:
             self.downloads.append((now_s, int(found[1])))
 
     def view_until(self, number: int) -> int:
-        """The last view that it adopted, of those up to `number`; 0 if there is none."""
+        """The last view up to `number` that the process adopted; 0 if there is none."""
         return max((view for view in self.views if view <= number), default=0)
 
 

@@ -111,7 +111,7 @@ def runs_in(folder: Path) -> list[Run]:
 
 
 def played_in(folder: Path) -> list[dict]:
-    """What was written of each run in a folder."""
+    """The results that were written for each run in a folder."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
     if not runs:
         raise BadInput(f"--run_dir: {folder} has no run, expected the folder of a study")

@@ -112,7 +112,7 @@ def steps_of(one: Incarnation, n_steps: int) -> str:
 
 @dataclass(frozen=True)
 class ReplayPlace:
-    """What a replay needs of a run beside its config and its log."""
+    """The inputs of a replay beside the config and the log of the run."""
 
     run_dir: Path
     plan: Plan
@@ -143,7 +143,7 @@ def replay_groups(
 def replay_servers(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
 ) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
-    """The same of pushes to servers and pulls from them, and of all checkpoints."""
+    """The same replay for pushes to servers and pulls from them, and for all checkpoints."""
     plan = place.plan
     logs = [server_log(place, server) for (server,) in plan.roles.servers]
     kept = [kept_by_workers(place, row) for row in plan.placement]
@@ -163,7 +163,7 @@ def replay_servers(
 
 
 def server_log(place: ReplayPlace, server: int) -> list[ServerAct | SnapshotAct]:
-    """What a server did, in its order."""
+    """The acts of a server, in their order."""
     acts: list[ServerAct | SnapshotAct] = []
     for record in peer_records(place, server):
         kind, fields = record["kind"], record["fields"]
@@ -186,7 +186,7 @@ def kept_by_workers(place: ReplayPlace, workers: Sequence[int]) -> dict[int, tup
 
 
 def peer_records(place: ReplayPlace, peer: int) -> list[trace.TraceRecord]:
-    """What a peer has reported, in its order."""
+    """The reports of a peer, in their order."""
     path = place.run_dir / "trace" / f"peer_{peer}.jsonl"
     try:
         lines = kept_lines(path)

@@ -1,4 +1,4 @@
-"""What each peer of a GPU host gets: its GPUs, its part of a GPU's memory, and its caller's environment."""
+"""Each peer of a GPU host gets its GPUs, its part of a GPU's memory, and its caller's environment."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a resumed run keeps of the flags that it was launched with."""
+"""A resumed run keeps flags with which it was launched."""
 
 import json
 from dataclasses import replace

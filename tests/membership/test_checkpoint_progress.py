@@ -1,4 +1,4 @@
-"""Which checkpoints are complete, on how many disks, and when a run is over."""
+"""The coordinator knows which checkpoints are complete, on how many disks, and when a run is over."""
 
 from jaxdt.membership.checkpoint_progress import CheckpointProgress, Holder
 from jaxdt.protocol.events import Checkpoint, Part, Saved

@@ -671,7 +671,7 @@ def test_what_only_the_lost_one_held_is_not_named():
 
 
 def test_prepared_counts_only_when_it_was_said_in_the_view():
-    """What peer 0 said in view 1 may be of a round that view 2 has voided; it says it again if not."""
+    """A message of peer 0 in view 1 may be about a round that view 2 has voided; otherwise the peer sends it again."""
     run = elastic()
     lose(run, 2)
     run.event(Persisted("view"))

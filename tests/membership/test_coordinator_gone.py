@@ -1,4 +1,4 @@
-"""What the coordinator keeps of peers that have gone: a bounded number of them is known when they come back."""
+"""The coordinator remembers a bounded number of peers that have gone, and knows them when they come back."""
 
 import random
 from collections import deque
@@ -43,7 +43,7 @@ KEPT = 8  # instead of 256
 
 
 def n_entries(one, seen=None):
-    """Of all containers that can be reached from a machine."""
+    """The number of entries of all containers that can be reached from a machine."""
     seen = set() if seen is None else seen
     if id(one) in seen:
         return 0
@@ -58,7 +58,7 @@ def n_entries(one, seen=None):
 
 
 class Churned(Driver):
-    """Of four peers two are always there; newcomers come and go."""
+    """A run in which two of four peers are always there, and newcomers come and go."""
 
     def __init__(self, balance=None):
         super().__init__(n_steps=1 << 30, waits=True)

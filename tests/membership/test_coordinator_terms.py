@@ -164,7 +164,7 @@ def test_a_peer_without_a_view_obeys_no_coordinator_of_another_run(body):
 
 
 def test_a_peer_without_a_view_ends_if_its_coordinator_refuses_it_and_not_if_it_refuses_another():
-    """Whoever says that it is the coordinator and is refused here has not shown that it is."""
+    """A process that says that it is the coordinator, and is refused here, has not shown that it is."""
     peer, _ = membership(view=None)
     assert not of(peer.handle(1.0, Refused(None, "1.2.3.4: run: coordinator is of run 'older'")), Stop)
     assert of(peer.handle(1.0, Refused(COORDINATOR, "run: ...")), Stop) == [Stop(2, "coordinator: run: ...")]

@@ -1,4 +1,4 @@
-"""What operators ask of the coordinator: what it does for them, what it refuses, and what a peer hears of it."""
+"""Requests of operators to the coordinator: the ones that it carries out or refuses, and the news that a peer gets."""
 
 import json
 import math
@@ -276,7 +276,7 @@ def test_status_says_when_each_peer_was_heard(run):
 
 
 def note_to(run, peer):
-    """What the coordinator answers a heartbeat with."""
+    """The note in the coordinator's answer to a heartbeat."""
     return sent(run.message(peer, Heartbeat(1, {})), HeartbeatAck)[peer].note
 
 
@@ -341,7 +341,7 @@ def test_nothing_is_kept_of_an_operator_that_is_gone(run):
 
 
 def join(run, peer, now_s=0.0, nonce=0):
-    """What the coordinator sends to a newcomer with the certificate of a peer."""
+    """The messages of the coordinator to a newcomer with the certificate of a peer."""
     src = TEMPORARY_IDS + nonce * PEER_IDS + peer
     actions = run.event(Received(Header("", 0, 0, src), Join(peer, is_new=True)), now_s)
     return [action.body for action in of(actions, Send) if action.dst == src]

@@ -56,7 +56,7 @@ def test_a_machine_reads_every_event_that_it_matches(name):
     assert matched(MACHINES[name]) <= {kind.__name__ for kind in MACHINES[name].READS}
 
 
-# What they do not match: to a routed wiring, to their local steps.
+# These machines pass some events on without a match: to a routed wiring, or to their local steps.
 HAND_ON = {"FixedWiring", "Groups", "PoolServer", "Worker"}
 
 

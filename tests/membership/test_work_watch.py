@@ -16,7 +16,7 @@ def watch(kind="F", seconds=1.0, floor_s=4.0, n=3):
 
 
 def overdue(machine, work, until_s, step_s=TICK_S):
-    """What it says in the ticks until then."""
+    """The reports of the machine in the ticks until `until_s`."""
     ticks = [step_s * n for n in range(int(until_s / step_s) + 1)]
     return [told for now_s in ticks if (told := machine.tick(now_s, work))]
 

@@ -166,7 +166,7 @@ def coordinator_of(kind: str, **wiring):
 
 
 def answer_of(kind: str, *, peer: int | None, hello: bool = True):
-    """What a coordinator of a run with 2 servers and 2 workers says to a worker."""
+    """The answer of a coordinator, of a run with 2 servers and 2 workers, to a worker."""
     coordinator, plan = coordinator_of(kind)
     if hello:
         fingerprint = coordinator.config.fingerprint

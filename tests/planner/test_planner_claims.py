@@ -1,4 +1,4 @@
-"""What the planner claims is true: proofs and bounds on random networks, on networks where it once was wrong, and in
+"""The claims of the planner are true: proofs and bounds on random networks, on networks where it once was wrong, and in
 plan files that are shown with another network."""
 
 import json

@@ -59,7 +59,7 @@ def planned(network, n_stages=None, options=None, seed=0):
 
 
 def named(plan):
-    """What a plan says, with names for numbers."""
+    """The stages, roles, units and seconds of a plan, with names in place of the numbers of devices."""
     roles = {role: [{plan.devices[d] for d in row} for row in getattr(plan.roles, role)] for role in plan.roles.used}
     return plan.stages, roles, plan.found[POOL]["units"], plan.found[POOL]["step_s"]
 

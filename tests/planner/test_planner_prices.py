@@ -50,7 +50,7 @@ def workload_of(network, rules=CHEAPEST, n_microbatches=8, model=MODEL, codec="n
 
 
 def simulated_egress(workload, layout):
-    """What the bytes of one step cost that the machines of a simulated run send between regions."""
+    """The price of the bytes that the machines of a simulated run send between regions in one step."""
     plan, network = plan_of_layout(workload, layout), workload.network
     scenario = Scenario(workload.config, plan, workload.profile, network)
     config = replace(workload.config, net=RARE, train=replace(workload.config.train, steps=2, eval_every_steps=0))
@@ -137,7 +137,7 @@ def test_devices_are_taken_in_order_as_far_as_the_budget_allows():
 
 
 def price_s(workload, device):
-    """What a second of a device adds to what is minimised, if it is alone."""
+    """The amount that a second of a lone device adds to the minimised value."""
     return workload.network.devices[device].price_per_hour / 3600 if workload.price_rules.is_minimised else 1.0
 
 

@@ -66,7 +66,7 @@ def has_type(data, name) -> bool:
 
 
 def kind_of(path: Path) -> str | None:
-    """Which of the three files a committed JSON file is."""
+    """The kind of a committed JSON file, one of three; None for others."""
     data = json.loads(path.read_text())
     if not isinstance(data, dict):
         return None

@@ -1,4 +1,4 @@
-"""What `explain` suggests: every gain is the difference of two costs by an evaluator of this file, and no swap,
+"""The suggestions of `explain`: every gain is the difference of two costs by an evaluator of this file, and no swap,
 boundary or factor that was left out is better."""
 
 import itertools

@@ -1,4 +1,4 @@
-"""What the planner prints, in words that say what they mean."""
+"""The planner prints words that say what they mean."""
 
 import numpy as np
 import pytest

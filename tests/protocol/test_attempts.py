@@ -1,4 +1,4 @@
-"""Which step a picture of the pipeline shows, of a run that went back and computed some steps again."""
+"""The step that a picture of the pipeline shows, for a run that went back and computed some steps again."""
 
 from jaxdt.protocol.attempts import attempts, typical_attempt
 from jaxdt.protocol.events import COORDINATOR

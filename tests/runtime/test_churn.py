@@ -11,7 +11,7 @@ from jaxdt.spec import plan as plans
 
 pytestmark = pytest.mark.xdist_group("kernels")  # the planner gives advice here, and the tests of it come first
 
-# Of the run's own priority: beside the other tests of a session the least one may get no time at all.
+# The search has the run's own priority: beside the other tests of a session the least one may get no time at all.
 BRIEF_SEARCH = """
 import os
 from jaxdt.cli import replan_advice

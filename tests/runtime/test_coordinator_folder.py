@@ -1,4 +1,4 @@
-"""What a coordinator finds in its folder: the lock of another one, and the state of this run or of an earlier run."""
+"""A coordinator finds in its folder the lock of another one, and the state of this run or of an earlier run."""
 
 import json
 import multiprocessing

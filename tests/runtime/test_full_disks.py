@@ -58,7 +58,7 @@ class NoTransport:
 
 
 def run(machine, trace=lambda line: None, **options):
-    """How a loop with this machine ends, and what it has reported."""
+    """The end of a loop with this machine, and its reports."""
     found = []
     loop = Loop(-1, machine, Trace(trace), found.append, **options)
     loop.transport = NoTransport()

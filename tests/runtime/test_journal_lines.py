@@ -1,4 +1,4 @@
-"""What the coordinator prints for those who wait, or who have to do something."""
+"""The lines that the coordinator prints for people who wait, or who have to do something."""
 
 from pathlib import Path
 from types import SimpleNamespace

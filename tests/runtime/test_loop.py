@@ -85,7 +85,7 @@ def test_only_a_link_to_a_member_holds_work_back(congested, begins):
 
 
 def tensors_after(*messages):
-    """What peer 1 of the view holds after these messages of peer 0, each (header, array)."""
+    """The tensors that peer 1 of the view holds after these messages of peer 0, each (header, array)."""
     identity = PeerIdentity("r", "f", 1, 1, 0, GENERATION, 4, 0, 0.5, 4.0)
     loop = Loop(1, Peer(Membership(identity)), Trace(lambda line: None, 0), lambda report: None)
     loop.tensors, loop.transport = Kept(), Nowhere()

@@ -1,4 +1,4 @@
-"""What a peer's own log says."""
+"""The lines of a peer's own log."""
 
 import dataclasses
 import typing
@@ -121,7 +121,7 @@ def test_what_a_person_must_know_is_a_sentence(report, line):
     assert line_of(report) == line
 
 
-# What the live table, the journal or a peer's log show in a way of their own, and what only the trace has.
+# Reports that the live table, the journal or a peer's log show in a way of their own, and reports of the trace alone.
 OTHERWISE = {"step", "view", "lost", "failed", "leaving", "vacant", "rollback", "checkpoint", "done", "ended", "replan"}
 VALUES = {int: 7, float: 0.25, bool: True, list[int]: [1, 2]}
 OTHERWISE |= {

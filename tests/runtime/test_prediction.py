@@ -64,7 +64,7 @@ def test_a_prediction_that_is_given_up_reports_nothing():
 
 
 def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
-    """What the loop does at the first view is to start it; a run that ends first has a summary without it."""
+    """At the first view the loop only starts the prediction; a run that ends first has a summary without it."""
 
     class Started(Prediction):
         def start(self, request, post):

@@ -1,4 +1,4 @@
-"""Who may use the folder of a run: one run at a time, and a refusal says at once which."""
+"""One run at a time may use a folder, and a refusal says at once which run that is."""
 
 import os
 import subprocess

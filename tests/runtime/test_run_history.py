@@ -39,7 +39,7 @@ def step(number, step_s=1.0):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Which the test sets."""
+    """A clock that the test sets."""
     clock = SimpleNamespace(now_s=1000.0)
     monkeypatch.setattr(journal_module.time, "monotonic", lambda: clock.now_s)
     monkeypatch.setattr(Prediction, "start", lambda *arguments: None)

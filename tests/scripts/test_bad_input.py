@@ -1,6 +1,6 @@
-"""What a person or a file got wrong is one line and exit code 2, and nothing is started or overwritten.
+"""A mistake of a person or a file gives one line and exit code 2, and nothing is started or overwritten.
 
-The scripts run as a user starts them, except that one process imports what takes long and is then forked for every
+The scripts run as a user starts them, except that one process imports the slow modules and is then forked for every
 case."""
 
 import contextlib

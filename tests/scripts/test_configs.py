@@ -11,7 +11,7 @@ from jaxdt import config_file
 from jaxdt.spec import config as configs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-# What decides the losses of a run, beside the codec.
+# The groups of fields that decide the losses of a run, and further fields that do.
 GROUPS = ("model", "data", "plan", "train", "optim")
 FIELDS = ("codec", "error_feedback", "dtype", "remat")
 

@@ -9,8 +9,8 @@ PERIOD_S = 20.0
 
 
 def samples(rss=lambda s: 0, fds=lambda s: 0, threads=lambda s: 0, members=lambda s: 3):
-    """Of 15 minutes: 250 MB, 4 descriptors and 2 threads for each member; now and then a connection that is open for a
-    moment. The arguments are what is added after so many seconds."""
+    """Samples of 15 minutes: 250 MB, 4 descriptors and 2 threads for each member; now and then a connection that is
+    open for a moment. The arguments give the amounts that are added after so many seconds."""
     chance, found = random.Random(1), []
     for seconds in range(2, 900, 2):
         n, moment = members(seconds), chance.random() < 0.3

@@ -22,7 +22,8 @@ import jaxdt.api.launch, jaxdt.api.simulate, jaxdt.config_file, ml_collections.c
 import planner.commands.solve
 """
 TRAIN = "launch --config=configs/quickstart.py --run_dir=new"
-# What somebody types, and words of the line that they get. `planner` is python -m planner, others are in scripts/.
+# A command with a mistake, and words of the line that it prints. `planner` is python -m planner, others are in
+# scripts/.
 MISTAKES = {
     "a flag that does not exist": (f"{TRAIN} --emulat=four_cities.json", "Did you mean: emulate"),
     "a misspelt field": (

@@ -47,7 +47,7 @@ def test_both_predictors_by_cut(tmp_path):
 
 
 def test_the_interval_of_a_median_is_that_of_the_sign_test():
-    """Of 20 values the 6th and the 15th; of 5 values not even the outmost do."""
+    """The 6th and the 15th of 20 values bound the interval; of 5 values not even the outermost ones do."""
     assert median_interval([*range(20, 0, -1)]) == (6, 15)
     assert median_interval([5, 4, 3, 2, 1]) == (1, 5)
 

@@ -1,4 +1,4 @@
-"""What SWARM's Table 2 and Figure 7 are reproduced with: closed forms of small fleets, and a page of two sizes."""
+"""The code that reproduces SWARM's Table 2 and Figure 7: closed forms of small fleets, and a page of two sizes."""
 
 import json
 from dataclasses import replace

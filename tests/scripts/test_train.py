@@ -1,4 +1,4 @@
-"""What train.py does when its peer has ended, with stand-ins for everything that needs JAX."""
+"""The end of train.py when its peer has ended, with stand-ins for everything that needs JAX."""
 
 import os
 import subprocess

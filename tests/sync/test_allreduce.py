@@ -56,7 +56,7 @@ STEP = 0
 
 
 def gradient(stage, microbatch, n):
-    """What one microbatch adds to a vector of n numbers."""
+    """The summands that one microbatch adds to a vector of n numbers."""
     return [(stage + 2) * 100 + microbatch * 10 + i for i in range(n)]
 
 

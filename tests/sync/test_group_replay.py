@@ -103,7 +103,7 @@ def simulated(config, stores=None, trace=None, faults=(), **options):
 
 
 def simulation(config, tensors, **options):
-    """Of a config, with these tensors of each peer."""
+    """A simulation of a config, with these tensors of each peer."""
     plan, peers = run_config.default_plan(config), {}
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
         peers[peer] = SimPeer(machine, tensors[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
@@ -135,7 +135,7 @@ def log_of(config, outcome):
 
 
 def results_of(config, outcome):
-    """Of each stage the replicas whose mean is the result."""
+    """The replicas of each stage whose mean is the result."""
     plan = run_config.default_plan(config)
     means = {mean.stage: mean for mean in outcome.of(StateMeanReport) if mean.version == config.train.steps}
     return [logged_group(plan, incarnations_of(config, outcome), mean) for mean in means.values()]
@@ -155,7 +155,7 @@ def whole_params(replay, pipeline):
 
 
 def assert_close(got, expected, tolerance):
-    """Of two trees, relative to the norm of all their numbers."""
+    """The difference of two trees is below a tolerance, relative to the norm of all their numbers."""
     got, expected = (FloatVector(got).of(tree) for tree in (got, expected))
     assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
 

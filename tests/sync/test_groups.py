@@ -137,7 +137,7 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
     machine.handle(0.0, ViewChanged(view))
 
     def hear(src, body):
-        """What the machine does, the Work and the sums that it asks for included."""
+        """The actions of the machine, after the Work and the sums that it asks for are done too."""
         todo, done = [Received(Header("r", 0, 1, src), body)], []
         while todo:
             for action in machine.handle(0.0, todo.pop(0)):

@@ -1,4 +1,4 @@
-"""Who averages with whom: SDPipe's scheduler under random traces, the pairs of a step, and what they refuse."""
+"""The choice of averaging groups: SDPipe's scheduler under random traces, the pairs of a step, and refused configs."""
 
 import math
 import random

@@ -61,7 +61,7 @@ class Replica:
         self.tell(ViewChanged(ALONE))
 
     def tell(self, event):
-        """What it does beside its Work and its sums, which are done at once."""
+        """The actions of the machine beside its Work and its sums, which are done at once."""
         others = []
         for action in self.machine.handle(0.0, event):
             if isinstance(action, Run) and action.work.kind == "G":
@@ -203,7 +203,7 @@ def test_a_view_ends_a_repair_so_that_the_coordinator_decides_again():
 
 
 def test_who_has_joined_gives_its_state_in_the_same_step():
-    """What was committed before it came is no update of its own that is about to begin."""
+    """A step that was committed before the peer came is no update of its own that is about to begin."""
     back = transfer(2)
     record = Record(0, (Round(0, "stage0", 1),), 1.0, 1, "apply")
     back.handle(0.0, Evicted(replace(THREE, number=3, members=THREE.members[:2])))

@@ -53,7 +53,7 @@ CONFIGS = {
 
 
 def assert_equals_replay(config, outcome, states, away=()):
-    """Of all pipelines that are there at the end."""
+    """The states of all pipelines that are there at the end equal those of the replay."""
     plan, replay, found = run_config.default_plan(config), replayed(config, outcome), incarnations_of(config, outcome)
     replay.average_states(results_of(config, outcome))
     for stage, row in enumerate(plan.placement):

@@ -27,7 +27,7 @@ def view_of(stages):
 
 
 def assignment(*gone, **newcomers):
-    """Of the plan's peers but those who are gone, and p7=1 for one at stage 1."""
+    """The assignment of the plan's peers without those that are gone; p7=1 adds peer 7 at stage 1."""
     stages = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone}
     stages |= {int(name.removeprefix("p")): stage for name, stage in newcomers.items()}
     return pipeline_assignment(PLAN, view_of(stages), stages)

@@ -136,7 +136,7 @@ def test_nothing_that_others_may_do_as_well_blocks_the_step():
 
 
 def test_a_forward_whose_result_nobody_waits_for_stays():
-    """Of two that nobody chooses between, both would be counted."""
+    """If nobody chooses between two results, both would be counted."""
     run = Driver(1)
     run.hear(0, act(1, 0, (0, 1, -2)))
     assert not sent(run.overdue(), Reroute)

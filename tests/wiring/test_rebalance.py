@@ -1,4 +1,4 @@
-"""Who changes stages: the rule from one table, its invariants in numbers of peers, and the stage of who joins."""
+"""The rule by which peers change stages, from one table; its invariants in numbers of peers; the stage of a joiner."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a peer keeps for its neighbours, within its budget."""
+"""A peer keeps tensors for its neighbours, within its budget."""
 
 from jaxdt.protocol.events import Discard, Key
 from jaxdt.spec.work import Work

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Absence:
-    """`version`: updates that the peer's state has seen; None for a member, which keeps what is committed."""
+    """The absence of one peer. `version`: updates that the peer's state has seen; None for a member, whose state
+    follows the committed steps."""
 
     stage: int
     since_s: float
@@ -46,21 +47,21 @@ class Absences:
         return bool(over)
 
     def of_stage(self, stage: int) -> list[int]:
-        """Who may hold the stage's committed state."""
+        """The absent peers that may hold the stage's committed state."""
         return sorted(peer for peer, absence in self._by_peer.items() if absence.stage == stage)
 
     def waits_s(self, now_s: float, peers: Collection[int]) -> float:
-        """How long these peers are waited for from now on."""
+        """The seconds from now on for which the run waits for these peers."""
         return max((self._by_peer[peer].since_s + self._grace_s - now_s for peer in peers), default=0.0)
 
     def evicted(self, peers: Collection[int], n_committed: int) -> None:
-        """A view goes on without these peers; it tells them what was committed by then."""
+        """A view goes on without these peers; by then `n_committed` steps were committed, as the view tells them."""
         for peer in peers:
             if peer in self._by_peer:
                 self._by_peer[peer] = replace(self._by_peer[peer], version=n_committed)
 
     def committed(self, n_committed: int) -> None:
-        """What evicted peers hold is outdated."""
+        """The states of evicted peers are outdated."""
         self._by_peer = {
             peer: absence
             for peer, absence in self._by_peer.items()

@@ -1,4 +1,4 @@
-"""How often peers were evicted of late: a peer that comes and goes waits before it is admitted again."""
+"""The recent evictions of peers: a peer that comes and goes waits before it is admitted again."""
 
 from collections.abc import Iterable
 

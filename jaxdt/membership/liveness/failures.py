@@ -1,4 +1,4 @@
-"""What peers have failed at, and whether anybody is left who could go on.
+"""The failures of peers, and whether any peer is left that could go on.
 
 A peer that fails is that peer's trouble: the run goes on without it, or waits for another. The run ends with it only
 where waiting is in vain: nobody is left, or one peer after another fails at the same stage for the same reason.

@@ -65,6 +65,6 @@ class JoinProgress:
         return None
 
     def _known_or(self, peer: int, new: _JoiningPeer) -> _JoiningPeer:
-        """What is known of this admission of the peer."""
+        """The record of this admission of the peer, or `new` if there is none."""
         known = self._joining.get(peer, new)
         return known if known.admission == new.admission else new

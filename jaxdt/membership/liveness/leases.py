@@ -31,11 +31,11 @@ class Leases:
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
 
     def heard_s(self, peer: int, now_s: float) -> float:
-        """When something came from a peer with a lease the last time."""
+        """The time of the last message from a peer with a lease."""
         return now_s - self._deadlines[peer].silence_s(now_s)
 
     def silences(self, now_s: float) -> dict[int, float]:
-        """For how many seconds, in tenths, nothing has come from each peer with a lease."""
+        """The seconds, to a tenth, for which each peer with a lease has been silent."""
         return {peer: round(deadline.silence_s(now_s), 1) for peer, deadline in self._deadlines.items()}
 
     def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ AGAIN_S_MAX = 60.0
 
 
 class Reminder:
-    """When to say again that one waits. Time comes in as an argument."""
+    """Decides when a waiting process says again that it waits. Time comes in as an argument."""
 
     def __init__(self):
         self._since_s: float | None = None  # None: nobody waits

@@ -1,11 +1,11 @@
 """Work that takes far longer than its like: found by the peer that does it, while its heartbeats go on as ever.
 
-A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring has other
-replicas do what can be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A gradient cannot
-be taken out of a sum (step protocol, Sec. 3.3), so nobody else may do what this peer alone can add to its accumulator.
-Once the step waits for that alone, or the Work has taken several deadlines, the peer tells the coordinator that it
-blocks the run. The coordinator goes on without the peer and its accumulator if the stage has another replica, and the
-other replicas do the lost Work. So each microbatch is counted once.
+A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring asks
+other replicas for the Work that may be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A
+backward may not, since a gradient cannot be taken out of a sum (step protocol, Sec. 3.3). Once the step waits only for
+this peer's accumulator, or the Work has taken several deadlines, the peer tells the coordinator that it blocks the run.
+The coordinator goes on without the peer and its accumulator if the stage has another replica, and the other replicas do
+the lost Work. So each microbatch is counted once.
 """
 
 from collections import defaultdict, deque
@@ -22,7 +22,7 @@ UNKNOWN_S = 300.0  # Work of a kind that was never timed may have to be compiled
 
 
 class WorkWatch:
-    """Of one peer. `floor_s`: the shortest deadline. `tick_s`: how often `tick` is called."""
+    """Watches the Work of one peer. `floor_s`: the shortest deadline. `tick_s`: seconds between two calls of `tick`."""
 
     def __init__(self, floor_s: float, tick_s: float):
         self._floor_s = floor_s
@@ -49,8 +49,8 @@ class WorkWatch:
             self._forget()
 
     def tick(self, now_s: float, running: Work | None) -> Overdue | None:
-        """What the coordinator has to know of the Work that runs now, if anything. It is told again each time that the
-        Work has taken twice as long as before."""
+        """The message to the coordinator about the Work that runs now, or None if there is nothing to tell. The message
+        comes again each time that the Work has taken twice as long as before."""
         if running is None:
             self._forget()
             return None

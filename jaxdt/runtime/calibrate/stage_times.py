@@ -55,9 +55,9 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
 
 @dataclass(frozen=True)
 class TimedStage:
-    """What to time.
+    """The stage to time, and the options of timing.
 
-    group_sizes: the stage's sync groups by the names that the run knows them by, and the size of each one's vector.
+    group_sizes: the stage's sync groups, by their names in the run, and the size of each one's vector.
     evaluates: time evaluation too.
     step: the step whose tensors' length is used.
     microbatch: a microbatch of the pipeline whose codecs are used.

@@ -1,4 +1,4 @@
-"""Who may take part in a run, and as what: certificates, credential files, tokens, and what the coordinator signs.
+"""The identities of processes in a run, and their roles: certificates, credential files, tokens, and the issuer.
 
 A run has one root, whose key stays with the person who starts the run. The root signs the certificates of coordinators
 and operators; a coordinator signs those of peers and the tokens with which they come. The modules here know no sockets.

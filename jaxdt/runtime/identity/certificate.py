@@ -29,7 +29,7 @@ _PATH_LENGTH = {ROOT: 1, COORDINATOR: 0}
 
 @dataclass(frozen=True)
 class Holder:
-    """What a certificate says of its holder. `peer` is the id of a peer, or the id that a token gives; None for other
+    """The holder that a certificate names. `peer` is the id of a peer, or the id that a token gives; None for other
     roles, and for a token whose holder gets a new id."""
 
     role: str

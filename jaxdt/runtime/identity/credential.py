@@ -35,7 +35,7 @@ class Credential:
     file: Path
 
     def read_certificate(self, der: bytes) -> SignedCertificate:
-        """What the certificate of the other side says; BadInput."""
+        """The certificate of the other side, read and checked; BadInput if it is wrong."""
         return certificate.read_der(der, self.root)
 
 

@@ -1,8 +1,8 @@
 """The coordinator's side of admission: it redeems each token once, for the certificate of one key.
 
-What it has issued is durable before anybody hears of it: of each token the SHA-256 of its certificate, the peer id, the
-SHA-256 of the certified key, and the certificate. A process that was cut off before it had the answer asks again with
-the same token and key, and gets the same certificate.
+Everything that it issues is durable before anybody hears of it: for each token the SHA-256 of its certificate, the peer
+id, the SHA-256 of the certified key, and the certificate. A process that was cut off before it had the answer asks
+again with the same token and key, and gets the same certificate.
 """
 
 import threading
@@ -79,8 +79,8 @@ class Issuer:
             return pem
 
     def _newcomer_id(self) -> int:
-        """An id that nobody had. Of those of lost peers the one that was given least recently: whom it was given to may
-        be on the way."""
+        """An id for a newcomer: one that nobody had, or, where newcomers take the places of lost peers, the lost peer's
+        id that was given least recently, since a process that got an id lately may still be on its way."""
         lost_ids = self._lost_ids()
         if lost_ids is None:
             return self._next_id

@@ -1,8 +1,8 @@
-"""What a failed TLS handshake means here, in words: the library says which check failed, and not what to look at."""
+"""The meaning of a failed TLS handshake, in words: the library says which check failed, and not what to look at."""
 
 import ssl
 
-# Reasons of OpenSSL, and what they say of the other side.
+# Reasons of OpenSSL, and their meaning for the other side.
 OTHER_RUN = "is of another run: each run has credentials of its own"
 NO_CREDENTIAL = "has shown no credential, expected one of this run"
 NOT_TLS = "does not speak TLS, so it is no process of a run with credentials; is the port right?"

@@ -139,7 +139,8 @@ class Acceptor:
         self._self_pipe.wait(_FULL_S)
 
     def _admit(self, connection: Connection, source: str) -> Place | None:
-        """The place of a connection, None for one over the Unix socket; NoPlace when it cannot have one."""
+        """The place of a connection; None for a connection over the Unix socket. NoPlace if there is no place for
+        it."""
         with self._lock:
             if self._closing:
                 raise NoPlace("this side is closing")

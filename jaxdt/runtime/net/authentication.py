@@ -1,4 +1,4 @@
-"""Who may connect: TLS with the run's root, the certificate that belongs to a peer id, tokens, and revoked peers.
+"""The check of who may connect: TLS with the run's root, the certificate of a peer id, tokens, and revoked peers.
 
 One object serves all connections of a transport, from any thread.
 """
@@ -43,7 +43,7 @@ class Authentication:
         self.check(handshake.secure(connection, self._credential, is_dialer=True) if self._credential else None, peer)
 
     def explain(self, error: ssl.SSLError) -> str:
-        """What a failed TLS handshake means, for people."""
+        """The meaning of a failed TLS handshake, for people."""
         file = f" (this side has {self._credential.file})" if self._credential else ""
         return f"the process there {tls_refusals.meaning(error)}{file}"
 

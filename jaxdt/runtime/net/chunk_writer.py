@@ -58,7 +58,7 @@ class ChunkWriter:
     def _write_next(self, connection: Connection, read_acks: Callable[[], None]) -> float | None:
         """Write a chunk, or put one on the emulated link.
 
-        Returns the seconds until there is more to do, None for as long as no new message comes.
+        Returns the seconds until there is more to do; None if there is nothing to do until a new message comes.
         """
         now_s = time.monotonic()
         if self._delay_line and self._delay_line[0][0] <= now_s:

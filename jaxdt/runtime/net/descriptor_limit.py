@@ -1,4 +1,4 @@
-"""How many file descriptors a process may have. Each connection takes one, and the thread that sends on it another."""
+"""The limit of file descriptors of a process. Each connection takes one, and the thread that sends on it another."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ MACOS_LIMIT = 10240  # OPEN_MAX: the kernel refuses more, whatever the hard limi
 
 
 def descriptor_limit() -> float:
-    """How many descriptors a process may have at most: the hard limit."""
+    """The most descriptors that a process may have: the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return math.inf if hard == resource.RLIM_INFINITY else hard
 
@@ -27,5 +27,5 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_needed(n_peers: int) -> int:
-    """What any process of a run of so many peers needs at most: a peer that talks to all others."""
+    """The most descriptors that a process of a run of so many peers needs: those of a peer that talks to all others."""
     return OTHER_DESCRIPTORS + COORDINATOR_DESCRIPTORS + NEIGHBOUR_DESCRIPTORS * (n_peers - 1)

@@ -46,7 +46,7 @@ KINDS = {
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")
-# Of lists and maps in one another. Messages use less than 12; code that walks what a frame holds may recurse.
+# Levels of lists and maps in one another. Messages use less than 12; code that walks a frame's content may recurse.
 _DEPTH_MAX = 32
 _pack_msgpack: Callable[[Any], bytes] = cast(Any, msgpack.packb)  # its own annotations lack the type of the result
 HEADER_BYTES = _FIELDS.size + _CRC.size

@@ -54,12 +54,12 @@ class HandshakeRefused(Exception):
 
 @dataclass(frozen=True)
 class HandshakeHello:
-    """What each side says of itself: peer `src` wants to talk to peer `dst` on a channel.
+    """The greeting of each side: peer `src` wants to talk to peer `dst` on a channel.
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
-    `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
-    `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
-    `dial_back`: this side cannot dial the other, which must open the connections of both directions.
+    `oldest` is the first message that it still holds. `received` lists the messages that the other side has, as
+    inclusive ranges. `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
+    `dial_back`: this side cannot dial the other side, so that one must open the connections of both directions.
     `minor_version` is that of the protocol; frames carry the major one.
     """
 
@@ -107,7 +107,8 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
 
 
 def _what_differs(theirs: str, own: str) -> str:
-    """What to do about two names of runs, RUN, config DIGEST, plan DIGEST, tokens DIGEST; '' for other names."""
+    """The difference between two names of runs (RUN, config DIGEST, plan DIGEST, tokens DIGEST), and what to do about
+    it; '' for other names."""
     other, here = theirs.split(", "), own.split(", ")
     if not len(other) == len(here) == 4:
         return ""
@@ -215,7 +216,7 @@ def send_hello(connection: Connection, kind: int, hello: HandshakeHello) -> None
 
 
 def send_refusal(connection: Connection, reason: str) -> None:
-    """Write a REFUSED. A peer that does not wait for it has ended the connection, which is no error here."""
+    """Write a REFUSED. It is no error if the peer does not wait for it and has ended the connection."""
     with contextlib.suppress(OSError):
         connection.write(frame.pack(frame.REFUSED, frame.pack_head({"reason": reason}, _LIMITS)))
 

@@ -363,7 +363,7 @@ class ReverseDialer:
 
 
 def _checked_leaves(buffers: list, table: tuple[Leaf, ...]) -> list[np.ndarray]:
-    """The buffers of `expect` as arrays; ValueError when they do not fit the table, which is a bug of the caller."""
+    """The buffers of `expect` as arrays; ValueError, for a bug of the caller, when they do not fit the table."""
     if len(buffers) != len(table):
         raise ValueError(f"expect returned {len(buffers)} buffers for {len(table)} leaves")
     leaves = []

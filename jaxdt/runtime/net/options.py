@@ -25,9 +25,9 @@ class TransportCallbacks:
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
     on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at
-        its address, "refused", or "no way" when messages wait for a peer that neither side can dial, which is repeated;
-        `reason` is one line. `peer` is None for an accepted connection that was refused here: whoever it says it is has
-        not shown it.
+        its address, "refused", or "no way" when messages wait for a peer and neither side can dial the other ("no way"
+        is repeated). `reason` is one line. `peer` is None for an accepted connection that was refused here: the other
+        side has not shown that it is the peer whose id it gave.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
     on_death(thread, error): a thread without which the transport does not work has died of a bug.
@@ -79,7 +79,7 @@ class TransportLimits:
 
 @dataclass(frozen=True)
 class TransportSettings:
-    """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
+    """`shape(dst)` is the link to emulate towards peer dst, or None. `allow_plaintext` permits addresses other
     than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
     coordinator is its term. `issue(token, request)` is for a coordinator: the certificate chain for a token's holder,
     or BadInput."""

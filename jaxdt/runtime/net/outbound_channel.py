@@ -25,10 +25,10 @@ from jaxdt.runtime.net.shaper import Shaper
 
 @dataclass(frozen=True)
 class WayBack:
-    """What a channel asks of its transport where only one of two sides can dial the other.
+    """The requests of a channel to its transport where only one of two sides can dial the other.
 
-    ask: this side cannot dial the peer, which learns of it with its next greeting.
-    give: the peer cannot dial this side, which opens the connections of both directions from now on.
+    ask: this side cannot dial the peer; the peer learns of it with the next greeting.
+    give: the peer cannot dial this side, so this side opens the connections of both directions from now on.
     """
 
     ask: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What connections of unknown senders may cost: places, and reports.
+"""Bounds on the cost of connections from unknown senders: places, and reports.
 
 Anybody may connect to the port of a run, and each connection costs a thread and a descriptor until it has said who it
 is. `GreetingPlaces` bounds how many there are, so that no single address can take all of them: a silent connection
@@ -142,7 +142,7 @@ class ReportLimiter:
         return False
 
     def due_in_s(self, now_s: float) -> float | None:
-        """Seconds until `summary` has something to say, None for as long as nothing is suppressed."""
+        """Seconds until `summary` has a line to tell; None as long as no report is suppressed."""
         return max(0.0, self._until_s - now_s) if self._n_suppressed else None
 
     def summary(self, now_s: float) -> str | None:

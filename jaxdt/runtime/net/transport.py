@@ -38,8 +38,8 @@ _COUNTERS = (
 
 @dataclass(eq=False)
 class _Peer:
-    """What this side does to reach one peer. `reverse_dialers` exist where the peer cannot dial this side;
-    `wants_dial_back`: this side cannot dial the peer."""
+    """The channels and dialers by which this side reaches one peer. `reverse_dialers` exist where the peer cannot dial
+    this side; `wants_dial_back`: this side cannot dial the peer."""
 
     link_state: LinkState
     shaper: Shaper | None
@@ -67,7 +67,8 @@ class Transport:
 
     listen: (host, port) to accept on, port 0 for any free one. None for a peer that nobody can dial: it opens the
         connections of both directions itself.
-    credential: that of this peer. None means plaintext, for loopback addresses only unless the settings allow others.
+    credential: the credential of this peer. None means plaintext, which is for loopback addresses only, unless the
+        settings allow others.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Transport:
             self._limits,
             check=self._check_hello,
             welcome=self._welcome,
-            # Who is refused here has not shown that it is the peer whose id it gave.
+            # A process that is refused here has not shown that it is the peer whose id it gave.
             refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
             spawn=self._spawn,
         )

@@ -1,9 +1,9 @@
 """Unix sockets between peers of one host: the same bytes as over TCP, for about two thirds of the CPU.
 
-A peer that listens on a loopback address also listens under that address in Linux's abstract namespace, which is as
-wide as the loopback interface. A peer that dials the address looks there first, and falls back to TCP when nobody
-listens there (a forwarded port, another system). Any process may bind a name, so the process on the other side must
-belong to the same user.
+A peer that listens on a loopback address also listens under that address in Linux's abstract namespace. That namespace
+and the loopback interface reach equally far. A peer that dials the address looks there first, and falls back to TCP
+when nobody listens there (a forwarded port, another system). Any process may bind a name, so the process on the other
+side must belong to the same user.
 """
 
 import ipaddress
@@ -52,7 +52,7 @@ def is_of_this_user(sock: socket.socket) -> bool:
 
 
 def _name(address: tuple[str, int]) -> str | None:
-    """The abstract name of a loopback address, None for any other."""
+    """The abstract name of a loopback address; None for any other address."""
     host, port = address
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback

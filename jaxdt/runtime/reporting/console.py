@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 def print_line(line: str) -> None:
     """Print a line. A log on a full disk, or a terminal that is gone, must not end a run: the line stays in the buffer
-    of standard output, which is written with the next line, and is lost once that buffer is full."""
+    of standard output. The buffer is written with the next line; once it is full the line is lost."""
     with contextlib.suppress(OSError):
         print(f"{line}\n", end="", flush=True)  # one write: other processes may print to the same terminal
 

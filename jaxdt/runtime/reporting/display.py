@@ -181,7 +181,7 @@ class Display:
         return Group(*tables, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
 
     def _state(self, peer: int) -> str:
-        """What a peer does, in a word or two."""
+        """The activity of a peer, in a word or two."""
         if self._is_over:
             return "ended"
         if peer in self._arriving:
@@ -201,7 +201,7 @@ class Display:
 
 
 def _served(servers: Mapping[int, Mapping[str, float]]) -> Table:
-    """What a pool's workers do for each server."""
+    """A table of the work that a pool's workers do for each server."""
     table = Table("server", "workers", "leases", "done by them", "again", "gradients", "aggregating")
     for server, counts in servers.items():
         share = aggregation_frac(counts)
@@ -246,7 +246,7 @@ def _summary_lines(summary: dict) -> list[str]:
 
 
 def _interruptions(summary: dict) -> str:
-    """How often the run went back and how long it stood still; '' if it did neither."""
+    """A text that says how often the run went back and how long it stood still; '' if it did neither."""
     parts: list[str] = []
     if n_rollbacks := summary["n_rollbacks"]:
         times = {1: "once", 2: "twice"}.get(n_rollbacks, f"{n_rollbacks} times")

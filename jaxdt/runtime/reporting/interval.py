@@ -43,7 +43,7 @@ def paired_ratio(values: Iterable[float], others: Iterable[float]) -> Interval:
 
 
 def sentence(one: str, other: str, rates: Mapping[str, Sequence[float]]) -> str:
-    """How the rates of two named systems compare, seed by seed."""
+    """A sentence that compares the rates of two named systems, seed by seed."""
     ratio = paired_ratio(rates[one], rates[other])
     verdict = "more" if ratio.low > 1 else "less" if ratio.high < 1 else "no difference is shown"
     n_ahead = sum(a > b for a, b in zip(rates[one], rates[other], strict=True))

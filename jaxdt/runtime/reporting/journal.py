@@ -312,7 +312,7 @@ class Journal:
         self._display.summary(summary)
 
     def _doubt(self) -> str:
-        """Why the prediction may be off, as far as this host knows."""
+        """The reasons why the prediction may be off, as far as this host knows; '' if there is none."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
@@ -340,19 +340,19 @@ class Journal:
         return measured_s, n_tokens / measured_s if measured_s else None
 
     def _own(self, steps: list[dict]) -> list[dict]:
-        """Those of this run, not of those before it was resumed."""
+        """The steps of this run, without those before it was resumed."""
         return [step for step in steps if step["step"] >= self._machine.config.start_version]
 
     def _n_tokens(self, steps: list[dict]) -> int:
-        """In the steps of this run that count: those that were undone do not."""
+        """The tokens in the steps of this run that count: steps that were undone do not."""
         config = self._job.config
         n_positions = sum(config.seq_lengths.at(step["step"]) for step in self._own(steps))
         return self._job.plan.n_microbatches * config.train.microbatch_size * n_positions
 
 
 def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
-    """For whom the run waits, who was refused meanwhile, and what to start. Peers of a lost stage that the plan has may
-    come back with their own flag files."""
+    """A line about the peers for which the run waits, the ones that were refused meanwhile, and the command to start.
+    Peers of a lost stage that the plan has may come back with their own flag files."""
     folders = RunFolders.of(run_dir)
     is_emitted = (folders.job / COORDINATOR_FLAGS).exists()
     planned = [peer for stage in report.stages for peer in sorted(plan.placement[stage])]
@@ -376,8 +376,8 @@ def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
 
 
 def last_of_its_stage(run_dir: Path, on_stage_lost: str) -> str:
-    """What happens to a peer that wants to leave as the last of its stage, what a second interrupt of it costs, and how
-    to end the run instead."""
+    """A text for a peer that wants to leave as the last of its stage: it stays, a second interrupt has a cost, and
+    there is a command that ends the run instead."""
     cost = "waits for another and goes back to its last checkpoint" if on_stage_lost == "wait" else "ends with code 3"
     return (
         "; it is the last of its stage, and stays until another joins; a second interrupt ends it at once, and the run "

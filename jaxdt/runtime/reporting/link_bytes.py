@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 
 class LinkBytes:
-    """Adds up what peers count. A count begins again at 0 when a process is started anew, when a peer moves to another
-    stage, and when a link is made again. What the last count of a link that was ended had missed is not known."""
+    """Adds up the bytes that peers count. A count begins again at 0 when a process is started anew, when a peer
+    moves to another stage, and when a link is made again. Bytes after the last count of a link that was ended are
+    not known."""
 
     def __init__(self):
         self._ended: Counter[str] = Counter()  # "src->dst" -> bytes

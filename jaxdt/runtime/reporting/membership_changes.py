@@ -1,4 +1,4 @@
-"""How the members of a run have changed since its first view."""
+"""The changes of a run's members since its first view."""
 
 from collections.abc import Mapping
 

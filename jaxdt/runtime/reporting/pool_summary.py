@@ -1,4 +1,4 @@
-"""What the workers of a pool have done, as their servers count it (jaxdt.wiring.pool.server_counts)."""
+"""The work of a pool's workers, as their servers count it (jaxdt.wiring.pool.server_counts)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,19 +9,19 @@ SUMS = ("microbatches", "by_workers", "stolen", "redone", "lost", "contribution_
 
 
 class PoolSummary:
-    """Of one run. A server that was started again counts from nothing."""
+    """The counts of one run's workers. A server that was started again counts from nothing."""
 
     def __init__(self):
         self._latest: dict[int, Mapping[str, float]] = {}
 
     def counted(self, peer: int, values: Mapping[str, float]) -> None:
-        """What stands in a peer's heartbeat, or in the totals at its end."""
+        """Take the counts in a peer's heartbeat, or in the totals at its end."""
         if WORKERS in values:
             self._latest[peer] = values
 
     @property
     def fields(self) -> dict[str, Any] | None:
-        """For summary.json; None for a run without servers of workers."""
+        """The fields for summary.json; None for a run without servers of workers."""
         if not self._latest:
             return None
         sums = {name: int(sum(values[name] for values in self._latest.values())) for name in SUMS}
@@ -29,7 +29,7 @@ class PoolSummary:
 
     @property
     def doubt(self) -> str:
-        """Why a prediction, which is of a run that keeps its workers, may be far off; '' if there is no such reason."""
+        """The reason why a prediction may be far off, since it assumes a run that keeps its workers; '' without one."""
         fields = self.fields or {}
         if not fields.get("lost") and not fields.get("redone"):
             return ""
@@ -46,7 +46,7 @@ def aggregation_frac(*servers: Mapping[str, float]) -> float | None:
 
 
 def summary_lines(pool: Mapping[str, Any] | None) -> list[str]:
-    """For people."""
+    """Lines for people about a pool's counts; none without a pool."""
     if pool is None:
         return []
     was = "was" if pool["lost"] == 1 else "were"

@@ -32,8 +32,8 @@ N_STEPS, N_STALLED_STEPS = 4, 24  # steps with stalls differ
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What a prediction is made from: the run, and what is known of its hosts. `network`: the emulated or
-    measured links. The other fields are those of Conditions."""
+    """The inputs of a prediction: the run, and the facts about its hosts. `network`: the emulated or measured links.
+    The other fields are those of Conditions."""
 
     config: RunConfig
     plan: Plan
@@ -46,8 +46,9 @@ class PredictionRequest:
 
 
 def doubt(n_peers: int, n_cores: int, load: float) -> str:
-    """Why a prediction may be far off on this host: its peers in the run, its cores, and how many processes wanted to
-    compute in the last minute; '' if there is no such reason. The band is that of configs/prediction/README.md."""
+    """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and the number of
+    processes that wanted to compute in the last minute; '' if there is no such reason. The band is that of
+    configs/prediction/README.md."""
     if load > BUSY * max(n_cores, n_peers + 1):
         return f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, {n_peers} of this run"
     if n_peers > n_cores:
@@ -56,7 +57,7 @@ def doubt(n_peers: int, n_cores: int, load: float) -> str:
 
 
 class Prediction:
-    """Of one run. `report` is None until the prediction is there."""
+    """The prediction for one run. `report` is None until the prediction is there."""
 
     def __init__(self):
         self.report: PredictionReport | None = None

@@ -32,7 +32,8 @@ StartSearch = Callable[[frozenset[int], Seconds], Search]  # for the members tha
 
 
 class ReplanAdvice:
-    """Of one run, whose plan is `plan`. start: makes a search; None where there is no network to plan on."""
+    """The advice for one run, whose plan is `plan`. start: makes a search; None where there is no network to plan
+    on."""
 
     def __init__(self, plan: Plan, start: StartSearch | None):
         self._planned = frozenset(plan.peers)

@@ -46,17 +46,17 @@ from jaxdt.protocol.reports import (
     WriteFailedReport,
 )
 
-DIGITS = 12  # of the digest of a part
+DIGITS = 12  # digits that are printed of a part's digest
 
 
 def line_of(report: Report) -> str:
-    """What a process prints of a report, where it does not show it in another way."""
+    """The line that a process prints for a report, if it does not show the report in another way."""
     known = _line_of_members(report) or _line_of_state(report) or _line_of_peer(report)
     return known or f"{report.kind}: " + ", ".join(f"{name} {value}" for name, value in report.fields.items())
 
 
 def _line_of_members(report: Report) -> str | None:
-    """Of those that the coordinator makes of the run's members."""
+    """The line for a report of the coordinator about the run's members; None for other reports."""
     match report:
         case JoinRequestReport(peer, stage):
             return f"peer {peer}: asks to join, and gets stage {stage}"
@@ -92,7 +92,8 @@ def _line_of_members(report: Report) -> str | None:
 
 
 def _line_of_state(report: Report) -> str | None:
-    """Of those that the coordinator makes of checkpoints, replicas and the prediction."""
+    """The line for a report of the coordinator about checkpoints, replicas or the prediction; None for other
+    reports."""
     match report:
         case SaveFailedReport(peer, version, reason, n_in_a_row):
             part = f"its part of the checkpoint of {version} steps"
@@ -118,7 +119,7 @@ def _line_of_state(report: Report) -> str | None:
 
 
 def _line_of_peer(report: Report) -> str | None:
-    """Of those that a peer makes, or any process."""
+    """The line for a report that a peer makes, or any process; None for other reports."""
     match report:
         case PreparingReport(what):
             return what

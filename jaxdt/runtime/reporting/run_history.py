@@ -1,5 +1,5 @@
-"""What a run has been through since it was begun or resumed: its prediction, how often it went back, how long it stood
-still. It lies in the coordinator's folder, so a coordinator that is started again goes on with it."""
+"""The history of a run since it was begun or resumed: its prediction, how often it went back, how long it stood still.
+The history lies in the coordinator's folder, so a coordinator that is started again goes on with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,8 +13,9 @@ HISTORY = "history"
 
 @dataclass(frozen=True)
 class History:
-    """Of the run of this name. `resumes`: the steps at which the run or an earlier one in its folder was resumed, as
-    far as its steps go back to them. `run_s`: seconds from the first view until this was written; None before it.
+    """The history of the run of this name. `resumes`: the steps at which the run or an earlier one in its folder was
+    resumed, as far as its steps go back to them. `run_s`: seconds from the first view until this was written; None
+    before the first view.
     `n_steps_again`: steps that were committed and had to be done again. `stood_still_s`: see RunHistory. The predicted
     seconds are None until they are known."""
 
@@ -86,7 +87,7 @@ class RunHistory:
         self._stands_still = False
 
     def went_back(self, now_s: float, n_steps: int) -> None:
-        """To a checkpoint; n_steps have to be done again."""
+        """The run went back to a checkpoint; n_steps have to be done again."""
         n_rollbacks, n_steps_again = self.history.n_rollbacks + 1, self.history.n_steps_again + n_steps
         self._save(now_s, replace(self.history, n_rollbacks=n_rollbacks, n_steps_again=n_steps_again))
 

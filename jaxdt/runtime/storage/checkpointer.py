@@ -67,7 +67,7 @@ class Checkpointer:
     run: the name of the run.
     about: the fields in which a checkpoint must agree with a run that resumes from it (about_run).
     keep: how many complete checkpoints are kept, the newest ones; `resumed` is kept beside them.
-    stages: how many the plan has, and the peer's; None for the coordinator, which writes no part.
+    stages: the number of the plan's stages, and the peer's stage (None for the coordinator, which writes no part).
     resumed: the folder of the checkpoint with which the run began, if it began with one."""
 
     def __init__(

@@ -17,9 +17,9 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.serialize import is_object
 
 BUFFERED_BYTES = 1 << 16
-BUFFERED_S = 1.0  # what a process that is killed has not written
-# Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
-# reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
+BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many seconds
+# The size of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part
+# holds the reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
 LOG_BYTES_MAX = 1 << 24
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -158,7 +158,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
+    """The value that write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -172,7 +172,7 @@ def read_json(path: Path) -> Any:
 
 
 def older_part(path: Path) -> Path:
-    """Where a trace or a log keeps what it held before it began anew."""
+    """The file to which a trace or a log moves its older lines when it begins anew."""
     return path.with_name(f"{path.name}.1")
 
 

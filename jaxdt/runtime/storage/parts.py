@@ -34,9 +34,9 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a part is: the state of one of `n_stages` stages after `version` updates of one generation of one run, the
-    fields in which it must agree with a run that resumes from it, and its files, each with its bytes and their
-    SHA-256."""
+    """The description of a part: the state of one of `n_stages` stages after `version` updates of one generation of one
+    run, the fields in which it must agree with a run that resumes from it, and its files, each with its size in bytes
+    and its SHA-256."""
 
     run: str
     generation: int
@@ -57,12 +57,12 @@ class Manifest:
 
     @property
     def n_bytes(self) -> int:
-        """Of the stream, without the zeros at its end."""
+        """The bytes of the part's stream, without the zeros at its end."""
         return LENGTH_BYTES + len(self.text) + sum(size for size, _ in self.files.values())
 
     @property
     def n_words(self) -> int:
-        """Of the stream."""
+        """The words of the part's stream."""
         return -(-self.n_bytes // WORD.itemsize)
 
 
@@ -77,7 +77,7 @@ def step_folder(run_dir: Path, version: int) -> Path:
 
 
 def part_folders(run_dir: Path, version: int, resumed: Path | None) -> list[Path]:
-    """Where parts of the checkpoint of `version` may be: in this run's folder, or in that which it resumed from."""
+    """The folders where parts of the checkpoint of `version` may be: this run's, and the one from which it resumed."""
     own = step_folder(run_dir, version)
     return [own] if resumed is None or resumed.name != own.name else [own, resumed]
 

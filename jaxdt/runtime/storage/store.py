@@ -242,8 +242,8 @@ class Store:
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
 
     def _vector_of(self, round: Round) -> np.ndarray:
-        """What this peer contributes to a round of replicas that may differ: the change that it pushes, its state, its
-        parameters, or what a group exchanges of them."""
+        """The contribution of this peer to a round of replicas that may differ: the change that it pushes, its state,
+        its parameters, or the vector that a group exchanges."""
         versions = self.parameter_versions
         if is_push(round.group):
             return self._pushed.next(versions.params)
@@ -410,7 +410,7 @@ class Store:
         return self._received(self._key(kind, work))
 
     def _received(self, key: Key):
-        """Decode a received boundary tensor, which is then no longer held. A pool's worker holds it until the step has
+        """Decode a received boundary tensor, and drop it. Only a pool's worker holds the tensor until the step has
         ended: its lease may run out and be given to it again, with the same tensor, before the first Work has begun."""
         wire = self._boundaries[key] if self._is_worker else self._boundaries.pop(key)
         return self.boundary_codec.decode(key, wire)
@@ -485,8 +485,8 @@ class Store:
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
     def _codec_of(self, group: str) -> str:
-        """How the vectors of a group travel. Means that are kept aside, the result of a run, a server's parameters, and
-        what replicas that are equal exchange are exact."""
+        """The codec of a group's vectors. Means that are kept aside, the result of a run, a server's parameters, and
+        the vectors of equal replicas are exact."""
         is_exact = group == state_name(self._stage) or is_mean(group) or is_kept(group) or is_pull(group)
         may_round = is_contribution(group) or (replicas_may_differ(self._config) and not is_exact)
         return self._config.sync.codec if may_round else codecs.NONE

@@ -32,5 +32,5 @@ class WeightStash:
         raise RuntimeError(f"{work} is out of order: held is version {versions.version}, stashed {list(self._by_step)}")
 
     def clear(self) -> None:
-        """Nothing is in flight any more."""
+        """Drop all stashed versions: nothing is in flight any more."""
         self._by_step.clear()

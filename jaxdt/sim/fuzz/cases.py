@@ -456,7 +456,7 @@ def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None 
 
 
 def finding_of(played: Callable[[], object]) -> str:
-    """The same, of the call that plays a case."""
+    """The same for a call that plays a case."""
     try:
         played()
     except InvariantBroken as broken:
@@ -467,9 +467,9 @@ def finding_of(played: Callable[[], object]) -> str:
 
 
 def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, int]:
-    """Simulate the case under the invariants; the outcome, and the number of events that were checked.
+    """Simulate the case under the invariants. Returns the outcome, and the number of events that were checked.
     `mutate(peer, machine, tensors)` may replace a machine (tensors is None for the coordinator); `observer` is called
-    as the invariants are."""
+    for each event, as the invariants are."""
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
     wiring = case.config.wiring
     invariants = Invariants(machines, case.faults, wiring.stage_grace_s, wiring.on_stage_lost == "wait")
@@ -488,7 +488,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
             observer(now_s, peer, event, actions)
         if pool:
             pool(peer, event, actions)
-        if peer not in case.plan.workers:  # of which the step protocol knows nothing
+        if peer not in case.plan.workers:  # the step protocol knows nothing of workers
             invariants(now_s, peer, event, actions)
 
     simulation = Simulation(

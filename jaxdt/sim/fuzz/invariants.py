@@ -1,31 +1,30 @@
-"""What must hold at every event of a simulation, under any faults (step protocol, Sec. 11).
+"""The invariants, which hold at every event of a simulation, under any faults (step protocol, Sec. 11).
 
   (1) each result counts every microbatch once, computed with the version of its step
-  (2) what a member has applied is a prefix of the durable records
+  (2) the records that a member has applied are a prefix of the durable records
   (3) every member of the view can apply every durable record that it has not applied
   (4) within a generation records only grow
   (5) nothing is rolled back, and the run does not end, while each stage has a living peer that holds its committed
       version and has not been silent for the grace period; no view leaves a stage without members; before the first
       view the run needs all peers
   (6) no microbatch is in the accumulators of two live members of one view
-  (7) the run ends within a stated time after the last fault is over. A run does not count that waits, and has said so,
+  (7) the run ends within a stated time after the last fault is over. A run does not count if it waits, and has said so,
       for Work that never ends at the only peers that hold the state of a stage
   (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
-      nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
-      evict the living one. A joining member does not count while nothing from the coordinator gets through to it: it
-      does not hear of the view; nor while the devices of all that hold the state of its stage hang. In both cases the
-      step would wait for it in vain. A peer does not count that a superseded coordinator has ended before its successor
-      was heard there: when a person ends the run at that coordinator, the peer cannot know better, and its process is
-      gone
+      nor for another coordinator, nor for another process of that peer. If two members accuse each other it may evict
+      the living one. A joining member does not count while no message of the coordinator reaches it, since it does not
+      hear of the view; nor while the devices of all that hold the state of its stage hang. In both cases the step would
+      wait for it in vain. A peer does not count if a superseded coordinator has ended it before the peer heard of the
+      successor: when a person ends the run at that coordinator, the peer cannot know better, and its process is gone
   (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
   (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
        disks of members as were asked for, or on those of all members that no fault has touched yet
   (11) from when an operator's pause is durable until an operator wants the run to be resumed no step is made durable,
        but for one that was being written when the pause began
 
-The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
-(symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
-reports under (1) when a machine wants a tensor that is not there.
+The invariants are checked from outside: on durable values, on applied records, and on the contents of tensors
+(symbolic_tensors.py). The only state of the machines that is read is the view that they have adopted. `SymbolicTensors`
+also reports under (1) when a machine wants a tensor that is not there.
 
 Living peers that (5) does not count, although they hold the committed version, and why:
 
@@ -207,8 +206,8 @@ class Invariants:
         )
 
     def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
-        """A coordinator goes on from `disk`. What the one before was writing when it ended may be there; on the disk of
-        another host its last views may be missing."""
+        """A coordinator goes on from `disk`. A value that its predecessor was writing when it ended may be there; on
+        the disk of another host the last views may be missing."""
         pending = self._pending
         self._pending = {}
         for name, value in pending.items():
@@ -233,7 +232,7 @@ class Invariants:
             self._alive.discard(peer)
 
     def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
-        """What must hold at the end: (5) and (7)."""
+        """Check the invariants that hold at the end: (5) and (7)."""
         stop = stopped.get(COORDINATOR)
         if stop is None and self._view is None and not self._planned <= self._alive:
             return  # it waits for a peer that is gone: before the first view the run needs all peers
@@ -336,7 +335,7 @@ class Invariants:
         return fault.at_s <= self.now_s <= fault.until_s
 
     def _durable_value(self, name: str, plain: Any) -> Durable:
-        """What a coordinator makes durable; of the steps the last record."""
+        """The value that a coordinator makes durable; for its steps the last record."""
         value = serialize.read(DURABLE[name], plain, name)
         return value[-1].record if isinstance(value, tuple) else value
 

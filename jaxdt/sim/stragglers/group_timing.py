@@ -1,4 +1,4 @@
-"""How fast pipelines go whose replicas average in groups: an event simulation of Work, waits and groups alone.
+"""The speed of pipelines whose replicas average in groups: an event simulation of Work, waits and groups alone.
 
 It drives the matchers of jaxdt.sync.matching as the scheduler of a run would, with constant seconds for Work and for an
 exchange, and stalls. Nothing else exists here: no network, no machines of peers, no arithmetic. So it shows what a

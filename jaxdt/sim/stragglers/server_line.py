@@ -29,7 +29,7 @@ class ServerLine:
     free_s: float = 0.0
 
     def transfer(self, now_s: float, seconds: float) -> float:
-        """When a transfer that is asked for now is over."""
+        """Add a transfer, and return the time when it is over."""
         self.free_s = max(self.free_s, now_s) + seconds
         return self.free_s
 
@@ -100,14 +100,14 @@ class ServerGate:
         heapq.heappush(self._under_way, Transfer(end_s, peer, step, is_push))
 
     def _next_timer(self) -> tuple[float, int] | None:
-        """For the end of the next transfer, unless a timer is under way, which is for an earlier one."""
+        """The timer for the end of the next transfer; None if a timer for an earlier transfer is under way."""
         if not self._under_way or self._timer_s is not None:
             return None
         self._timer_s = self._under_way[0].at_s
         return self._timer_s, 0
 
     def _answer(self, now_s: float) -> None:
-        """Begin the pulls of all who wait, whose pushes have arrived and who are not too far ahead."""
+        """Begin the pulls of all waiting peers whose pushes have arrived and that are not too far ahead."""
         here = [n for peer, n in self.n_added.items() if peer not in self._gone]
         slowest = min(here, default=0) // self.timing.wave
         for peer, step in sorted(self._waiting.items()):

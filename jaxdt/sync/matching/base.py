@@ -1,4 +1,4 @@
-"""What a matcher is: the rule that answers ready replicas with averaging groups. The interface, and the table.
+"""A matcher is the rule that answers ready replicas with averaging groups. Here: its interface, and the table.
 
 A replica that has done its local steps says that it is ready, and waits. The matcher of its stage decides with whom it
 averages. It sees peers, step numbers and times, and never a parameter. A new rule is one file and one entry of
@@ -78,9 +78,9 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True)
 class MatcherEntry:
-    """What the rest of jaxdt asks of a rule.
+    """The answers of a rule to the rest of jaxdt.
 
-    build      a matcher: of these settings, for a stage, with its replicas in the order of their pipelines, and the
+    build      a matcher with these settings, for a stage, its replicas in the order of their pipelines, and the
                enforcement token that the matchers of all stages of a run share
     check      '' if config and plan make sense with it, else a line that names the field and the reason
     averages   whether replicas average at all; if not, nobody says that it is ready

@@ -1,9 +1,9 @@
 """Pairs that the number of the step decides, equal at all stages: AD-PSGD as SDPipe's public code runs it.
 
-For every step the pipelines are shuffled, with a seed, and each averages with the one beside it; of an odd number one
-stays alone. Whoever is ready first waits for its mate. A run cannot get stuck: by induction over steps and stages, the
-mate comes. (AD-PSGD as published, Lian et al. 2018, averages with a neighbour that is not asked. First come, first
-served is the rule "window" with group_size_max 2 and no connectivity.)
+For every step the pipelines are shuffled, with a seed, and each averages with the one beside it; if their number is odd
+one stays alone. The replica that is ready first waits for its mate. A run cannot get stuck: by induction over steps and
+stages, the mate comes. (AD-PSGD as published, Lian et al. 2018, averages with a neighbour that is not asked. First
+come, first served is the rule "window" with group_size_max 2 and no connectivity.)
 """
 
 import functools
@@ -24,8 +24,8 @@ def shuffled(seed: int, step: int, n: int) -> tuple[int, ...]:
 
 
 class MatchPairs:
-    """One stage's. A pipeline has a place, equal at all stages as far as the same pipelines have left and joined: one
-    that comes back takes its own place, a newcomer the first that is open."""
+    """The matcher of one stage. A pipeline has a place, equal at all stages as far as the same pipelines have left and
+    joined: a pipeline that comes back takes its own place, a newcomer the first place that is open."""
 
     def __init__(self, replicas: tuple[int, ...], seed: int):
         self._planned = replicas
@@ -89,7 +89,7 @@ class MatchPairs:
         return Matched(tuple(groups))
 
     def _mate(self, peer: int, step: int) -> int | None:
-        """The replica beside this one after the step's shuffle; None for one that stays alone."""
+        """The replica beside `peer` after the step's shuffle; None if `peer` stays alone."""
         places = shuffled(self._seed, step, len(self._places))
         beside = places.index(self._places.index(peer)) ^ 1
         return self._places[places[beside]] if beside < len(places) else None

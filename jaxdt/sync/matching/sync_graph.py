@@ -30,8 +30,8 @@ def connects(replicas: Collection[int], cliques: Iterable[Collection[int]]) -> b
 
 
 class SyncGraph(Protocol):
-    """What the scheduler asks. `enforces_early`: a stage whose check is due begins to enforce with the first arrival,
-    not when its window is over."""
+    """The graph that the scheduler asks. `enforces_early`: a stage whose check is due begins to enforce with the first
+    arrival, not when its window is over."""
 
     enforces_early: bool
 
@@ -41,7 +41,7 @@ class SyncGraph(Protocol):
         ...
 
     def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
-        """Whether the latest groups with this one more connect the replicas."""
+        """Whether the latest groups and a group of these members connect the replicas."""
         ...
 
     def arrived(self, n_replicas: int) -> None:

@@ -1,2 +1,2 @@
-"""How a pipeline comes back to a run whose replicas may differ: who gives it the states, and how each replica gets its
-own. May import jaxdt.sync.download and the layers below jaxdt.sync."""
+"""The return of a pipeline to a run whose replicas may differ: the choice of a donor, and the transfer of each
+replica's state. May import jaxdt.sync.download and the layers below jaxdt.sync."""

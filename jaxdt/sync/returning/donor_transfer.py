@@ -1,4 +1,4 @@
-"""How a replica of a pipeline that comes back gets its state, from the replica of its stage in one donor pipeline.
+"""The transfer of state to a replica of a pipeline that comes back, from the replica of its stage in a donor pipeline.
 
 The first stage of the donor begins no further step, and tells the joining peers after how many steps it waits
 (DonorWaits). The other stages of the donor come to the same step, and to the mean that is due after it, and can do
@@ -90,7 +90,7 @@ class DonorTransfer:
         return []
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        """What is here of another donor's state is void."""
+        """Adopt a view. Slices of the state of another donor are void."""
         self._view = view
         self._waiting = [(src, key) for src, key in self._waiting if src in view.joining]
         if self._peer not in view.joining:
@@ -108,13 +108,13 @@ class DonorTransfer:
     # -------------------------------------------------------------------------------------------------- as a donor
 
     def _on_settled(self, n_steps: int) -> list[Action | Event]:
-        """What was asked of this state can be given now."""
+        """The state is settled, so the slices that others have asked for can be sent now."""
         self._settled = n_steps
         waiting, self._waiting = self._waiting, []
         return [action for src, key in waiting for action in self._give(src, key)]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of this peer's state, once it is that after as many steps as asked for."""
+        """A slice of this peer's state, once it has seen as many steps as the joiner asks for."""
         if self._view is None or src not in self._view.joining:
             return []
         if problem := slice_problem(key, self._n_words, self._slice_words):

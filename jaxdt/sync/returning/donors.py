@@ -1,4 +1,4 @@
-"""Which pipeline comes back, and which one gives it its states: read from a view, so all members say the same."""
+"""The pipeline that comes back, and the one that gives it its states: both follow from a view, so all members agree."""
 
 from jaxdt.protocol.events import View
 from jaxdt.spec.plan import Plan

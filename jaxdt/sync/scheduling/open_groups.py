@@ -25,9 +25,9 @@ class Disagreement(Exception):
 
 @dataclass
 class OpenGroup:
-    """`round`: the attempt that counts, as far as is known. `attempts`: its members, and those of earlier ones.
-    `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, where that is
-    known before. `report`: as the group has formed; None for a mean that is kept aside."""
+    """`round`: the attempt that counts, as far as is known. `attempts`: the members of this attempt and of earlier
+    ones. `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, if the
+    coordinator knows it beforehand. `report`: the group as it has formed; None for a mean that is kept aside."""
 
     round: Round
     attempts: dict[Round, tuple[int, ...]]
@@ -38,7 +38,7 @@ class OpenGroup:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Of the attempt that counts."""
+        """The members of the attempt that counts."""
         return self.attempts[self.round]
 
     @property
@@ -47,11 +47,11 @@ class OpenGroup:
 
     @property
     def member_steps(self) -> tuple[int, ...]:
-        """Of a group that somebody holds: after how many local steps each of its members contributed."""
+        """The local steps after which each member contributed. The group must have a member that holds the result."""
         return next(iter(self.held.values())).steps
 
     def told(self) -> list[Action]:
-        """What the members hear that do not hold the result."""
+        """The messages to the members that do not hold the result."""
         steps = tuple(self.steps[member] for member in self.members) if self.steps else ()
         formed = GroupFormed(self.round, self.members, tuple(sorted(self.held)), steps)
         return [Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
@@ -69,7 +69,7 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """Those of all stages. Groups that are whole are handed out, and forgotten."""
+    """The open groups of all stages. Groups that are whole are handed out, and forgotten."""
 
     def __init__(self):
         self._open: dict[tuple[str, int], OpenGroup] = {}  # name and number of the group
@@ -94,8 +94,8 @@ class OpenGroups:
         return [action for group in self._open.values() for action in group.told()]
 
     def hear(self, src: int, held: ResultHeld) -> tuple[list[Action], OpenGroup | None]:
-        """A member holds the result of an attempt. What members hear of it, and the group if it is whole. Disagreement
-        if another member holds another result."""
+        """A member holds the result of an attempt. Returns the messages to members, and the group if it is whole.
+        Raises Disagreement if another member holds another result."""
         round = held.round
         group = self._open.get((round.group, round.step))
         if group is None or src not in group.waited_for or round not in group.attempts:
@@ -114,9 +114,9 @@ class OpenGroups:
     def lose(
         self, lost: Collection[int], admissions: Mapping[int, int] | None = None
     ) -> tuple[list[Action], list[OpenGroup], list[Round]]:
-        """Members are gone. What the others of their groups hear, the groups that are whole without them, and the
-        rounds of those that have no member left. With `admissions`, one that was admitted after a group had formed is
-        gone from that group too."""
+        """Members are gone. Returns the messages to the others of their groups, the groups that are whole without them,
+        and the rounds of groups that have no member left. With `admissions`, a member that was admitted after a group
+        had formed is gone from that group too."""
         actions: list[Action] = []
         whole: list[OpenGroup] = []
         deserted: list[Round] = []

@@ -1,4 +1,4 @@
-"""Which pipelines of a run are whole, where replicas may differ: the coordinator's account.
+"""The coordinator's account of the pipelines of a run that are whole, where replicas may differ.
 
 A pipeline that loses a peer cannot do a step any more, so it leaves the run at all stages. Its other peers leave the
 view with the lost one, and are candidates from then on. The run goes on with the pipelines that are whole, and ends
@@ -18,8 +18,8 @@ LAST = "its pipeline was the last one that was whole"
 
 
 class Pipelines:
-    """Of a plan. `whole`: pipelines that have all their peers, with states, in order; `joining`: the one that comes
-    back."""
+    """The pipelines of a plan. `whole`: pipelines that have all their peers, with states, in order; `joining`: the
+    pipeline that comes back."""
 
     def __init__(self, plan: Plan):
         self.whole: list[int] = list(range(plan.n_pipelines))
@@ -30,11 +30,11 @@ class Pipelines:
         self._n_steps = [0] * plan.n_pipelines  # the most local steps that a replica of it is known to have done
 
     def replicas(self, stage: int) -> tuple[int, ...]:
-        """Those of whole pipelines, in the order of these."""
+        """The peers of a stage in whole pipelines, in the order of `whole`."""
         return tuple(self._plan.placement[stage][pipeline] for pipeline in self.whole)
 
     def peers(self, pipeline: int) -> tuple[int, ...]:
-        """Those of one pipeline, in the order of stages."""
+        """The peers of one pipeline, in the order of stages."""
         return tuple(row[pipeline] for row in self._plan.placement)
 
     def has(self, peer: int) -> bool:
@@ -68,14 +68,14 @@ class Pipelines:
         return pipeline not in self._joins or self._joins[pipeline].n_rows < n_rows
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
-        """'' if another pipeline is whole when this peer goes and these members are there."""
+        """'' if another pipeline is whole when this peer goes and the `present` members are there, else the reason."""
         others = [pipeline for pipeline in self.whole if peer not in self.peers(pipeline)]
         is_there = any(set(present).issuperset(self.peers(pipeline)) for pipeline in others)
         return "" if is_there or not self.has(peer) else LAST
 
     def did(self, peers: Iterable[int], steps: Sequence[int]) -> list[PipelineEndReport]:
-        """These replicas have done so many local steps. What is heard late of a pipeline that is lost is reported: in a
-        replay it does these steps too."""
+        """These replicas have done so many local steps. Late news of a lost pipeline is reported, since in a replay the
+        pipeline does these steps too."""
         reports: list[PipelineEndReport] = []
         for peer, n_steps in zip(peers, steps, strict=True):
             pipeline = self._pipeline_of[peer]

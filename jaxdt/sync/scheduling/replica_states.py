@@ -1,9 +1,9 @@
-"""What a coordinator that was started again hears from the members before it decides anything, where replicas differ.
+"""The members' answers to a coordinator that was started again, where replicas differ. They come before it decides.
 
-It asks each member once, when that says hello. A member answers with the groups that it knows, and says again what the
-coordinator before has not answered. From its answer on it obeys no coordinator of a lower term, so nothing can change
-of which the new one does not know. What a member says before its answer does not count, since it comes again; what it
-says after it waits until all members have answered, or are lost.
+The coordinator asks each member once, when the member says hello. A member answers with the groups that it knows, and
+sends again the messages that the coordinator before has not answered. From its answer on the member obeys no
+coordinator of a lower term, so the new one knows of every later change. Messages that come before a member's answer do
+not count, since they come again; messages after it wait until all members have answered, or are lost.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,12 +21,12 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.sync.scheduling.open_groups import OpenGroup
 
-Said = tuple[int, Message]  # who, and what
+Said = tuple[int, Message]  # sender, and message
 CAUSE = "restart"  # of a group that an earlier coordinator has formed, when it is reported again
 
 
 class ReplicaStates:
-    """`is_asking`: not all members have answered yet. `said`: by those who have, in order."""
+    """`is_asking`: not all members have answered yet. `said`: the messages of members that have, in order."""
 
     def __init__(self):
         self.answers: dict[int, ReplicaState] = {}
@@ -42,7 +42,7 @@ class ReplicaStates:
         self._awaited = set(members)
 
     def missed(self) -> list[Message]:
-        """What a member is asked that says hello."""
+        """The question to a member that says hello."""
         return [AskReplicaState()] if self.is_asking else []
 
     def hear(self, src: int, message: Message) -> None:
@@ -57,8 +57,7 @@ class ReplicaStates:
             self._awaited.discard(src)
 
     def lose(self, lost: Collection[int]) -> None:
-        """Nobody waits for these members any more, and of what they have said only the steps that they have done
-        count."""
+        """Nobody waits for these members any more. Their messages do not count, except for the steps that they did."""
         self._awaited.difference_update(lost)
         self.answers = {peer: answer for peer, answer in self.answers.items() if peer not in lost}
         self.said = [(src, said) for src, said in self.said if src not in lost or isinstance(said, StepDone)]
@@ -71,7 +70,7 @@ class ReplicaStates:
 
     @property
     def rounds(self) -> set[Round]:
-        """Those that somebody knows."""
+        """The rounds that some member knows."""
         return {group.round for _, group in self._known}
 
     @property

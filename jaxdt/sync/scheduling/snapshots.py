@@ -1,9 +1,9 @@
-"""What is kept aside of the stages while a run goes on whose replicas may differ: the coordinator's account.
+"""The coordinator's account of snapshots: parameters that are kept aside during a run whose replicas may differ.
 
-After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters that nobody goes on
-from. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up what they
-have, a server keeps a copy. Snapshots are made in order, at all stages. Only one held-out loss is measured at a time,
-and what comes after it waits.
+After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters from which nobody
+goes on. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up their
+parameters, a server keeps a copy. Snapshots are made in order, at all stages. Only one held-out loss is measured at a
+time, and later snapshots wait for it.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ Contributions = tuple[tuple[int, int], ...]  # replicas, and the local steps of 
 
 @dataclass(frozen=True)
 class Keepers:
-    """Who makes snapshots. `of_stage(stage)`: the peers of a stage that do; `checkpoint_name(stage)`: the group of a
-    snapshot for a checkpoint."""
+    """The peers that make snapshots. `of_stage(stage)`: those of a stage; `checkpoint_name(stage)`: the name of the
+    group of a snapshot for a checkpoint."""
 
     of_stage: Callable[[int], tuple[int, ...]]
     checkpoint_name: Callable[[int], str]
@@ -65,8 +65,8 @@ class Snapshots:
     # ------------------------------------------------------------------------------------------------------------ rows
 
     def after_row(self, version: int, actions: Sequence[Action]) -> list[Action]:
-        """So many rows are done. The rows among these actions wait for their held-out losses; the others are left, and
-        what follows."""
+        """So many rows are done. The rows among these actions wait for their held-out losses. Returns the other
+        actions, and the next snapshots to begin."""
         is_last = version == self._config.n_steps
         if self.held_out.want(version) and not is_last:
             self._todo.append((mean_name, version))
@@ -104,7 +104,7 @@ class Snapshots:
         return actions
 
     def _begin(self, name: Callable[[int], str], version: int) -> list[Action]:
-        """At all stages, but for those where an earlier coordinator has begun it."""
+        """Begin a snapshot at all stages, but for those where an earlier coordinator has begun it."""
         actions: list[Action] = []
         for stage in self._stages:
             if version > self._last.get(name(stage), -1):
@@ -114,11 +114,11 @@ class Snapshots:
         return actions
 
     def go_on(self) -> list[Action]:
-        """Those that could not begin may."""
+        """Begin the snapshots that could not begin before."""
         return self._next()
 
     def begin_again(self, deserted: Sequence[Round]) -> list[Action]:
-        """Of these rounds all members are lost. Snapshots among them are made by the keepers that have come since."""
+        """All members of these rounds are lost. The keepers that have come since make the snapshots among them."""
         actions: list[Action] = []
         for stage in self._stages:
             names = (mean_name(stage), self._keepers.checkpoint_name(stage))
@@ -130,24 +130,25 @@ class Snapshots:
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def promise_checkpoint(self, promised: int) -> int:
-        """An operator wants one. Its version: it is made after the next row, or as an earlier coordinator has promised
-        it."""
+        """An operator wants a checkpoint. Returns its version: the next row's, or that which an earlier coordinator has
+        promised."""
         self._promised = promised or self._budget.n_rows + 1
         return self._promised
 
     def holds(self, version: int, stage: int, contributions: Contributions) -> None:
-        """What a stage's snapshot for a checkpoint holds is known."""
+        """Note which contributions a stage's snapshot for a checkpoint holds."""
         self._mean_of[version, stage] = contributions
 
     def mean_of(self, version: int) -> tuple[Contributions, ...]:
-        """Those of older versions are forgotten: an older checkpoint does not become complete any more."""
+        """The contributions of each stage to the checkpoint of `version`. Those to older versions are forgotten, since
+        an older checkpoint does not become complete any more."""
         self._mean_of = {place: members for place, members in self._mean_of.items() if place[0] >= version}
         return tuple(self._mean_of.get((version, stage), ()) for stage in self._stages)
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
     def restore_held_out(self, states: ReplicaStates) -> set[int]:
-        """Held-out losses that are not told yet; those of which an earlier coordinator was told."""
+        """Restore held-out losses that are not told yet. Returns the versions whose losses were measured before."""
         self._last = states.last
         told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
         begun = {round.step for round in states.rounds if is_mean(round.group)}

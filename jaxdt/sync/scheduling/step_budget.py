@@ -1,13 +1,13 @@
-"""How many local steps the pipelines of a run do, where replicas may differ: the coordinator's count.
+"""The coordinator's count of the local steps that the pipelines of a run do, where replicas may differ.
 
-As many steps of pipelines as there are pipelines make one row of the metrics, and the run has enough of them when it
-has train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
+As many steps of pipelines as there are pipelines make one row of the metrics, and the run has enough steps when it has
+train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
 
 A row is told once it is durable, so a coordinator that is started again knows which steps are in the rows that were
-told. Those in later rows are counted anew: members say them again.
+told. Steps in later rows are counted anew: members report them again.
 
-A pipeline that comes back goes on after as many local steps as its donor has done. What lies between these and those
-that it had done itself nobody does, so it counts for nothing.
+A pipeline that comes back goes on after as many local steps as its donor has done. Nobody does the steps between the
+last one that it had done itself and these, so they do not count.
 """
 
 import math
@@ -34,8 +34,8 @@ from jaxdt.sync.scheduling.rows import Rows
 
 
 class StepBudget:
-    """A part of an agreement. `n_rows`: those that are done; `n_told`: those that are durable and told; `n_steps`:
-    local steps of each pipeline, the last of which is counted; `end`: why the run ends early."""
+    """A part of an agreement. `n_rows`: rows that are done; `n_told`: rows that are durable and told; `n_steps`: local
+    steps of each pipeline, the last of which is counted; `end`: why the run ends early."""
 
     READS = frozenset({StepDone, NotFinite, ShareDone})
 
@@ -96,12 +96,12 @@ class StepBudget:
         return reports if self.n_missing > 0 else [*reports, *self._end_of_steps()]
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
-        """A pipeline has begun its share. It goes on if others are slower by more than a step each: what they have not
-        done by then is done by it."""
+        """A pipeline has done its share. It goes on if others are slower by more than a step each, and does the steps
+        that they have not done by then."""
         whole = self._pipelines.whole
         n_under_way = len(whole) * (1 + self._plan.n_ahead(0))  # where all are equally fast
         if len(whole) < self._plan.n_pipelines and self._ended.issuperset(set(whole) - {pipeline}):
-            n_under_way = 0  # what lost pipelines have left undone nobody else does
+            n_under_way = 0  # nobody else does the steps that lost pipelines have left undone
         if pipeline not in self._ended and self.n_missing > n_under_way:
             return [Send(src, Continue(step + self.n_missing))]
         return self._end_pipeline(pipeline)
@@ -141,7 +141,7 @@ class StepBudget:
         self._untold += reports
 
     def untold(self, n_groups: tuple[tuple[int, ...], ...] = ()) -> CountedRows | None:
-        """What has to be durable before the next rows are told; None if there are none."""
+        """The rows that have to be durable before they are told; None if there are none."""
         if not self._untold:
             return None
         n_rows = self._untold[-1].step + 1

@@ -206,9 +206,9 @@ def offspring(weights, one, two, rng, n_groups, gain_rule):
 
 
 def weights_of(problem: Problem, gain_rule: int) -> np.ndarray:
-    """What the gain adds up over pairs of devices, [N, N]: the cost of a pair in a hop, or in the baseline the same
-    less the exchange of all gradients, which leaves (c_pp - c_dp) / beta up to a factor that does not change the
-    order of gains."""
+    """The weights that the gain adds up over pairs of devices, [N, N]: the cost of a pair in a hop, or in the baseline
+    the same less the exchange of all gradients. That leaves (c_pp - c_dp) / beta, up to a factor that does not change
+    the order of gains."""
     if gain_rule == DTFM_GAIN:
         return problem.pp_s
     sign = np.sign(problem.c_pp_bytes - problem.c_dp_bytes)

@@ -1,7 +1,8 @@
 """Devices by node, as planners for GPU clusters see them: a node here is a region of the network file.
 
-Those planners know machines with several GPUs and one bandwidth inside, one between. What comes nearest in a network
-file is the region: a machine in some files, a city in others. A device without a region is a node of its own.
+Those planners know machines with several GPUs, one bandwidth inside a machine and one between machines. The region of a
+network file comes nearest: it is a machine in some files, a city in others. A device without a region is a node of its
+own.
 """
 
 import numpy as np

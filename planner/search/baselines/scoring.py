@@ -1,4 +1,5 @@
-"""What all baselines do with a partition: score it by Eq. 1-4, count it, and report it where it is the best so far."""
+"""The steps of all baselines with a partition: score it by Eq. 1-4, count it, and report it if it is the best so
+far."""
 
 import numpy as np
 

@@ -83,7 +83,7 @@ def stage_s(problem: PoolProblem, n_stages: int, eq3: str) -> float:
 
 
 def step_of(problem: PoolProblem, stages: Sequence[PoolStage]) -> PoolStep:
-    """What Eq. 1 and 2 need of a problem for these stages."""
+    """The values of a problem that Eq. 1 and 2 need for these stages."""
     unit_s = {d: problem.work.unit_s(d, stage.lo, stage.hi) for stage in stages for d in stage.units}
     return PoolStep(problem.unit_bytes, problem.minibatch_units, problem.n_minibatches, unit_s)
 

@@ -143,7 +143,7 @@ def staged(problem: PoolProblem, clusters: Sequence[Cluster]) -> Staged | None:
 
 
 def _why(problem: PoolProblem, worker: int, reached: Sequence[int], ranges: Ranges) -> str:
-    """Why a worker is in no stage."""
+    """The reason why a worker is in no stage."""
     if not reached:
         return "has no link to all servers of any stage"
     least = min(problem.work.worker_bytes(*ranges[k]) for k in reached)

@@ -81,7 +81,7 @@ def run_of(played: dict, records: Sequence[dict]) -> Run:
 
 def peers_of(records: Sequence[dict], began_s: float, seconds: float) -> list[tuple[float, tuple[int, ...]]]:
     """(time, number of peers of each stage) for each change. A joining peer counts from the end of the step in which it
-    gets the state, which is the next step that is committed."""
+    gets the state: the next step that is committed."""
     changes: list[tuple[float, tuple[int, ...]]] = []
     joining: set[str] = set()
     members: dict[str, int] = {}

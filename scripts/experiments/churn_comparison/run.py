@@ -100,7 +100,7 @@ class ComparedRun:
         return "leave", name
 
     def _peer_id(self, machine: int) -> int | None:
-        """The id by which the run knows a machine; None for a newcomer that has not got one yet."""
+        """The id by which the run knows a machine; None for a newcomer that has no id yet."""
         if machine < TEMPORARY_IDS:
             return machine
         first = (self.folder / f"newcomer_{machine - TEMPORARY_IDS}.log").read_text().partition(": joins for stage")[0]

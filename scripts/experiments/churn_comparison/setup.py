@@ -1,11 +1,11 @@
-"""What the runs of scripts/experiments/study.py, real or simulated, have in common."""
+"""The setup that the runs of scripts/experiments/study.py, real or simulated, have in common."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the compared runs have in common.
+    """The setup that the compared runs have in common.
 
     leave_by: "kill" or "term", the signal that a leaving peer gets.
     lose_stages: remove also a peer that is alone at its stage.

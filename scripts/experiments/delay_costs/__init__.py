@@ -1,1 +1,1 @@
-"""What a delay of one update costs in loss: raw data of delay_loss.py, and the page made of them."""
+"""The cost in loss of a delay of one update: raw data of delay_loss.py, and the page made of them."""

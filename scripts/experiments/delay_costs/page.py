@@ -34,11 +34,11 @@ class Row:
 
     @property
     def costs(self) -> list[float]:
-        """What the delay costs, by seed."""
+        """The cost of the delay in loss, one value per seed."""
         return [delayed - prompt for prompt, delayed in self.losses.values()]
 
     def price(self, best: "Row") -> float:
-        """How much this row ends above another one without a delay, in the mean of the seeds that both have."""
+        """The loss of this row less that of `best`, both without a delay, in the mean of the seeds that both have."""
         seeds = sorted(self.losses.keys() & best.losses.keys())
         return statistics.fmean(self.losses[seed][0] - best.losses[seed][0] for seed in seeds)
 
@@ -105,7 +105,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def price_sentence(rows: Sequence[Row]) -> str:
-    """What the row in which the delay costs least costs itself."""
+    """A sentence about the loss without a delay of the row in which the delay costs least."""
     if len(rows) < 2:
         return ""
     free = min(rows, key=lambda row: statistics.fmean(row.costs))

@@ -1,7 +1,7 @@
 """Runs over real TCP between the hosts of network_hosts.py: twelve cases, and the links as measure.py finds them.
 
-What the simulator knows of a network here is what measure.py has measured over the same hosts, as a user would. It is
-not told what the router does.
+The simulator gets a network as measure.py has measured it over the same hosts, as a user would do. It does not get the
+settings of the router.
 """
 
 import itertools

@@ -58,7 +58,7 @@ class WanLink:
 
 
 def missing() -> str:
-    """What this machine lacks for such hosts; '' if nothing."""
+    """A name for the thing that this machine lacks for such hosts; '' if it lacks nothing."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         return f"Linux (this is {sys.platform})"
     if os.geteuid() != 0:
@@ -164,7 +164,7 @@ class LinkState:
     counts: collections.Counter[str] = field(default_factory=collections.Counter[str])
 
     def arrival_s(self, now_s: float, n_bytes: int) -> float | None:
-        """When a packet that comes now arrives at the other host; None if it is lost."""
+        """The time when a packet that comes now arrives at the other host; None if it is lost."""
         link = self.link
         if self.rng.random() < link.drop_prob:
             self.counts["lost"] += 1

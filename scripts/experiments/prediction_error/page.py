@@ -97,7 +97,7 @@ def cases_table(cases: list[CaseRuns]) -> str:
 
 
 def links_text() -> str:
-    """What the router does on each network."""
+    """A list of the router's settings on each network, as markdown."""
     told = []
     for name, link in NETWORKS.items():
         one = link(0, 1)

@@ -44,7 +44,7 @@ class Series:
 
     @property
     def cases(self) -> list[CaseRuns]:
-        """By case, in the order of the file."""
+        """The runs of each case, in the order of the file."""
         found: dict[str, list[dict[str, Any]]] = {}
         for line in self.lines:
             found.setdefault(line["case"], []).append(line)

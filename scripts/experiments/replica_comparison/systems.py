@@ -17,7 +17,7 @@ SYSTEMS = {
 
 
 def replica_bytes(run_dir: Path, on_links: dict[str, int]) -> int:
-    """What went between two peers of one stage, both directions of all such links."""
+    """The bytes between peers of the same stage, over all such links in both directions."""
     stages = [set(stage) for stage in json.loads((run_dir / "plan.json").read_text())["placement"]]
     total = 0
     for link, n_bytes in on_links.items():

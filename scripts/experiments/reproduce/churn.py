@@ -194,13 +194,13 @@ def arm_rows(arms: dict[str, Arm]) -> list[list[str]]:
 
 
 def sentences(arms: dict[str, Arm]) -> list[str]:
-    """What a table says."""
+    """Sentences about a table."""
     pairs = ((OURS, SWARM), (OURS, FIXED), (LITERAL, SWARM), (LITERAL, OURS))
     return [compared(one, other, arms) for one, other in pairs]
 
 
 def compared(one: str, other: str, arms: dict[str, Arm]) -> str:
-    """How two arms compare, seed by seed."""
+    """A sentence that compares two arms, seed by seed."""
     return sentence(one, other, {name: arms[name].figure("samples_per_s") for name in (one, other)})
 
 

@@ -149,8 +149,8 @@ def spread(values: Sequence[float]) -> str:
 
 
 def exchanged_bytes(rule: str, n_steps: int) -> int:
-    """What the replicas of all stages send one another in n_steps: an exchange sends each number to its owner and its
-    sum back, from or to every replica but the owner. Fragments send as much, one part after the other."""
+    """The bytes that the replicas of all stages send one another in n_steps: an exchange sends each number to its owner
+    and its sum back, from or to every replica but the owner. Fragments send as much, one part after the other."""
     config, groups = config_of(Training(rule, 0)), RULES[rule]
     plan = configs.default_plan(config)
     n_numbers = sum(group.n_elements for group in sync_groups(config, plan))

@@ -77,7 +77,7 @@ def key_of(case: str, options: Options, n_layers: int = 24) -> Key:
 
 
 def all_keys() -> list[Key]:
-    """What is simulated: at 24 layers all plans with all options, else what Figure 3 needs."""
+    """The keys of all simulations: at 24 layers all plans with all options, else those that Figure 3 needs."""
     keys = []
     for case in CASES:
         for n_layers in LAYERS:

@@ -165,7 +165,7 @@ class Difference:
 
 
 def difference(ours: Sequence[Run], other: Sequence[Run]) -> Difference:
-    """Of the ends of two lists of runs, paired by seed."""
+    """The difference between the ends of two lists of runs, paired by seed."""
     ends = [[one.end_s for one in runs] for runs in (ours, other)]
     gaps = [a - b for a, b in zip(*ends, strict=True)]
     half_s = T_975[len(gaps)] * statistics.stdev(gaps) / math.sqrt(len(gaps))

@@ -103,7 +103,7 @@ def targets(results: Results) -> str:
 
 
 def targets_of_4n(results: Results) -> list[list]:
-    """The same orders with P = 4N, and those over HetPipe."""
+    """Targets for the same orders with P = 4N, and for the orders over HetPipe."""
     gains = [gain(Pipelines(SDPIPE_4N, n), ALL, results).mean for n in MANY_PIPELINES]
     by_stall = [gain(Pipelines(SDPIPE_4N, 8, stall_s=s), ALL, results).mean for s in MANY_STALLS_S]
     over_servers = [
@@ -127,7 +127,7 @@ def targets_of_4n(results: Results) -> list[list]:
 
 
 def out_of_reach(results: Results) -> str:
-    """Why the paper's largest gains do not come out."""
+    """Sentences that say why the paper's largest gains do not come out."""
     bounds = [
         gain(Pipelines(NONE, n, schedule), ALL, results).mean for schedule in (FLUSH, STASH) for n in MANY_PIPELINES
     ]

@@ -306,7 +306,7 @@ STEP_HEAD += ["one peer less in each stage", "s lost by a loss"]
 
 
 def why(rows: dict[Rate, list[Line]]) -> list[str]:
-    """Where ours differs."""
+    """Sentences that say where our numbers differ."""
     told = [
         f"The reliable run's {RELIABLE_HOURS} hours are the paper's: how many steps ALBERT needs is not stated, so "
         "only ratios are ours. The paper's curves agree by step (Fig. 8), so all runs have as many steps here."

@@ -168,7 +168,7 @@ def table5_rows(trace: Recorded, join: str, times: int, results: Results) -> lis
 
 
 def verdict(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> str:
-    """In how many cases the order of the rules is the paper's."""
+    """A sentence about the number of cases in which the order of the rules is the paper's."""
     by_mean = by_interval = 0
     fastest = []
     for trace, join, times in groups:

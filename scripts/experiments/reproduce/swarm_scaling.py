@@ -153,7 +153,7 @@ def many_row(n_peers: int, results: Results) -> list:
 
 
 def many_sentence(rows: Sequence[list]) -> str:
-    """What the table with many layers a stage says."""
+    """A sentence about the table with many layers a stage."""
     swarm, pipelines = (100 * min(row[column] for row in rows) for column in (3, 5))
     return (
         f"\nThe paper: about linear. Stochastic wiring reaches at least {swarm:.1f} % of the best case, 1F1B at least "
@@ -162,7 +162,7 @@ def many_sentence(rows: Sequence[list]) -> str:
 
 
 def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
-    """What the table with one layer a stage says."""
+    """A sentence about the table with one layer a stage."""
     told = []
     for (system, a_peer), values in single.items():
         growth = SINGLE_PEERS[-1] / SINGLE_PEERS[0] * values[-1].mean / values[0].mean
@@ -173,7 +173,7 @@ def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
 
 
 def reason(results: Results) -> str:
-    """Why stochastic wiring falls short, by what changes it."""
+    """A sentence about the reasons why stochastic wiring falls short: its throughput after each of some changes."""
     told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
     return (
         f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "

@@ -114,7 +114,7 @@ def all_cases() -> list[Case]:
 
 
 def slow_peers(seed: int) -> tuple[int, ...]:
-    """Who is slow: each peer with probability SLOW_PROB."""
+    """The slow peers: each peer is slow with probability SLOW_PROB."""
     rng = random.Random(f"slow {seed}")
     return tuple(peer for peer in range(PEERS) if rng.random() < SLOW_PROB)
 
@@ -296,7 +296,7 @@ def minute_rows() -> list[list]:
 
 
 def minute_sentence() -> str:
-    """What the table of minutes says."""
+    """Sentences about the table of minutes."""
     impossible = [row[0] for row in minute_rows() if row[3] < 1.0]
     least = min(row[4] for row in minute_rows())
     return (
@@ -315,7 +315,7 @@ def verdict(ratios: Iterable[Interval]) -> tuple[int, int, int]:
 
 
 def depth_sentences(results: Results) -> list[str]:
-    """What the table of equal depths says."""
+    """Sentences about the table of equal depths."""
     lines = []
     for n in IN_FLIGHT:
         ratios = [faster(model, n, far, results) for model in MODELS for far in (False, True)]
@@ -339,7 +339,7 @@ def depth_sentences(results: Results) -> list[str]:
 
 
 def unequal_sentences(rows: Sequence[Unequal]) -> list[str]:
-    """What the table of unequal peers says."""
+    """Sentences about the table of unequal peers."""
     lines = []
     for system in PLACEMENTS:
         ratios = [row.over(system) for row in rows]
@@ -355,7 +355,7 @@ def unequal_sentences(rows: Sequence[Unequal]) -> list[str]:
 
 
 def delays(model: str, transfers: str, results: Results) -> float:
-    """What latency costs 1F1B of the usual depth, in added delays a microbatch."""
+    """The cost of latency for 1F1B of the usual depth, in added delays a microbatch."""
     near, far = (Case(model, ONE_F_ONE_B, PEERS, transfers, is_far).seconds(results) for is_far in (False, True))
     return (interval(far).mean - interval(near).mean) / ADDED_MEAN_S
 
@@ -366,13 +366,13 @@ def most(system: str, in_flight: int, results: Results) -> float:
 
 
 def printed_delays(model: str) -> float:
-    """The same by the paper's minutes, if each worker's batch has SEQUENCES."""
+    """The same cost by the paper's minutes, if each worker's batch has SEQUENCES."""
     near, far = (each_printed_s(model, minutes) for minutes in PRINTED_MIN[model][ONE_F_ONE_B])
     return (far - near) * MODELS[model][1] / ADDED_MEAN_S
 
 
 def why(results: Results) -> list[str]:
-    """Where ours differs."""
+    """Sentences that say where our numbers differ."""
     printed = ", ".join(f"{printed_delays(model):.1f}" for model in MODELS)
     blocking, beside = (
         ", ".join(f"{delays(model, transfers, results):.1f}" for model in MODELS) for transfers in (BLOCKING, BESIDE)

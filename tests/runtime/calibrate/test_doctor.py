@@ -1,4 +1,4 @@
-"""What the doctor says about links, ports, disk, tokens and clock."""
+"""The doctor's findings about links, ports, disk, tokens and clock."""
 
 import importlib.metadata
 import socket

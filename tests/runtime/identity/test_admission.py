@@ -1,4 +1,4 @@
-"""Who is let in over real connections: certificates against peer ids, tokens, the standby's admissions, revocation."""
+"""Admission over real connections: certificates against peer ids, tokens, the standby's admissions, revocation."""
 
 import pytest
 import transport_nodes
@@ -147,7 +147,7 @@ def test_a_token_counts_once(start, run_credential, issuer, new_token, tmp_path)
 
 
 def test_a_newcomer_that_takes_a_lost_peers_place_gets_its_id(start, run_credential, issuer, new_token):
-    """Of two that come at once each gets another one; if there is none to get, its token still counts."""
+    """Two newcomers that come at once get different ids; if there is no id to get, a newcomer's token still counts."""
     lost_ids = [3, 1]
     node = start(COORDINATOR, run_credential, issue=issuer(lost_ids=lambda: lost_ids).redeem)
     holders = [come(node, new_token(name)).holder for name in ("a", "b", "c")]

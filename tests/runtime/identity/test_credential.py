@@ -40,7 +40,7 @@ def shake_hands(server_side, client_side):
 
 
 def shown(end, own):
-    """What the other end of a TLS handshake has proved."""
+    """The certificate that the other end of a TLS handshake has shown."""
     return own.read_certificate(end.getpeercert(binary_form=True))
 
 

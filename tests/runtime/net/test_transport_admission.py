@@ -209,7 +209,7 @@ def test_connections_that_do_not_greet_are_few_and_short(start, cred):
         for sock in (first, second):
             sock.sendall(b"\x16\x03" if cred else b"jx")
         greeting = b.transport._acceptor._greeting
-        # What was sent may arrive after a connection that was begun later, and a silent one would give way to it.
+        # These bytes may arrive after a connection that was begun later, and a silent one would give way to it.
         eventually(lambda: len(greeting) == 2 and not any(connection.is_silent() for connection in list(greeting)))
         with raw_connection(b) as third:
             assert third.recv(10) == b""

@@ -255,7 +255,7 @@ def test_a_damaged_part_is_named_in_one_line_and_a_resume_goes_back_to_one_that_
 
 
 def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
-    """Of every file, at random places: it is named, or the entries are equal."""
+    """A bit is flipped in every file, at random places: the file is named, or the entries are equal."""
     rng = np.random.default_rng(3)
     expected = load_entries(step_folder(whole, 2))
     part = part_of(step_folder(whole, 2))
@@ -300,7 +300,7 @@ def test_a_flipped_bit_of_a_durable_value_is_named_or_changes_nothing(tmp_path, 
 
 
 def test_every_bit_of_a_view_is_watched(tmp_path):
-    """Of what the coordinator makes durable, every single one: none is taken for another value."""
+    """Every single bit of a durable value is flipped: none of the results is taken for another value."""
     path = tmp_path / "view.json"
     members = (Member(0, 0, 1, "10.0.0.1:7701", 7, 0, "d0"), Member(1, 1, 1, "10.0.0.2:7702", 8, 3, "d1"))
     value = serialize.write(View(3, 1, 0, members, (1, 3), 17, (Record(16, (), 2.5, 8, "apply"),)))

@@ -53,7 +53,7 @@ HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are dra
 LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
 SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
 RETURNS_FRAC = 0.3  # of the cases with groups
-STEPS_MORE = 8  # of a run in which a pipeline may come back
+STEPS_MORE = 8  # for a run in which a pipeline may come back
 SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 # (peer, machine, its tensors) -> machine; tensors is None for the coordinator
@@ -149,7 +149,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
 
 
 def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]) -> dict[str, Any]:
-    """The fields of a config. Of so many stages, pipelines, and microbatches of each pipeline, or one more of some."""
+    """The fields of a config. `sizes`: stages, pipelines, and microbatches of each pipeline (some get one more)."""
     n_stages, n_pipelines, n_microbatches = sizes
     n_more = rng.randrange(n_pipelines)
     draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
@@ -179,7 +179,7 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
 
 
 def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
-    """In half of the cases what is exchanged is rounded, and groups have options that only some systems use."""
+    """In half of the cases exchanged vectors are rounded, and groups have options that only some systems use."""
     if rng.random() < 0.5:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
@@ -265,8 +265,8 @@ def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list
 
 
 def _draw_held_links(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
-    """In a third of the cases with several servers the first one's links to another stand still now and then: what
-    others know of a snapshot comes late."""
+    """In a third of the cases with several servers the first one's links to another stand still now and then: news of a
+    snapshot reaches the others late."""
     if len(plan.roles.servers) < 2 or rng.random() < 2 / 3:
         return []
     first, *others = [server for (server,) in plan.roles.servers]

@@ -1,4 +1,4 @@
-"""Which averaging groups may form: a model of the scheduler's rules that sees what it hears and what it reports.
+"""A model of the scheduler's rules for averaging groups, which sees what the scheduler hears and what it reports.
 
 A wrong group raises RuleBroken. The rules are those of SDPipe (Miao et al., PVLDB 16(9), 2023), in their words here:
 every replica that waits gets one group; any P groups in a row connect the stage's replicas, or the last of them is
@@ -121,7 +121,7 @@ class GroupRules:
         self._late_since_s = now_s
 
     def wants(self, now_s: float, peer: int, step: int) -> None:
-        """A replica waits for a group after so many steps. What is said again changes nothing."""
+        """A replica waits for a group after so many steps. A repeated message changes nothing."""
         stage = self._stage_of(peer)
         if stage is None or step <= stage.answered.get(peer, -1) or peer in stage.waiting:
             return
@@ -145,8 +145,8 @@ class GroupRules:
             self._window_ended(stage, True)
 
     def joined(self, stage: int, peer: int, donor: int) -> None:
-        """A replica has come back, with the state of its donor. What it knew before is lost, so in earlier groups there
-        was another one in its place."""
+        """A replica has come back, with the state of its donor. Its former parameters are lost, so in earlier groups it
+        counts as another replica."""
         of_stage = self._stages[stage]
         before = -1 - len(of_stage.returns)
         for clique in (*of_stage.cliques, *(edge for _, edge in of_stage.returns)):
@@ -158,7 +158,7 @@ class GroupRules:
         of_stage.returns.append((len(of_stage.cliques) - 1, {donor, peer}))
 
     def _stage_of(self, peer: int) -> StageGroups | None:
-        """Of a replica that has not gone."""
+        """The groups of the stage of a replica; None if the replica has gone."""
         return next((stage for stage in self._stages if peer in stage.replicas), None)
 
     # ------------------------------------------------------------------------------------------------ groups that form

@@ -1,11 +1,11 @@
-"""What must hold in a run of independent pipelines, at every event and at its end.
+"""The invariants of a run of independent pipelines, at every event and at its end.
 
-In brackets: what it stands for among the properties of SDPipe's scheduler (Miao et al., PVLDB 16(9), Sec. 3):
-[1] one group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7]
-known systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
+In brackets: the property of SDPipe's scheduler (Miao et al., PVLDB 16(9), Sec. 3) that an invariant stands for: [1] one
+group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7] known
+systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
 
-  (1) every replica that wants a group gets exactly one, and all who are in a group are told so [1]; it wants one after
-      the local steps that the config says, for the fragment that is due then
+  (1) every replica that wants a group gets exactly one, and all members of a group are told so [1]; a replica wants one
+      after the local steps that the config says, for the fragment that is due then
   (2) members of a group are replicas of the stage that have not gone, and wait; the groups of a stage are numbered one
       by one, and the steps of a replica grow [2, 7: the sizes that a rule allows]
   (3) all members that adopt a group's mean adopt the same number, once, and so do those of a mean of states [8]
@@ -24,8 +24,8 @@ known systems as special cases, [8] means are preserved, [9] departures, [10] de
   (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
       by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
       bytes on its way as the codec says; what belongs to a round that is closed is let go
-  (12) what servers keep aside for a held-out loss or a checkpoint holds as many local steps of each pipeline at every
-      stage
+  (12) the parameters that servers keep aside for a held-out loss or a checkpoint hold as many local steps of each
+      pipeline at every stage
 
 [9]: replicas that are done leave their stages while others go on. [10] is a test that plays a case twice, and [11] is
 arithmetic, tested where that is.
@@ -115,8 +115,9 @@ FAILED, LOST_A_PEER, NOT_FINITE = 2, 3, 4  # exit codes
 
 @dataclass
 class ServerClocks:
-    """What a server has added: by worker, the number of pushes. `finished`: workers that have said that they push no
-    more; `wanted`: worker -> the local steps after which it waits for parameters; `lost`: workers that have left."""
+    """The clocks of one server's workers. `added`: worker -> the number of its pushes that the server has added;
+    `finished`: workers that have said that they push no more; `wanted`: worker -> the local steps after which it waits
+    for parameters; `lost`: workers that have left."""
 
     added: dict[int, int]
     finished: dict[int, int]
@@ -171,7 +172,7 @@ class Invariants:
 
     @property
     def watcher(self) -> Watcher:
-        """What tensors tell these invariants."""
+        """The calls by which tensors tell these invariants what they do."""
         return Watcher(
             broken=lambda peer, problem: self.broken(HELD, peer, problem),
             scale=self._scale,
@@ -219,8 +220,8 @@ class Invariants:
     # ---------------------------------------------------------------------------------------------------- coordinator
 
     def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
-        """Which groups form is not followed after the first coordinator: its successor begins with an empty history of
-        groups, from what its members tell it. The replay of the log, the means and the budget are checked all the
+        """Follow the groups only as long as the first coordinator runs: its successor begins with an empty history of
+        groups, from the answers of its members. The replay of the log, the means and the budget are checked all the
         same."""
         self._has_stopped |= any(isinstance(action, Stop) for action in actions)
         if isinstance(event, Paused):
@@ -289,7 +290,7 @@ class Invariants:
             rules.left(peer)
 
     def _on_told(self, event: Received) -> None:
-        """What the coordinator hears, but for what a peer has said before it came back."""
+        """The coordinator hears a message. Messages that a peer sent before it came back do not count."""
         if event.header.view < self._admissions.get(event.header.src, 0):
             return
         match event.body:
@@ -308,7 +309,7 @@ class Invariants:
     # ----------------------------------------------------------------------------------------------------------- peers
 
     def _on_heard(self, peer: int, event: Received) -> None:
-        """What a peer hears, but for what a coordinator says that has a successor by now."""
+        """A peer hears a message. Messages of a coordinator that has a successor by now do not count."""
         term = event.header.coordinator_term
         self._terms[peer] = max(term, self._terms[peer])
         if event.header.src == COORDINATOR and term < self._terms[peer]:
@@ -427,7 +428,7 @@ class Invariants:
     # --------------------------------------------------------------------------------------------------------- the end
 
     def ended(self, outcome: Outcome) -> None:
-        """What must hold when the simulation is over, or its time."""
+        """Check the invariants that hold when the simulation is over, or its time."""
         stop = outcome.stopped.get(COORDINATOR)
         if stop is None and self._waits_for_ever and not self._has_view:
             return
@@ -471,7 +472,7 @@ class Invariants:
             self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
-        """(3) among those who have stayed. Who is lost may have adopted what nobody else has heard of."""
+        """(3) among the members that have stayed. A lost one may have adopted a mean of which nobody else has heard."""
         for (group, number), known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
@@ -498,12 +499,14 @@ class Invariants:
 
     @property
     def _n_rows_short(self) -> int:
-        """How many rows a lost pipeline may cost: as many as it had steps under way, with stash one a stage. The others
-        may have ended by then, counting on these. They have told their stages the last step, and begin none again."""
+        """The number of rows that a lost pipeline may cost: as many as it had steps under way, with stash one a stage.
+        The others may have ended by then, counting on these steps: they have told their stages the last step, and begin
+        no other."""
         return 1 + self._shape.plan.n_ahead(0) if self._has_lost else 0
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
-        """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""
+        """Check (9). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
+        done."""
         plan, n_rows = self._shape.plan, self._shape.config.train.steps
         n_steps: dict[int, int] = {}
         for number, report in self._ends:
@@ -523,7 +526,7 @@ class Invariants:
         return n_steps
 
     def _all_replicas(self) -> list[tuple[int, int, ResidueTensors]]:
-        """Of each pipeline of the plan, and of each that has come back: its number, and each peer with its tensors."""
+        """(pipeline, peer, its tensors) for each pipeline of the plan, and for each one that has come back."""
         rows, plan = self._shape.plan.placement, self._shape.plan
         found = [(p, peer, self._first_tensors[peer]) for row in rows for p, peer in enumerate(row)]
         for number, one in enumerate(self._returns, plan.n_pipelines):
@@ -677,7 +680,8 @@ class Invariants:
     def _check_trail(
         self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry], stays: bool = True
     ) -> None:
-        """Of a replica that is lost all but its last change, which may be a mean that nobody else has heard of."""
+        """Compare a replica's changes with the replay. The last change of a lost replica is left out, since it may be a
+        mean of which nobody else has heard."""
         for got, wanted in zip(found if stays else found[:-1], expected, strict=False):
             if got != wanted:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")

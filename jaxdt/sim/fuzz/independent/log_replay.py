@@ -36,8 +36,8 @@ class LogProblem(Exception):
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a replay knows beside the log. `nonfinite`: the stage, pipeline and local step whose gradient is not finite,
-    if there is one."""
+    """The facts that a replay needs beside the log. `nonfinite`: the stage, pipeline and local step whose gradient is
+    not finite, if there is one."""
 
     config: RunConfig
     plan: Plan
@@ -50,7 +50,7 @@ class RunShape:
 
     def scales(self, pipeline: int, step: int, norms: Sequence[float]) -> list[float]:
         """The factor on the summed gradient of a local step at each stage, if `norms` are the squared norms of all
-        stages: the mean over samples, clipped by the norm over the pipeline or the stage. 0 for one that is not
+        stages: the mean over samples, clipped by the norm over the pipeline or the stage. 0 for a norm that is not
         finite."""
         clip_norm = self.config.optim.clip_norm
         clips_by = norms if self.clips_alone or not clip_norm else [sum(norms)] * len(norms)
@@ -128,8 +128,8 @@ class Replicas:
         return True
 
     def _gradient(self, pipeline: int, step: int) -> list[tuple[int, float]]:
-        """Of a local step: at each stage the sum over all microbatches, and the factor on it. [] if a stage does not
-        have the parameters yet with which its forwards compute."""
+        """The gradient of a local step: at each stage the sum over all microbatches, and the factor on it. [] if a
+        stage does not have the parameters yet with which its forwards compute."""
         plan, planned = self.shape.plan, self.planned[pipeline]
         moments = [(stage, pipeline, max(0, step - plan.n_ahead(stage))) for stage in range(plan.n_stages)]
         if any(moment not in self._params for moment in moments):
@@ -280,8 +280,8 @@ class GroupReplay:
         return [(report.stage, self.pipeline_of(peer, report.view), step) for peer, step in named]
 
     def _visit(self, place: Place, n_steps: int) -> bool:
-        """What a replica does where it is: it lays out, adopts a mean that is due, and does its next step. Whether it
-        did any of that."""
+        """Let a replica do all that it can now: lay out its vector, adopt a mean that is due, do its next step. Returns
+        whether it did any of that."""
         moment = (*place, self.replicas.n_steps[place])
         state = self.replicas.states[place]
         is_new = moment in self._fragments and moment not in self._laid_out
@@ -341,7 +341,7 @@ class GroupReplay:
         return found
 
     def held_out_losses(self) -> dict[int, float]:
-        """By version, where all stages have a mean."""
+        """Version -> held-out loss, for versions of which all stages have a mean."""
         stages = range(self._plan.n_stages)
         versions = {version for version, _ in self.held_out}
         whole = [version for version in versions if all((version, stage) in self.held_out for stage in stages)]
@@ -353,7 +353,7 @@ ServerLog = Sequence[PushReport | PullReport | SnapshotReport]
 
 @dataclass
 class ReplayedSnapshot:
-    """What a server keeps aside, as `report` says: `params`, with the pushes of so many `steps` of each pipeline."""
+    """The parameters that a server keeps aside as `report` says, with the pushes of `steps` of each pipeline."""
 
     report: SnapshotReport
     params: Vector

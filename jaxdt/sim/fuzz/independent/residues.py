@@ -24,8 +24,8 @@ Vector = tuple[int, ...]
 
 
 class State(NamedTuple):
-    """What a replica holds: parameters and moments, and with an outer optimizer its anchor and momentum (else ()), each
-    with one number for each fragment."""
+    """The state of a replica: parameters and moments, and with an outer optimizer its anchor and momentum (else ()),
+    each with one number for each fragment."""
 
     params: Vector
     moments: Vector
@@ -33,7 +33,7 @@ class State(NamedTuple):
     momentum: Vector
 
     def flat(self) -> Vector:
-        """As it is laid out for a mean of states."""
+        """The state as it is laid out for a mean of states."""
         return (*self.params, *self.moments, *self.anchor, *self.momentum)
 
     def unflat(self, vector: Vector) -> "State":
@@ -96,25 +96,25 @@ def backward(params: Vector, x: int, gy: int) -> tuple[int, int]:
 
 
 def held_out_loss(params: Vector, x: int) -> float:
-    """Of the last stage: a whole number, so that sums of losses are exact."""
+    """The loss of the last stage: a whole number, so that sums of losses are exact."""
     return float(mixed(LOSS, *params, x) % 9973)
 
 
 def sq_norm(accumulated: int) -> float:
-    """Of the gradient: small, so that clipping matters in some steps."""
+    """The squared norm of the gradient: small, so that clipping matters in some steps."""
     return float(mixed(NORM, accumulated) % 97)
 
 
 def local_step(state: State, accumulated: int) -> State:
-    """After an update by the own gradient. Anchor and momentum stay."""
+    """The state after an update by the replica's own gradient. Anchor and momentum stay."""
     params = tuple((p + mixed(fragment, accumulated)) % PRIME for fragment, p in enumerate(state.params))
     moments = tuple((m + mixed(MOMENT, fragment, accumulated)) % PRIME for fragment, m in enumerate(state.moments))
     return state._replace(params=params, moments=moments)
 
 
 def exchanged(groups: GroupsConfig, state: State, fragment: int, weight: int) -> Vector:
-    """What a replica lays out for a group, times its weight: the parameters of a fragment, or with an outer optimizer
-    what they have changed since the last average, and the moments, if they are averaged."""
+    """The numbers that a replica lays out for a group, times its weight: the parameters of a fragment, or with an outer
+    optimizer their change since the last average, and the moments, if they are averaged."""
     params, moments = state.params[fragment], state.moments[fragment]
     number = state.anchor[fragment] - params if state.anchor else params
     vector = (number % PRIME, *([moments] if groups.average_moments else []))

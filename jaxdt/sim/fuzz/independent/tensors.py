@@ -1,6 +1,6 @@
 """The tensors of one peer of independent pipelines: numbers in place of arrays, held as in the runtime's store.
 
-It is an error to use a tensor that is not there, as it is in that store. What happens to the replica's state is kept in
+It is an error to use a tensor that is not there, as it is in that store. The changes of the replica's state are kept in
 a trail, which a replay of the run's log has to repeat.
 """
 
@@ -24,9 +24,10 @@ HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
 @dataclass(frozen=True)
 class ReplicaLayout:
-    """What the tensors of a peer have to know of its run. `n_elements`: numbers of its parameters, and
-    `fragment_elements` of what it exchanges of each fragment; `n_steps`: after them a mean of states is the run's
-    result; `weight`: of the replica in its groups; `n_ahead`: steps whose forwards run before a step's backward."""
+    """The facts about a run that the tensors of a peer need. `n_elements`: numbers of its parameters;
+    `fragment_elements`: numbers that it exchanges for each fragment; `n_steps`: after them a mean of states is the
+    run's result; `weight`: the weight of the replica in its groups; `n_ahead`: steps whose forwards run before a step's
+    backward."""
 
     stage: int
     n_stages: int
@@ -98,7 +99,7 @@ class ResidueTensors:
 
     @property
     def rounds(self) -> set[Round]:
-        """Those of which anything is held."""
+        """The rounds of which this peer holds any tensor."""
         return self._own.keys() | {key.round for key in self._slices}
 
     def broken(self, problem: str) -> NoReturn:
@@ -201,7 +202,7 @@ class ResidueTensors:
     # --------------------------------------------------------------------------------------------- rounds of averaging
 
     def _lay_out(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
-        """For rounds, or, without one, for the group of the fragment that is due now."""
+        """Lay the vector out for rounds, or, without one, for the group of the fragment that is due now."""
         if not rounds:
             self._freeze(self._checked_step(work))
         for round in rounds:
@@ -221,7 +222,7 @@ class ResidueTensors:
         return residues.exchanged(self.layout.groups, self.state, fragment, self.layout.weight)
 
     def _codec_of(self, round: Round) -> str:
-        """What is adopted of averaging groups and pushes is rounded; parameters and states are not."""
+        """The codec of a round. Vectors of averaging groups and pushes are rounded; parameters and states are not."""
         is_exact = is_pull(round.group) or is_mean(round.group) or is_kept(round.group) or self.is_state(round)
         return NONE if is_exact else self.layout.codec
 

@@ -1,1 +1,1 @@
-"""What experiments.reproduce.dtfm shows: the systems that it simulates, and the costs of their placements."""
+"""The parts of experiments.reproduce.dtfm: the systems that it simulates, and the costs of their placements."""

@@ -92,7 +92,7 @@ def _numbers_of_plans(case: str) -> list[float]:
 
 
 def seeds_sentence(values: Sequence[Sequence[float]]) -> str:
-    """What the seeds of the planner change, by the values of seeds_job for all cases."""
+    """A sentence about the effect of the planner's seeds, from the values of seeds_job for all cases."""
     costs, placements = [n for v in values for n in v[::2]], [n for v in values for n in v[1::2]]
     return (
         f"The planner has seed 0. With seeds {PLANNER_SEEDS[0]} to {PLANNER_SEEDS[-1]} it finds one cost in "

@@ -89,7 +89,7 @@ class Batch:
     n_failing: int = 0
 
     def minutes(self, results: Results) -> list[float]:
-        """Of each seed."""
+        """The minutes of a batch, one value per seed."""
         return [time_s(self.system, *self.drawn(seed), results) / 60 for seed in SEEDS]
 
     def drawn(self, seed: int) -> tuple[Fleet, Losses | None]:

@@ -20,7 +20,7 @@ ALONE = "standalone"
 
 
 class Machines(Protocol):
-    """What a batch needs of its machines, which have numbers. n_microbatches: tasks of a batch."""
+    """The interface of the machines of a batch, which have numbers. n_microbatches: tasks of a batch."""
 
     @property
     def n_stages(self) -> int: ...
@@ -34,7 +34,7 @@ class Machines(Protocol):
         ...
 
     def stage(self, stage: int) -> list[int]:
-        """The machines of a stage, those first that come first into question as servers."""
+        """The machines of a stage, the best candidates for servers first."""
         ...
 
     def stage_s(self, device: int) -> float:

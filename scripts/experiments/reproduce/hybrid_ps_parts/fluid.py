@@ -1,12 +1,12 @@
 """How much longer a batch takes with losses if work is a fluid: no tasks, links or waiting, so each stage's machines
-compute all the time. It shares no code with the simulator, which is held against it.
+compute all the time. The model shares no code with the simulator, and is a check of it.
 
 A stage has one unit of work, and each machine a power. With T0 the batch without losses, machine i is lost at t_i T0
 after it has done c_i t_i T0. The rest of the batch begins at once on the machines that are left.
 
-    KEEP        what it has done stays: the gradients survive, which no system brings about
-    REDO        its stage does that again; the paper's servers, counted exactly
-    EVERYWHERE  all stages do that again, from the tokens on: swarm without kept tensors
+    KEEP        its finished work stays: the gradients survive, which no system brings about
+    REDO        its stage does that work again; the paper's servers, counted exactly
+    EVERYWHERE  all stages do that work again, from the tokens on: swarm without kept tensors
 """
 
 from collections.abc import Mapping

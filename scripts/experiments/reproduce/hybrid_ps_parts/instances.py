@@ -57,9 +57,10 @@ CASE_3 = ((100.0, 150.0), (0.05, 0.3))  # ranges of the paper's Case 3, ms and G
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of Figure 5. precision: of the computation and of boundaries; host_gb: memory of each machine, 0 for
-    no limit; draw: of each link between sites, at random in the ranges of Case 3, None for their middles;
-    near_standalone: whether standalone machines are nearer to each other than to the other sites."""
+    """The cluster of Figure 5. precision: the number format of the computation and of boundaries; host_gb: memory of
+    each machine, 0 for no limit; draw: the seed by which links between sites are drawn from the ranges of Case 3, None
+    for the middles of the ranges; near_standalone: whether standalone machines are nearer to each other than to the
+    other sites."""
 
     precision: str = "fp64"
     host_gb: int = 0

@@ -71,8 +71,8 @@ def _step_s(cluster: Cluster, n_stages: int) -> list[float]:
 
 
 def stage_rows(cluster: Cluster, results: Results) -> list[list[float]]:
-    """Of each stage of the consistent search: the number of its site, lo, hi, servers in front, at the back, workers,
-    seconds of a mini-batch."""
+    """A row for each stage of the consistent search: the number of its site, lo, hi, servers in front, servers at the
+    back, workers, seconds of a mini-batch."""
     values = results.get(Job(f"stages {described(cluster)}", 100, partial(_stages, cluster)))
     return [values[i : i + 7] for i in range(0, len(values), 7)]
 
@@ -91,7 +91,7 @@ def _stages(cluster: Cluster) -> list[float]:
 
 
 def drawn(cluster: Cluster, options: PoolOptions, results: Results) -> list[int]:
-    """Of N_DRAWS draws of the links: how many gave 1, 2, ... stages, and how many the three sites."""
+    """Counts over N_DRAWS draws of the links: how many gave 1, 2, ... stages, and how many gave the three sites."""
     name = f"drawn {described(cluster)} {options.eq3} draws={N_DRAWS}"
     return [round(n) for n in results.get(Job(name, MANY_WORKS, partial(_drawn, cluster, options)))]
 
@@ -112,8 +112,8 @@ def _is_by_site(cluster: Cluster, level: Level) -> bool:
 
 
 def of_toy(results: Results) -> list[float]:
-    """Of the toy: stages of the consistent search, its path, its seconds by Eq. 2 with Eq. 3, by Eq. 1 and 2 in full;
-    then the stages and the seconds by Eq. 2 with Eq. 3 of the printed search."""
+    """The numbers of the toy: stages of the consistent search, its path, its seconds by Eq. 2 with Eq. 3, by Eq. 1 and
+    2 in full; then the stages and the seconds by Eq. 2 with Eq. 3 of the printed search."""
     return results.get(Job("toy", 100, _of_toy))
 
 

@@ -56,7 +56,7 @@ def clean_job(system: System, machines: Machines) -> Job:
 
 
 def lossy_job(system: System, machines: Machines, losses: Losses, results: Results) -> Job:
-    """The same with losses, at shares of its seconds without."""
+    """The job of `clean_job` with losses, at shares of the seconds that it takes without."""
     begin_s, clean_s = results.get(clean_job(system, machines))
     at_s = {device: begin_s + share * clean_s for device, share in losses.of(machines).items()}
     return _job(system, machines, f"{described(system)} {described(machines)} {described(losses)}", at_s)

@@ -1,1 +1,1 @@
-"""What the page of SDPipe is made of: the systems as event simulations, and their losses over simulated time."""
+"""The parts of the page of SDPipe: the systems as event simulations, and their losses over simulated time."""

@@ -147,7 +147,7 @@ def run(out: Path, origin: str, results: Results) -> str:
 
 
 def all_jobs() -> list[Job]:
-    """To be computed side by side."""
+    """The jobs that are computed side by side."""
     trainings = [Trainings(system) for system in SYSTEMS if system != HETPIPE]
     trainings += [Trainings(HETPIPE, lr_parts=parts) for parts in SERVER_LR_PARTS]
     trainings += [Trainings(SDPIPE, n_groups) for n_groups in MANY_GROUPS]
@@ -228,7 +228,7 @@ def by_second_moment(results: Results) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """What the tables say."""
+    """Sentences about the tables."""
     reached = loss_to_reach(results)
     found = {
         system: [seconds_until(curve, reached) for curve in of_system(system, results).curves(results)]

@@ -63,7 +63,7 @@ class Pipelines:
     n_steps: int = 80
 
     def steps_per_s(self, results: Results) -> list[float]:
-        """Of all pipelines, one value per seed."""
+        """Steps per second of all pipelines together, one value per seed."""
         return [results.get(self.job(seed))[0] for seed in SEEDS]
 
     def groups(self, results: Results) -> list[float]:

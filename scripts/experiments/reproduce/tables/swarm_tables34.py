@@ -186,7 +186,7 @@ def order(results: Results) -> str:
 
 
 def why_unshared() -> str:
-    """What averaging takes in both tables."""
+    """Sentences about the time of averaging in both tables."""
     shared, own = (rows[0] for rows in ROWS.values())
     return (
         f"What separates the tables is averaging: a stage's parameters take at least {shared.ring_s:.0f} s on a line "
@@ -197,7 +197,7 @@ def why_unshared() -> str:
 
 
 def bandwidths() -> str:
-    """What the peers of Table 3 send, by our arithmetic."""
+    """Sentences about the bandwidth that the peers of Table 3 need, by our arithmetic."""
     told = []
     for gpu, papers_mbps in BANDWIDTH_MBPS.items():
         a_second = ACTUAL[3][gpu] * STAGES / GPUS[gpu]

@@ -45,14 +45,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class StateFile:
-    """Where the state of a run is kept, and what it is of."""
+    """The file in which the state of a run is kept, and a text that says of which run it is."""
 
     path: Path
     of: str
 
 
 class LocalSteps:
-    """A run of `config`. `groups`: how its replicas average; None for one update by the gradient of all samples."""
+    """A run of `config`. `groups`: the rule by which its replicas average; None for one update by the gradient of all
+    samples."""
 
     def __init__(
         self,
