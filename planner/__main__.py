@@ -190,6 +190,8 @@ def _step(solve: argparse.ArgumentParser):
 
 def _count(text: str) -> int | str:
     """A number, or the word auto."""
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number, or auto")
     return text if text == "auto" else int(text)
 
 

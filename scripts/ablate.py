@@ -50,6 +50,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config, ablation, data = config_of_flags()
     run_dir = Path(run_flags.RUN_DIR.value)
+    if (run_dir / "config.json").exists():
+        raise BadInput(f"--run_dir: {run_dir} is the folder of a run, expected a new one, or that of an ablation")
     run_dir.mkdir(parents=True, exist_ok=True)
     mark = results.fingerprint(config, data.checksum)
     path = run_dir / "results.jsonl"

@@ -10,7 +10,7 @@ from absl import flags
 from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
-from jaxdt.runtime.run_end import how_to_go_on
+from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
@@ -40,7 +40,8 @@ def main() -> int:
     )
     code = run_coordinator(job, options, lambda address: write_durably(job.run_dir / ADDRESS, address.encode())).code
     if code != TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
-        print(f"to draw the run: python scripts/report.py --run_dir={job.run_dir}")
+        if has_steps(job.run_dir):
+            print(f"to draw the run: python scripts/report.py --run_dir={job.run_dir}")
         print(how_to_go_on(job.run_dir), flush=True)
     return code
 

@@ -41,7 +41,8 @@ def main() -> int:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
     stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records) | stages_of_workers(records)
     (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
-    plots.report(run_dir / "report.png", metrics, records, summary)
+    if not plots.report(run_dir / "report.png", metrics, records, summary):
+        raise BadInput(f"run_dir: {run_dir} is of a run that has done no step, expected one with something to draw")
     if TENSORBOARD.value:
         write_tensorboard(run_dir / "tensorboard", metrics)
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")

@@ -21,7 +21,7 @@ from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.checkpoint import newest
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, require_at_least
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint; by default the newest one of run_dir.")
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")
@@ -33,7 +33,10 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of the random draws.")
 def main() -> int:
     environment.compute_on_cpu()
     run_flags.required("run_dir")
+    require_at_least("--n_tokens", N_TOKENS.value, 1)
     run_dir = RunFolders.of(Path(run_flags.RUN_DIR.value)).run_dir
+    if not (run_dir / "config.json").exists():
+        raise BadInput(f"run_dir: {run_dir} has no config.json, expected the folder of a run")
     try:
         config = configs.parse(json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError, BadInput) as error:

@@ -34,12 +34,14 @@ SLOW = 3.0  # times the 0.9 quantile of the step times: such a step would flatte
 SPREAD, SPREAD_MAX = 0.02, 0.2  # of the most peers: how far apart two equal lines, and all of them, are drawn
 STAGE_LINES = ("-", "--", "-.", ":")
 LINKS_MAX = 30  # the names of more links cannot be read
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # a legend inside the axes would hide bars
 
 
-def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
+def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> bool:
     """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
     joined, left or were absent, also the number of peers of each stage and the throughput over time. Data that were not
-    recorded have no panel; the steps at which the run was resumed are marked."""
+    recorded have no panel; the steps at which the run was resumed are marked. Returns False, and writes no file, if
+    there is no panel at all."""
     peers = peers_there(records)
     resumed_at, resumes = summary.get("resumed_at") or 0, summary.get("resumes", [])
     panels: list[Callable[[Axes], None]] = []
@@ -57,7 +59,9 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     if len(peers) > 1:
         panels.append(lambda axes: peers_per_stage(axes, peers, records[-1]["t"]))
         panels.append(lambda axes: throughput(axes, records, peers[0][0]))
-    n_rows = max(1, -(-len(panels) // 2))
+    if not panels:
+        return False
+    n_rows = -(-len(panels) // 2)
     figure = Figure(figsize=(14, 4.5 * n_rows), layout="constrained")
     all_axes = figure.subplots(n_rows, 2, squeeze=False).ravel()
     for axes, draw in zip(all_axes, panels, strict=False):
@@ -65,6 +69,7 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     for axes in all_axes[len(panels) :]:
         axes.remove()
     figure.savefig(path, dpi=110)
+    return True
 
 
 def mark_resumed(axes: Axes, resumes: Sequence[int]) -> None:
@@ -115,8 +120,7 @@ def timeline(axes: Axes, attempt: Attempt) -> None:
     kinds = sorted(seen, key=list(NAMES).index)
     handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
     handles.append(Patch(label="averaging, commit", **SYNC_STYLE))
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # it would hide bars
-    axes.legend(handles=handles, fontsize=8, ncols=len(handles), **below)
+    axes.legend(handles=handles, fontsize=8, ncols=len(handles), **BELOW)
 
 
 def peers_per_stage(axes: Axes, peers: list[tuple[float, dict[int, int]]], end_s: float) -> None:
@@ -125,13 +129,14 @@ def peers_per_stage(axes: Axes, peers: list[tuple[float, dict[int, int]]], end_s
     zero_s = peers[0][0]
     times = [at_s - zero_s for at_s, _ in peers] + [end_s - zero_s]
     stages = list(peers[0][1])
-    apart = min(SPREAD, SPREAD_MAX / len(stages)) * max(max(counts.values()) for _, counts in peers)
+    most = max(max(counts.values()) for _, counts in peers)
+    apart = min(SPREAD, SPREAD_MAX / len(stages)) * most
     for row, stage in enumerate(stages):
         counts = [counts[stage] + row * apart for _, counts in peers]
         axes.step(times, [*counts, counts[-1]], where="post", label=f"stage {stage}", color=f"C{stage}")
     axes.set(title="Peers per stage", xlabel="seconds", ylabel="peers")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=-apart)
+    axes.set_ylim(-apart, most + len(stages) * apart)  # lines that stay at the top lie below the frame
     axes.legend()
 
 
@@ -240,7 +245,7 @@ def step_times(
         above = {m["step"]: m["step_s"] for m in training if m["step_s"] > top_s}
         label = f"longer: {len(above)}, up to {max(above.values()):.1f} s"
         axes.plot(list(above), [top_s] * len(above), "^", color=COLOURS["R"], ms=8, clip_on=False, label=label)
-    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))  # it would hide dots
+    axes.legend(fontsize=8, ncols=3, **BELOW)
 
 
 def _top_s(steps_s: list[float], at_least_s: float) -> float | None:
@@ -271,10 +276,9 @@ def comparison(path: Path, runs: Sequence) -> None:
     traffic.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
     times.set(title="Step time (median in the legend)", xlabel="step", ylabel="seconds")
     times.set_ylim(bottom=0)
-    times.legend()
     losses.set(title="Loss", xlabel="step", ylabel="nats per token")
-    for axes in (traffic, losses):
-        axes.legend()
+    for axes in (times, traffic, losses):
+        axes.legend(**BELOW)
     figure.savefig(path, dpi=100)
 
 
@@ -303,7 +307,7 @@ def stacked(axes: Axes, labels: list[str], parts: list[dict[str, float]]) -> Non
         axes.bar(labels, heights, bottom=below, color=colour, label=name)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     axes.set(title="Parts of a step", ylabel="seconds")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=3, **BELOW)
 
 
 def sweep(path: Path, name: str, points: list[dict]) -> None:

@@ -1,12 +1,14 @@
 """The frame in which every script runs: bad input is one line on standard error and exit code 2. Needs no jax."""
 
 import contextlib
+import difflib
 import faulthandler
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from absl import app, command_name, flags, logging
 
@@ -63,8 +65,7 @@ def run(
             got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
             raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
         if words and not commands:
-            hint = nearest(f"--{words[0]}", [f"--{name}" for name in FLAGS])
-            raise BadInput(f"argument: got {words[0]!r}, expected flags only{hint}")
+            raise BadInput(f"argument: got {words[0]!r}, expected flags only{_flag_for(words[0])}")
         code = main(*words)
     except BadInput as error:
         _refuse(str(error))
@@ -118,6 +119,8 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
     if isinstance(error, flags.UnrecognizedFlagError) and not any(f"-{error.flagname}" in word for word in argv):
         return f"--{error.flagname}: unknown flag, given by {' or '.join(flag_files(argv))}: is it another script's?"
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return f"--{error.flagname}: unknown flag{_flag_for(error.flagname) or ', see --help'}"
     is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
@@ -130,6 +133,18 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         expected = next((what for words, what in EXPECTED.items() if words in wrong["why"]), None)
         return f"{wrong['flag']}: got {wrong['got']!r}, expected {expected}" if expected else reason
     return f"--config: {reason}" if is_unknown_field else reason
+
+
+def _flag_for(word: str) -> str:
+    """' (did you mean "--NAME"?)' for a word that is no flag, or ''."""
+    if word == "run_dir" and "out" in FLAGS:  # a script whose results are not those of a run
+        return ' (did you mean "--out"?)'
+    if "run_dir" in FLAGS and Path(word).is_dir():
+        return f' (did you mean "--run_dir={word}"?)'
+    modules = FLAGS.flags_by_module_dict()
+    names = [flag.name for module in modules if not module.startswith("absl.") for flag in modules[module]]
+    close = difflib.get_close_matches(word, names, n=1)  # without the dashes, which would make short names similar
+    return f' (did you mean "--{close[0]}"?)' if close else ""
 
 
 def flag_files(argv: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.model.data import TokenFile, open_data, verify_checksum, write_tokens
+from jaxdt.model.data import MAGIC, TokenFile, open_data, verify_checksum, write_tokens
 from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
 from jaxdt.spec.errors import BadInput
 
@@ -59,6 +59,8 @@ def read_text(path: str | Path) -> bytes:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a text file") from error
     except lzma.LZMAError as error:
         raise BadInput(f"{path}: cannot be decompressed ({error}), expected an .xz file") from error
+    if text.startswith(MAGIC):
+        raise BadInput(f"{path}: is a token file already, expected a text; to train on it: --config.data.path={path}")
     if encoding := _wide_encoding(text):
         raise BadInput(
             f"{path}: is {encoding}, expected UTF-8; to convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"

@@ -17,6 +17,12 @@ def ended_run(run_dir: Path) -> str:
     return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
 
 
+def has_steps(run_dir: Path) -> bool:
+    """Whether the run has done a step, so that there is something to draw."""
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
 def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     """The command that goes on from a run's newest checkpoint. `makes_one`: the run is about to make it."""
     steps = _more_steps(run_dir)

@@ -125,7 +125,8 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
 
 def effort(found: Mapping[str, Any], time_s: float) -> str:
     """A text about the effort of finding a plan."""
-    tried = f"{found['evaluations']:,} plans tried" if found["evaluations"] else "found by the proof alone"
+    without = "found by the proof alone" if found["proved"] else "from layouts without search"
+    tried = f"{found['evaluations']:,} plans tried" if found["evaluations"] else without
     return f"{found['solver']}, seed {found['seed']}: {tried} in {time_s:.1f} s"
 
 

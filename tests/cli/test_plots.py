@@ -54,3 +54,10 @@ def test_stages_with_as_many_peers_are_two_lines_and_a_lost_stage_falls_to_0():
     assert first == [1, 1, 1, 1] and [round(y) for y in second] == [1, 0, 1, 1]
     assert all(abs(one - other) > 0.01 for one, other in zip(first, second, strict=True))
     assert list(axes.lines[0].get_xdata()) == [0.0, 4.0, 47.0, 49.0]
+
+
+def test_lines_of_peers_that_never_change_lie_below_the_frame():
+    axes = panel()
+    plots.peers_per_stage(axes, [(0.0, {0: 3, 1: 3})], 3.0)
+    bottom, top = axes.get_ylim()
+    assert top - max(axes.lines[1].get_ydata()) > 0.01 * (top - bottom), "the frame would cover the line"

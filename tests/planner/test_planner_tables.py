@@ -10,8 +10,9 @@ from planner.search.incumbent import Budget, Incumbent
 
 
 def test_a_plan_that_no_search_had_to_find_is_not_one_of_zero():
-    found = {"solver": "auto", "seed": 0, "evaluations": 0}
+    found = {"solver": "auto", "seed": 0, "evaluations": 0, "proved": True}
     assert effort(found, 3.46) == "auto, seed 0: found by the proof alone in 3.5 s"
+    assert effort(found | {"proved": False}, 29.5) == "auto, seed 0: from layouts without search in 29.5 s"
     assert effort(found | {"evaluations": 1200}, 3.46) == "auto, seed 0: 1,200 plans tried in 3.5 s"
 
 

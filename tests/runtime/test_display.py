@@ -89,8 +89,11 @@ def test_the_table_says_what_each_peer_does():
     assert states()["4"] == "fetching state"
     display.arriving(5, 0, "compiling")
     display.gone(5)
+    display.step(StepReport(1, 5.0, 1.0, 10.0, 0.0, "apply"))
+    assert cells(display, "step") == {"0": "1", "4": "0"}
     display.ended()
     assert states() == {"0": "ended", "4": "ended"}
+    assert cells(display, "step") == {"0": "2", "4": "0"}, "the last heartbeat was before the last step"
 
 
 def test_a_silent_peer_has_no_rates_and_one_that_is_back_counts_from_zero(clock):

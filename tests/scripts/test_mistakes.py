@@ -1,4 +1,4 @@
-"""Thirty-three mistakes that people make in their first hour: each is refused in one line that names the remedy, with
+"""Forty-one mistakes that people make in their first hour: each is refused in one line that names the remedy, with
 exit code 2, and nothing is started or written."""
 
 import json
@@ -25,7 +25,10 @@ TRAIN = "launch --config=configs/quickstart.py --run_dir=new"
 # A command with a mistake, and words of the line that it prints. `planner` is python -m planner, others are in
 # scripts/.
 MISTAKES = {
-    "a flag that does not exist": (f"{TRAIN} --emulat=four_cities.json", "Did you mean: emulate"),
+    "a flag that does not exist": (
+        f"{TRAIN} --emulat=four_cities.json",
+        '--emulat: unknown flag (did you mean "--emulate"?)',
+    ),
     "a misspelt field": (
         f"{TRAIN} --config.train.stpes=3",
         '--config.train.stpes: unknown field (did you mean "steps"?)',
@@ -93,6 +96,26 @@ MISTAKES = {
         '(no such file; did you mean "configs/networks/four_cities.json"?)',
     ),
     "a misspelt plan": ("planner explain plan.json", 'cannot be read (no such file; did you mean "plan3.json"?)'),
+    "a folder of results by its name elsewhere": (
+        "simulate --model=debug --flops=1e9 --run_dir=new",
+        '--run_dir: unknown flag (did you mean "--out"?)',
+    ),
+    "a folder without its flag": ("report other", 'expected flags only (did you mean "--run_dir=other"?)'),
+    "a flag that nothing resembles": ("sample --run_dir=other --step=7", "--step: unknown flag, see --help"),
+    "fewer tokens than none": ("sample --run_dir=other --n_tokens=-4", "--n_tokens: got -4, expected an integer >= 1"),
+    "a text of no run": ("sample --run_dir=thesis", "thesis has no config.json, expected the folder of a run"),
+    "an ablation into a run": (
+        "ablate --config=configs/ablation.py --run_dir=other",
+        "other is the folder of a run, expected a new one, or that of an ablation",
+    ),
+    "a token file for a text": (
+        "prepare_data --train=made.tok --out=new",
+        "is a token file already, expected a text; to train on it: --config.data.path=made.tok",
+    ),
+    "a word for a number of stages": (
+        "planner solve --network=configs/networks/four_cities.json --stages=two",
+        "argument --stages: got 'two', expected a number, or auto",
+    ),
     "a shape for other devices": (
         "planner solve --network=configs/networks/four_cities.json --stages=8 --pipelines=8"
         " --c_dp_bytes=1 --c_pp_bytes=1",
@@ -129,7 +152,7 @@ def script_of(name: str) -> str:
 
 
 def test_each_mistake_is_one_line_that_names_the_remedy(folder):
-    assert len(MISTAKES) == 33
+    assert len(MISTAKES) == 41
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     commands = [typed.split() for typed, _ in MISTAKES.values()]
     results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)

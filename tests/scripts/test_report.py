@@ -12,6 +12,7 @@ from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
 from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.run_end import has_steps
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.spec import config as configs
 from jaxdt.spec.network import Link
@@ -89,6 +90,20 @@ def test_what_was_not_recorded_has_no_panel(simulated, tmp_path, monkeypatch):
     assert list(predicted.get_xdata()) == [2, 3], "the prediction is of the steps since then"
 
 
+def test_a_run_without_a_step_has_no_picture(simulated, tmp_path):
+    plan, _, _ = simulated
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "summary.json").write_text('{"clock_offset_s": {}}')
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
+    script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
+    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], "from jaxdt.cli import plots", tmp_path)
+    assert code == 2 and "is of a run that has done no step" in error and error.count("\n") == 1
+    assert not (tmp_path / "report.png").exists()
+    assert not has_steps(tmp_path), "the coordinator then does not say how to draw the run"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert has_steps(tmp_path)
+
+
 def test_a_prediction_that_codecs_do_not_change_is_one_line(simulated):
     for predicted_s, n_lines in ((0.999, 1), (0.5, 2)):
         axes = plots.Figure().subplots()
@@ -144,7 +159,7 @@ def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
         assert bytes_per_boundary(records) == {0: 4 * sum(tensors)}
 
 
-def test_runs_are_compared(simulated, tmp_path):
+def test_runs_are_compared(simulated, tmp_path, monkeypatch):
     runs = []
     for name, (plan, records, metrics), step_s in (
         ("plain", simulated, 2.0),
@@ -161,8 +176,23 @@ def test_runs_are_compared(simulated, tmp_path):
     assert short[:4] == ["short", "none", "-", "-"]
     sent = [float(row[row.index("MB") - 1]) for row in (plain, packed)]
     assert sent[1] == pytest.approx(sent[0] * (1 + 4 / 256) / 4, abs=1e-3)
+    figures = []
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     plots.comparison(tmp_path / "comparison.png", runs)
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figures[0].axes) == 3 and all(map(legend_is_outside, figures[0].axes))
+
+
+def test_the_legend_of_a_simulated_step_hides_no_bar(simulated, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    parts = {f"{name}_s": 0.1 for name in plots.PARTS}
+    plots.simulation(tmp_path / "simulation.png", simulated[1], parts, {0: 0.5})
+    assert all(map(legend_is_outside, figures[0].axes[:2]))
+
+
+def legend_is_outside(axes) -> bool:
+    axes.figure.draw_without_rendering()
+    return not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):

@@ -165,13 +165,12 @@ class Display:
         self._arriving = {peer: state for peer, state in self._arriving.items() if now_s < self._until_s[peer]}
         arriving = {peer: stage for peer, (stage, _) in self._arriving.items()}
         for peer, stage in sorted((self._stages | arriving).items()):
-            heartbeat = self._heartbeats.get(peer)
             rates = {} if self._silence_s(peer) else self._rates.get(peer, {})
             table.add_row(
                 str(peer),
                 str(stage),
                 self._state(peer),
-                f"{0 if heartbeat is None else heartbeat.get('step', 0):.0f}",
+                f"{self._steps_of(peer):.0f}",
                 f"{rates['bytes_out'] / 1e6:.2f}" if rates else "",
                 f"{rates['bytes_in'] / 1e6:.2f}" if rates else "",
                 f"{max(0.0, 1 - rates['busy_s']):.0%}" if rates else "",
@@ -179,6 +178,13 @@ class Display:
         servers = {peer: counts for peer, counts in sorted(self._heartbeats.items()) if WORKERS in counts}
         tables = [table, _served(servers)] if servers else [table]
         return Group(*tables, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
+
+    def _steps_of(self, peer: int) -> float:
+        """The steps that a peer has done, by its last heartbeat. In the end they are those of the run: a member whose
+        last heartbeat was before the last step has done it too."""
+        if self._is_over and self._latest_step and peer in self._heartbeats:
+            return self._latest_step.step + 1
+        return self._heartbeats.get(peer, {}).get("step", 0)
 
     def _state(self, peer: int) -> str:
         """The activity of a peer, in a word or two."""

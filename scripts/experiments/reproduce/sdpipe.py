@@ -230,7 +230,7 @@ def deadlocks(results: Results) -> str:
 
 
 def draw(path: Path, results: Results) -> None:
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for system in SYSTEMS[1:]:
         means = [gain(Pipelines(system, n), ALL, results).mean for n in MANY_PIPELINES]
@@ -240,7 +240,7 @@ def draw(path: Path, results: Results) -> None:
     )
     left.set_xticks(MANY_PIPELINES, [str(n) for n in MANY_PIPELINES])
     left.minorticks_off()
-    left.legend(fontsize=8)
+    left.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))  # it would hide lines
     for system in (SDPIPE, SDPIPE_4N, NONE):
         means = [gain(Pipelines(system, 8, stall_s=s), ALL, results).mean for s in MANY_STALLS_S]
         right.plot(MANY_STALLS_S, means, "o-", label=system, ms=4)
