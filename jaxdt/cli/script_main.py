@@ -54,10 +54,10 @@ def run(
     words may follow it. `complete` may change the command line before its flags are read. `help_text` is what --help
     prints, instead of the docstring and the flags of the script alone."""
     raise_descriptor_limit()
-    if help_text and HELP.intersection(sys.argv[1:]):
-        print(help_text())
-        sys.exit(0)
     try:
+        if help_text and HELP.intersection(sys.argv[1:]):
+            print(help_text(), flush=True)
+            sys.exit(0)
         if complete:
             sys.argv = complete(sys.argv)
         words = _parse_flags(sys.argv)
@@ -105,6 +105,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
             delattr(FLAGS, name)
     try:
         words = FLAGS(argv)[1:]
+    except BrokenPipeError:  # of whoever reads --help
+        raise
     except (flags.Error, KeyError, AttributeError, OSError) as error:
         _refuse(_flag_refusal(error, argv))
     except Exception as error:  # a config file is a program, which may raise anything

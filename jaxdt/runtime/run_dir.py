@@ -32,7 +32,11 @@ from ml_collections import ConfigDict
 
 
 def get_config():
-    return ConfigDict(json.loads(Path(__file__).with_name("config.json").read_text()))
+    path = Path(__file__).with_name("config.json")
+    try:
+        return ConfigDict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}), expected what a run wrote") from None
 '''
 
 

@@ -219,9 +219,15 @@ def fields_of(reports: list[trace.TraceRecord], kind: str) -> list[dict[str, Any
 
 
 def compared(made: dict[str, dict], kept: dict[str, dict]) -> tuple[int, int]:
-    """How many numbers of two states differ, and how many there are."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (made, kept)), strict=True)]
+    """How many numbers of two states differ in a bit, and how many there are. A NaN is equal to itself."""
+    pairs = [(bits_of(a), bits_of(b)) for a, b in zip(*map(jax.tree.leaves, (made, kept)), strict=True)]
     return sum(int(np.sum(a != b)) for a, b in pairs), sum(a.size for a, _ in pairs)
+
+
+def bits_of(values: Any) -> np.ndarray:
+    """The numbers of an array as unsigned integers with the same bits."""
+    array = np.asarray(values)
+    return array.view(f"u{array.itemsize}")
 
 
 REPLAYS = {"groups": replay_groups, "server": replay_servers}

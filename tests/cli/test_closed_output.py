@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/two_hosts.py'}"]
 
@@ -28,3 +30,9 @@ def test_a_script_that_has_more_to_say_ends_without_a_traceback():
     words = ["simulate.py", "--model=debug", "--flops=1e9"]
     code, said = without_reader([sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]])
     assert code in (0, 141) and said == ""
+
+
+@pytest.mark.parametrize("script", ["launch.py", "train.py"])
+def test_help_that_nobody_reads_ends_without_a_traceback(script):
+    code, said = without_reader([sys.executable, str(ROOT / "scripts" / script), "--help"])
+    assert (code, said) == (141, "")

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -66,3 +69,14 @@ def test_a_run_whose_folder_is_deleted_does_not_go_on(tmp_path):
     with pytest.raises(BadInput, match="run_dir: .*coordinator was deleted while the run goes on"):
         store.put("term", 2)
     assert not (tmp_path / "coordinator").exists()
+
+
+def test_a_damaged_config_of_a_run_is_named(tmp_path):
+    (tmp_path / "config.py").write_text(run_dirs.CONFIG_PY)
+    (tmp_path / "config.json").write_text('{"train": ')
+    command = [sys.executable, str(ROOT / "scripts/launch.py"), "--resume", f"--run_dir={tmp_path}"]
+    (tmp_path / "plan.json").write_text("{}")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert f"{tmp_path}/config.json: cannot be read (Expecting value: " in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

@@ -127,6 +127,7 @@ class Store:
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
+        self._freed_step = -1  # the last step of which `free` has deleted the tensors
         self._slices = GradientSlices(peer)
         self._pushed = PushedChange()
         groups, (lo, hi) = config.sync.groups, plan.stages[self._stage]
@@ -198,6 +199,8 @@ class Store:
         names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
         if work.step < self.parameter_versions.version and not names_its_input:
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
+        if self._is_worker and work.kind in (FORWARD, BACKWARD):
+            return self._run_leased(work)
         if work.kind == FORWARD:
             return self._forward(work)
         if work.kind == BACKWARD:
@@ -215,6 +218,17 @@ class Store:
         if work.kind == NORM:
             return {"sq_norm": self._gradient_sq_norm(work.step)}
         return self._run_local(work, scale, rounds)
+
+    def _run_leased(self, work: Work) -> dict[str, float]:
+        """A pool's worker hears at any moment that a step is over, also while it computes for it. Then the step's
+        tensors are freed at once, before the next parameters are here; nobody waits for the result."""
+        assert work.step is not None, "all Work that runs belongs to a step"
+        try:
+            return self._forward(work) if work.kind == FORWARD else self._backward(work)
+        except KeyError:
+            if work.step > self._freed_step:
+                raise
+            return {}
 
     def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         """Work of replicas that may differ."""
@@ -522,12 +536,13 @@ class Store:
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
         are over. Where replicas may differ a held-out tensor names no local step, and is given away when it is used."""
-        for past_step in [held_step for held_step in self._accumulators if held_step <= step]:
-            del self._accumulators[past_step]
+        self._freed_step = step
+        for past_step in [held_step for held_step in list(self._accumulators) if held_step <= step]:
+            self._accumulators.pop(past_step, None)  # the compute thread may take it meanwhile
         for tensors in (self._residuals, self._boundaries):
-            for key in [key for key in tensors if key.step <= step]:
+            for key in [key for key in list(tensors) if key.step <= step]:
                 if self._frees_held_out or key.kind != HELD_OUT:
-                    del tensors[key]
+                    tensors.pop(key, None)
         self._slices.free(rounds)
 
     def write_checkpoint(self, version: int) -> None:

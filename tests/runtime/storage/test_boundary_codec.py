@@ -168,8 +168,21 @@ def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
     work = Work(1, BACKWARD, 0, 7, 0)
     assert store.run(work, 1.0) == store.run(work, 1.0)
     store.free(0, ())
+    assert not store._boundaries
+
+
+@pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+def test_a_worker_whose_step_ends_before_its_work_begins_computes_nothing(kind, functions_of):
+    """It was paused, and hears of its lease and of the next version at once, before the parameters of that are here.
+    A tensor that is not here for another reason is an error."""
+    config = equivalence.make_config(3, 1, steps=N_STEPS)
+    plan = run_config.default_plan(config).with_worker(7, 1)
+    store = Store(config, plan, 7, equivalence.Tokens(), functions_of(config, plan, 1))
+    work = Work(1, kind, 0, 7, 0)
     with pytest.raises(KeyError):
         store.run(work, 1.0)
+    store.free(0, ())
+    assert store.run(work, 1.0) == {}
 
 
 def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sends(functions_of):
