@@ -161,6 +161,15 @@ def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> Memory
     return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH)
 
 
+def worker_vectors(config: RunConfig, plan: Plan, peer: int) -> int:
+    """The vectors of one number a parameter that a peer holds for workers at most: a gradient of each worker that
+    computes for it, or what its kind of sync says of a server."""
+    role = wiring_entry(config.wiring.kind).workers
+    n_workers = sum(role.server_of(plan, worker) == peer for worker in plan.workers) if role else 0
+    is_server = any(peer in row for row in plan.roles.servers)
+    return n_workers + (sync_entry(config.sync.kind).server_vectors(plan) if is_server else 0)
+
+
 def build_peer(config: RunConfig, plan: Plan, peer: int, start: RunStart) -> Peer:
     """The machines of one peer of the plan."""
     check(config, plan)

@@ -868,20 +868,20 @@ class StealRequest:
 @frozen_dataclass
 class StealOffer:
     """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (nobody
-    waits for its input gradient), are for the other to do. The tensors that they read come as Boundary, before or
-    after. They are the sender's until the other has taken them."""
+    waits for its input gradient), are for the other to do. `clients`: of the sender, as in StealRequest, if the other
+    takes them all."""
 
     step: int
     tasks: tuple[tuple[str, int, bool], ...]
+    clients: tuple[tuple[float, float], ...]
 
 
 @frozen_dataclass
 class StealReply:
-    """The answer to a StealOffer. Unless it `is_taken`, its sender's part of the step is over, and the tasks stay where
-    they are."""
+    """The answer to a StealOffer: its sender takes the first `n_taken` tasks, whose tensors come as Boundary."""
 
     step: int
-    is_taken: bool
+    n_taken: int
 
 
 @frozen_dataclass

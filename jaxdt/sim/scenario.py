@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxdt.build import memory_options, peer_load
+from jaxdt.build import memory_options, peer_load, worker_vectors
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, shared_hosts
@@ -102,7 +102,7 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
         stage, pipeline = plan.seat(peer)
         lo, hi = plan.stages[stage]
         in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
-        options = memory_options(config, plan.schedule, lo, hi)
+        options = replace(memory_options(config, plan.schedule, lo, hi), n_vectors=worker_vectors(config, plan, peer))
         found[peer] = stage_memory_bytes(config.model, lo, hi, size, in_flight, options, retained)
     return found
 

@@ -11,7 +11,8 @@ Where replicas may differ (sync.kind "groups" and "server") the update needs the
 parameters. An exchange needs memory beside all that, since a mean for a checkpoint may be asked for at any time while
 local steps go on: the own vector, the slices, the joined sum, and the result. The kind of sync says how many numbers an
 exchange takes, and how many it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
-the newest keeps a version of the parameters. The pushes of many workers that a server holds are not counted.
+the newest keeps a version of the parameters. A server also holds vectors of its workers: gradients that they
+contribute, or changes that they push, and parameters that it keeps aside.
 
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.
@@ -44,7 +45,8 @@ class ReplicaCopies:
 class MemoryOptions:
     """The fields of a run's config that decide how much memory a peer takes. `delay`: the delay of the sync, in steps.
     `copies`: the copies that a replica holds for its layers where replicas may differ, else None. With `stashes` a
-    microbatch keeps the parameters of its forward."""
+    microbatch keeps the parameters of its forward. `n_vectors`: vectors of one number a parameter that a server holds
+    for its workers at most."""
 
     dtype: str = "float32"
     remat: str = "recompute"
@@ -52,6 +54,7 @@ class MemoryOptions:
     delay: int = 0
     copies: ReplicaCopies | None = None
     stashes: bool = False
+    n_vectors: int = 0
 
 
 def state_bytes(model: ModelConfig, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
@@ -125,6 +128,7 @@ def stage_memory_bytes(
     in_flight_bytes = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
     computing_bytes = in_flight_bytes + working_bytes(model, lo, hi, microbatch_size, dtype)
     n_bytes = state_bytes(model, lo, hi, dtype, options.n_moments)
+    n_bytes += options.n_vectors * FLOAT_BYTES * model.stage_params(lo, hi)
     if options.copies:
         stashed_bytes = (in_flight - 1) * FLOAT_BYTES * model.stage_params(lo, hi) if options.stashes else 0
         beside_bytes = options.copies.kept + options.copies.exchanging + stashed_bytes + retained_bytes

@@ -52,6 +52,7 @@ class SyncEntry:
     plan_roles           the fields of plan.roles that the sync uses
     settings             the group of fields of config.sync that is for this kind, "" if there is none
     begins_anew          whether a peer that was put out goes on with new machines in its own place
+    server_vectors       the vectors of one number a parameter that a server of the plan holds for its workers at most
     copies               the bytes that a replica holds beside its state, for a config and the layers lo..hi-1; None
                          where replicas are equal
     """
@@ -64,6 +65,7 @@ class SyncEntry:
     plan_roles: frozenset[str] = frozenset()
     settings: str = ""
     begins_anew: bool = False
+    server_vectors: Callable[[Plan], int] = lambda plan: 0
     copies: Callable[[RunConfig, int, int], ReplicaCopies | None] = lambda config, lo, hi: None
 
 

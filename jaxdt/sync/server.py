@@ -542,6 +542,12 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     return ReplicaCopies(vector_bytes, (3 + config.optim.n_moments) * vector_bytes)
 
 
+def _server_vectors(plan: Plan) -> int:
+    """A push of each worker that waits to be added, and the parameters that are kept aside: for a held-out loss, and
+    for a checkpoint."""
+    return plan.n_pipelines + 2
+
+
 def _check(config: RunConfig, plan: Plan) -> str:
     if config.sync.delay:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
@@ -585,5 +591,6 @@ ENTRY = SyncEntry(
     outlives_views=OF_GROUPS | {StepNorm, LastStep, WantsParameters, SnapshotCut, CutTaken},
     plan_roles=frozenset({"servers"}),
     settings="server",
+    server_vectors=_server_vectors,
     copies=_copies,
 )

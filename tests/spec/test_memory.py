@@ -3,8 +3,10 @@
 import jax
 import pytest
 
+from jaxdt.build import worker_vectors
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
+from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.memory import (
     MemoryOptions,
     ReplicaCopies,
@@ -78,3 +80,23 @@ def test_versions_of_stashed_parameters_are_counted():
     assert bytes_of(1, True) == bytes_of(1, False)
     assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.stage_params(1, 3)
     assert bytes_of(1, False) == state_bytes(model, 1, 3) + 24 + 8 * model.stage_params(1, 3)
+
+
+def test_the_vectors_of_its_workers_are_counted_at_a_server():
+    """A gradient of each worker of a pool; of HetPipe's workers a push of each, and two copies that are kept aside."""
+    shape = dict(preset="small", tied_head=False, **SHAPE)
+    pool = parse(
+        {"model": shape, "plan": dict(stages=1, pipelines=2, workers=3, microbatches=4), "wiring": {"kind": "pool"}}
+    )
+    hetpipe = parse(
+        {
+            "model": shape,
+            "plan": dict(stages=1, pipelines=3, servers=1, microbatches=3),
+            "wiring": {"kind": "independent"},
+            "sync": {"kind": "server"},
+        }
+    )
+    held = lambda config: [worker_vectors(config, default_plan(config), p) for p in default_plan(config).peers]  # noqa: E731
+    assert held(pool) == [2, 1] and held(hetpipe) == [0, 0, 0, 5]
+    bytes_of = lambda n: stage_memory_bytes(hetpipe.model, 0, 5, 1, 1, MemoryOptions(n_vectors=n))  # noqa: E731
+    assert bytes_of(5) - bytes_of(0) == 5 * 4 * hetpipe.model.stage_params(0, 5)

@@ -5,7 +5,7 @@
                                    worker has done, and if its norm may be right (norm_check.py)
     it may be added             -> one after another, in the order in which they were checked (C)
 
-What becomes of a worker whose contribution may not be added is the server's business.
+The server decides what becomes of a worker whose contribution may not be added.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ NOT_CHECKED = (
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a worker has contributed to a step, as (microbatch, lease), until it is added."""
+    """The gradients of a step that a worker has contributed, as (microbatch, lease), until they are added."""
 
     worker: int
     step: StepUnderWay
@@ -57,7 +57,7 @@ class Rejection:
 
 
 class Contributions:
-    """Of one server. `groups`: the names of the stage's sync groups."""
+    """The contributions to one server. `groups`: the names of the stage's sync groups."""
 
     def __init__(self, peer: int, stage: int, groups: Sequence[str], times: LeaseTimes):
         self._peer = peer

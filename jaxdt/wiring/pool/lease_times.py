@@ -13,7 +13,7 @@ FACTOR = 3.0  # of the median (hybrid parameter servers give no number)
 
 
 class LeaseTimes:
-    """Of the workers of one server. `floor_s`: the least that anybody gets."""
+    """The deadlines of the workers of one server. `floor_s`: the shortest one."""
 
     def __init__(self, floor_s: float):
         self._floor_s = floor_s

@@ -7,8 +7,8 @@ most of them to be honest, and several of them; a stage may have one.
 
 A sum over n microbatches has a norm between sqrt(n) times that of one, if the gradients are noise alone, and n times,
 if they are equal. So the own gradient over k microbatches, of norm g, says that a sum over n has a norm between g n / k
-and g sqrt(n / k). What lies more than FACTOR outside is refused. In honest training, of 1,404
-gradients in 24 runs, none was further outside than a factor of 2.1. The direction is not looked at: gradients of few
+and g sqrt(n / k). A gradient that lies outside by more than FACTOR is refused. In honest training none of 1,404
+gradients in 24 runs was further outside than a factor of 2.1. The direction is not looked at: gradients of few
 samples are too noisy for that.
 """
 
@@ -18,7 +18,7 @@ FACTOR = 10.0
 
 
 class NormCheck:
-    """Of one server."""
+    """The check of one server."""
 
     def __init__(self):
         self._own: tuple[int, float] | None = None  # microbatches, and the norm of the sum of their gradients
@@ -34,7 +34,7 @@ class NormCheck:
             self._own = (n_microbatches, math.sqrt(sq_norm))
 
     def problem(self, n_microbatches: int, sq_norm: float) -> str:
-        """What is wrong with a gradient over so many microbatches; '' if nothing is, or if the own one is zero."""
+        """The problem of a gradient over so many microbatches; '' if there is none, or the own one is zero."""
         if not math.isfinite(sq_norm):
             return "its gradient is not finite"
         assert self._own is not None

@@ -2,8 +2,7 @@
 
 The servers of a stage are members of the run. Each owns the microbatches of its part of an even cut, by index
 (even_transfer.py): it receives their inputs and the gradients of their outputs, grants their tasks, and passes results
-on to the owner at the neighbour stage. Towards the end of a step a server with little left to do takes tasks of the
-others (work_stealing.py).
+on to the owner at the neighbour stage. A server with little to do takes tasks of the others (work_stealing.py).
 
     input of m arrives   -> TaskLease and the input to a worker that wants tasks, or this server's own forward
     TaskOutput(forward)  -> if the lease is a present one: the output goes to the owner at the next stage
@@ -97,8 +96,8 @@ from jaxdt.wiring.pool.even_transfer import part, part_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
-from jaxdt.wiring.pool.task_times import LEASES_MIN, TaskTimes, others_are_sooner
-from jaxdt.wiring.pool.work_stealing import Loads, WorkStealing
+from jaxdt.wiring.pool.task_times import LEASES_MIN, Loads, TaskTimes, others_are_sooner, share_of
+from jaxdt.wiring.pool.work_stealing import WorkStealing
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
@@ -121,7 +120,7 @@ class PoolPlace:
 
 @dataclass(frozen=True)
 class Fallback:
-    """What does one of every so many steps if a view comes in it: a wiring, and what it shares with the server."""
+    """The part that finishes a step in which a view comes: a wiring, and the recovery that the server shares."""
 
     routed: RoutedWiring
     recovery: Recovery
@@ -283,15 +282,17 @@ class PoolServer:
         """Another server of the stage asks for tasks of a step, offers some, or answers. One that asks for tasks of a
         step that is not under way here gets none, and does not wait for an answer."""
         step = self._steps.get(body.step)
-        if isinstance(body, StealOffer):
-            if step is None:
-                return [Send(src, StealReply(body.step, False))]
-            return self._stealing.on_offer(step.table, step.steals, src, body, self._n_may_take(step))
-        if step and isinstance(body, StealReply):
-            self._stealing.on_reply(step.table, step.steals, src, body)
-        elif step and isinstance(body, StealRequest):
-            self._stealing.on_request(now_s, step.steals, src, body)
-        return []
+        if step is None:
+            return [Send(src, StealReply(body.step, 0))] if isinstance(body, StealOffer) else []
+        table, steals, clients = step.table, step.steals, self._clients(step)
+        if isinstance(body, StealReply):
+            return self._stealing.on_reply(table, steals, src, body)
+        if isinstance(body, StealRequest):
+            tasks = self._stealing.tasks_for(table, steals, src, body, self._loads(clients, 0))
+            offer = StealOffer(step.number, tasks, self._loads(clients, table.n_left))
+            return [Send(src, offer)] if tasks else []
+        n_taken = share_of(self._loads(clients, step.n_left), body.clients, len(body.tasks))
+        return self._stealing.on_offer(table, steals, src, body, min(n_taken, self._n_may_take(step)))
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -365,6 +366,7 @@ class PoolServer:
         held_out = range(self._shape.n_held_out(number))
         own_held_out = [m for m in held_out if self._owner(number, self._stage, EVALUATE, m) == self._peer]
         step = StepUnderWay(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
+        step.steals.others = tuple(p for p in self._servers(self._stage, number) if p != self._peer)
         self._steps[number] = step
         for m in own if self._is_first else ():
             table.input_arrived(m)
@@ -413,15 +415,12 @@ class PoolServer:
         for step in steps:
             actions += self._grant(now_s, step)
         for step in steps:
-            actions += self._steal(now_s, step)
+            actions += self._ask_others(now_s, step)
         for step in steps:
             actions += self._end_step(now_s, step)
         until_s = min([step.table.next_deadline_s for step in steps], default=NEVER)
         until_s = min([until_s, *(asked.until_s for step in steps for asked in step.asked.values())])
-        if until_s < self._wakes_s:
-            self._wakes_s = until_s
-            actions.append(WakeAt(until_s, "pool"))
-        return actions
+        return actions + self._wake(until_s)
 
     def _begin_own(self, now_s: float, steps: list[StepUnderWay]) -> list[Action | Event]:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
@@ -494,38 +493,50 @@ class PoolServer:
         microbatch_s = {p: self._task_times.microbatch_s(p) for p in clients}
         return others_are_sooner(peer, held, microbatch_s, table.n_left)
 
-    def _steal(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
-        """Ask the other servers of the stage for tasks when each client has at most one more of this one's, and offer
-        tasks to those that have asked."""
-        table, steals = step.table, step.steals
-        asks = not steals.has_asked and table.n_left <= 1 + len(self._workers)
-        if step.is_drained or not self._task_times.is_known or not (asks or steals.thieves):
+    def _ask_others(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
+        """Ask the other servers of the stage for tasks if each client has at most one more of this one's."""
+        steals, n_max = step.steals, self._n_may_take(step)
+        if not steals.others or not self._task_times.is_known or step.n_more > 1 + len(self._workers) or n_max <= 0:
             return []
-        clients = [self._peer, *(p for p in self._ready(step) if not self._workers[p].is_late)]
-        actions: list[Action | Event] = []
-        if steals.thieves:
-            actions += self._stealing.offer(now_s, step.number, table, steals, self._loads(clients, 0))
-        if asks and table.n_left <= len(clients):
-            request = StealRequest(step.number, self._n_may_take(step), self._loads(clients, table.n_left))
-            others = [peer for peer in self._servers(self._stage, step.number) if peer != self._peer]
-            actions += self._stealing.ask(request, steals, others)
-        return actions
+        clients = self._clients(step)
+        if steals.awaited or step.n_more > len(clients):
+            return []
+        if now_s < steals.asks_at_s:
+            return self._wake(steals.asks_at_s)
+        steals.asks_at_s = now_s + min(self._task_times.microbatch_s(peer) for peer in clients)
+        request = StealRequest(step.number, n_max, self._loads(clients, step.n_left))
+        return [*(Send(peer, request) for peer in steals.others), *self._wake(steals.asks_at_s)]
+
+    def _wake(self, at_s: float) -> list[Action | Event]:
+        if at_s >= self._wakes_s:
+            return []
+        self._wakes_s = at_s
+        return [WakeAt(at_s, "pool")]
+
+    def _clients(self, step: StepUnderWay) -> list[int]:
+        """This server and those of its workers that do tasks of a step in time."""
+        return [self._peer, *(p for p in self._ready(step) if not self._workers[p].is_late)]
 
     def _n_may_take(self, step: StepUnderWay) -> int:
         """How many microbatches of other servers this one may yet take; none once its part of the step is over."""
         return 0 if step.is_drained else len(self._own_cut(step.number)) - len(step.steals.stolen)
 
     def _loads(self, clients: Sequence[int], n_more: int) -> Loads:
-        """What each client has yet to do, if `n_more` microbatches go to the clients that are done first."""
-        loads: list[tuple[float, float]] = []
-        for peer in clients:
-            n_held = sum(len(step.table.held(peer)) for step in self._steps.values())
-            microbatch_s = self._task_times.microbatch_s(peer)
-            loads.append((n_held * microbatch_s, microbatch_s))
+        """The work that each client has yet to do, if `n_more` microbatches go to the clients that are done first."""
+        loads = [(self._busy_s(peer), self._task_times.microbatch_s(peer)) for peer in clients]
         for _ in range(n_more):
             first = min(range(len(loads)), key=lambda i: sum(loads[i]))
             loads[first] = (sum(loads[first]), loads[first][1])
         return tuple(loads)
+
+    def _busy_s(self, peer: int) -> float:
+        """Seconds of work that a client has yet to do for the microbatches that it holds: of those that wait for their
+        gradient the backward alone."""
+        tables = [step.table for step in self._steps.values()]
+        n_forwards = sum(lease.kind == FORWARD for table in tables for lease in table.leases_of(peer))
+        n_backwards = sum(len(table.held(peer)) for table in tables) - n_forwards
+        times = self._task_times
+        return n_forwards * times.microbatch_s(peer) + n_backwards * times.task_s(peer, BACKWARD)
 
     def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> list[Action | Event]:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
@@ -734,7 +745,7 @@ class PoolServer:
         return [*joins, *(self._welcome(peer) for peer in sorted(self._workers))]
 
     def _lose(self, peer: int, reason: str, readmit: bool) -> list[Action | Event]:
-        """What the worker has done and not contributed is void. One that may still be there begins anew."""
+        """Gradients that the worker has not contributed are void. A worker that may still be there begins anew."""
         worker = self._workers[peer]
         self._roster.remove(peer)
         actions: list[Action | Event] = []

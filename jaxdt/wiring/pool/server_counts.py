@@ -1,4 +1,4 @@
-"""What a server's workers do for it, in numbers for people: in its heartbeats, and at the end in the run's summary."""
+"""Counts of the work of a server's workers, for people: in its heartbeats, and at the end in the run's summary."""
 
 from typing import Protocol
 

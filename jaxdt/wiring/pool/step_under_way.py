@@ -1,5 +1,5 @@
-"""What a server knows of one step that is under way: its tasks, its held-out microbatches, and the contributions of its
-workers as far as they have come."""
+"""The state of one step that is under way at a server: its tasks, its held-out microbatches, the contributions of its
+workers as far as they have come, and the tasks that went from server to server."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,3 +36,13 @@ class StepUnderWay:
     is_measured: bool = False
     lacks_measure: bool = False  # a contribution was given up because there was nothing to compare it with
     is_drained: bool = False
+
+    @property
+    def n_more(self) -> int:
+        """Tasks that clients of this server could do, and nobody has; with those that come from another server."""
+        return self.table.n_queued + len(self.steals.awaited)
+
+    @property
+    def n_left(self) -> int:
+        """Microbatches of this server that no client has or has done; with those that come from another server."""
+        return self.table.n_left + len(self.steals.awaited)

@@ -17,9 +17,9 @@ not get the same backward again: it may hold its gradient already, and would hav
 
 A lease has a number, which grows and never repeats, and a deadline. The number is a fencing token: a result counts only
 if its lease is the task's present one. A contribution counts only if it holds exactly what the table has as done by its
-client, each under the lease of the table. Nothing here has a clock; deadlines and the present time are arguments.
+client, each under the lease of the table. The table has no clock; deadlines and the present time are arguments.
 
-What is done again is the backward alone, with its forward before it where the client lacks the forward's result. The
+Only the backward is done again, with its forward before it where the client lacks the forward's result. The
 gradient of the input was passed on the first time, and is not sent again.
 """
 
@@ -43,7 +43,7 @@ class State(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What becomes of a result. DUPLICATE: it came before. STALE: its lease had run out."""
+    """The fate of a result. DUPLICATE: it came before. STALE: its lease had run out."""
 
     ACCEPTED = enum.auto()
     DUPLICATE = enum.auto()
@@ -85,8 +85,8 @@ class _Unit:
 
 
 class TaskTable:
-    """Of the microbatches `numbers` at `server`; see the module text. The methods that change a state say so by their
-    name, and are without effect when called twice."""
+    """The tasks of the microbatches `numbers` at `server`; see the module text. The methods that change a state say so
+    by their name, and are without effect when called twice."""
 
     def __init__(self, numbers: Iterable[int], server: int, is_last_stage: bool, lease_numbers: Iterator[int]):
         self._units = {m: _Unit() for m in numbers}
@@ -226,7 +226,7 @@ class TaskTable:
         return expired
 
     def distrust(self, client: int) -> None:
-        """What the client has done and not contributed is for the server alone, should it have to be done again."""
+        """Only the server may do again the tasks that the client has done and not contributed."""
         for m in self._uncommitted[client]:
             self._units[m].backward.n_failures = FAILURES_MAX
 
@@ -298,7 +298,7 @@ class TaskTable:
         return sorted(client for client, done in self._uncommitted.items() if done)
 
     def contribution(self, client: int) -> tuple[tuple[int, int], ...]:
-        """What the client has done and not contributed, as (microbatch, lease)."""
+        """The tasks that the client has done and not contributed, as (microbatch, lease)."""
         return tuple(sorted(self._uncommitted[client].items()))
 
     def commit(self, client: int, items: tuple[tuple[int, int], ...]) -> bool:

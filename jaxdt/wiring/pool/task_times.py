@@ -10,15 +10,16 @@ import heapq
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from jaxdt.protocol.deadline import WINDOW
 
+Loads = tuple[tuple[float, float], ...]  # of clients: seconds of work yet to do, and seconds of a microbatch
 LEASES_MIN, LEASES_MAX = 2, 8  # of a worker at a time: one runs and one waits; more of them where tasks travel for long
 
 
 class TaskTimes:
-    """Of the clients of one server, of which the server is one."""
+    """The times of the clients of one server, of which the server itself is one."""
 
     def __init__(self):
         self._work: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
@@ -57,12 +58,16 @@ class TaskTimes:
         return any(self._work_s.values())
 
     def microbatch_s(self, client: int) -> float:
-        """Forward and backward of a microbatch; what is not known of a client is as with the others. Any number if
-        nothing is known of anybody."""
-        known = [
-            of_kind.get(client, statistics.median(of_kind.values())) for of_kind in self._work_s.values() if of_kind
-        ]
-        return sum(known) or 1.0
+        """Seconds of forward and backward of a microbatch. Any number if nothing is known of any client."""
+        return sum(self.task_s(client, kind) for kind in self._work_s) or 1.0
+
+    def task_s(self, client: int, kind: str) -> float:
+        """Seconds of a task of a microbatch. A client of which nothing is known counts like the others; 0 if nothing is
+        known of any client."""
+        of_kind = self._work_s.get(kind)
+        if not of_kind:
+            return 0.0
+        return of_kind[client] if client in of_kind else statistics.median(of_kind.values())
 
 
 def others_are_sooner(client: int, held: Mapping[int, int], microbatch_s: Mapping[int, float], n_left: int) -> bool:
@@ -76,13 +81,11 @@ def others_are_sooner(client: int, held: Mapping[int, int], microbatch_s: Mappin
     return n_sooner >= n_left
 
 
-def share_of(thieves: Iterable[tuple[float, float]], own: Iterable[tuple[float, float]], n_left: int) -> int:
+def share_of(thieves: Loads, own: Loads, n_left: int) -> int:
     """How many of `n_left` microbatches another server's clients should do, if each microbatch goes to the client that
-    would be done with it first. A client is the seconds of work that it has yet to do and the seconds that it takes for
-    a microbatch. What is stolen has to travel; so a thief gets a microbatch only if it would be done with one more
-    before any own client would be."""
+    would be done with it first, an own one if two are alike."""
     ends = [(busy_s + microbatch_s, 0, microbatch_s) for busy_s, microbatch_s in own]
-    ends += [(busy_s + 2 * microbatch_s, 1, microbatch_s) for busy_s, microbatch_s in thieves]
+    ends += [(busy_s + microbatch_s, 1, microbatch_s) for busy_s, microbatch_s in thieves]
     heapq.heapify(ends)
     n_stolen = 0
     for _ in range(n_left):

@@ -1,10 +1,10 @@
 """A pool worker's wiring: it does what its server leases to it, and hands in what it has accumulated when it is asked.
 
-It takes a few leases at a time, so that the next one is here when one is done. Of those whose inputs have arrived the
-oldest step's go first; of one step's a backward follows a forward and a forward a backward, as in 1F1B, so that neither
-this stage's tasks nor the next one's come in bunches; then the oldest goes first. With each result it says how long it
-has computed, and how long it has held the task. What it was asked for under an earlier admission, or for a
-step that is over, is forgotten. Without delayed updates one step is under way at a time; with them it fetches the next
+It takes a few leases at a time, so that the next one is here when one is done. Among the leases whose inputs have
+arrived, those of the oldest step go first. Within a step a backward follows a forward and a forward a backward, as in
+1F1B, so that neither this stage's tasks nor the next one's come in bunches; then the oldest goes first. With each
+result the worker says how long it has computed, and how long it has held the task. It forgets requests of an earlier
+admission, and of a step that is over. Without delayed updates one step is under way at a time; with them it fetches the next
 version while it computes, and keeps the one before.
 """
 

@@ -31,7 +31,7 @@ class AdmittedWorker:
 
 @dataclass
 class _Processes:
-    """Of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused;
+    """The processes of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused;
     `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed."""
 
     heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
@@ -41,7 +41,7 @@ class _Processes:
 
 
 class WorkerRoster:
-    """Of one server."""
+    """The workers of one server."""
 
     def __init__(self):
         self.admitted: dict[int, AdmittedWorker] = {}
@@ -98,7 +98,7 @@ class WorkerRoster:
         self._processes[peer].n_counted += n_microbatches
 
     def statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
-        """Of those that are let in."""
+        """The statuses of the workers that are let in."""
         known = ((peer, self._processes[peer]) for peer in sorted(self.admitted))
         return tuple(WorkerStatus(peer, one.n_counted, now_s - one.heard_s) for peer, one in known)
 

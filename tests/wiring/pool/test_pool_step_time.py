@@ -76,13 +76,13 @@ def test_a_long_link_does_not_idle_a_worker():
 
 @pytest.mark.parametrize("latency_s", [0.001, 0.1])
 def test_servers_of_a_stage_take_tasks_of_one_another(latency_s):
-    """16 tasks of 3 s. Without that each stage would wait for its slower half: 24 s where one of two servers has a
-    worker, and 48 s where one of two takes twice as long."""
+    """16 tasks of 3 s. Without that a stage would wait for its slower half: 24 s where one of two servers has a worker,
+    and 48 s where one of two takes twice as long."""
     assert step_s(make_config(1, workers=1, pipelines=2), latency_s) < 16 * 3 / 3 + 3
-    assert step_s(make_config(1, pipelines=2), latency_s, slow=[0]) < 16 * 3 / 1.5 + 6
-    two_stages = make_config(2, pipelines=2)
+    assert step_s(make_config(1, pipelines=2), latency_s, slow=[0]) < 16 * 3 / 1.5 + 3
+    two_stages = make_config(2, pipelines=2)  # 54 s
     slow_server_of_each = [row[0] for row in default_plan(two_stages).placement]
-    assert step_s(two_stages, latency_s, slow=slow_server_of_each) < 16 * 3 / 1.5 + 9
+    assert step_s(two_stages, latency_s, slow=slow_server_of_each) < 16 * 3 / 1.5 + 12
 
 
 def test_equal_servers_take_nothing_of_one_another():
@@ -93,7 +93,7 @@ def test_equal_servers_take_nothing_of_one_another():
         alone, fixed = (step_s(make_config(2, pipelines=2, wiring=wiring), 0.001) for wiring in ("pool", "fixed"))
         assert not stolen and alone == pytest.approx(fixed, rel=0.05)
         step_s(make_config(1, workers=1, pipelines=2))
-    assert stolen
+    assert stolen[-1][-1] > 0  # tasks
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""What must hold of a pool at every event of a simulation, besides the invariants of the step protocol, which hold of
-its servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
+"""The invariants of a pool at every event of a simulation, besides those of the step protocol, which hold for its
+servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
 
   (12) a process of a server never grants two leases of one number, and its accumulator never holds a microbatch twice
        (the second half is checked where a contribution is added)
@@ -54,7 +54,7 @@ OF_WORKER = 3  # at a worker: input, gradient of the output, and what it sends
 
 
 class PoolInvariants:
-    """Of the pool of one run. `invariants` are those of its servers, which know the tensors of all."""
+    """Checks the pool of one run. `invariants` are those of its servers, which know the tensors of all."""
 
     def __init__(self, invariants: Invariants, config: RunConfig, plan: Plan):
         self._invariants = invariants
@@ -84,8 +84,8 @@ class PoolInvariants:
         if isinstance(event, Received) and isinstance(event.body, ContributionWanted):
             self._asked.setdefault(peer, set()).update(event.body.rounds)
         if isinstance(event, Received) and isinstance(event.body, StealOffer):
-            is_taken = any(isinstance(a, Send) and a.body == StealReply(event.body.step, True) for a in actions)
-            self._stolen[peer, event.body.step] += len(event.body.tasks) * is_taken
+            replies = [a.body for a in actions if isinstance(a, Send) and isinstance(a.body, StealReply)]
+            self._stolen[peer, event.body.step] += sum(reply.n_taken for reply in replies)
         if isinstance(event, Ran) and event.work.kind == CONTRIBUTE:
             self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
         for action in actions:

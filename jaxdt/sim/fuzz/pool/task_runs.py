@@ -222,7 +222,7 @@ class TaskRun:
             self._at(self.now_s + 1.0 / worker.speed, self._worker_did, peer, worker, lease)
 
     def _worker_did(self, peer: int, worker: Worker, lease: Lease) -> None:
-        """Its device is done with the lease that it had first. What a process that has ended would have done is not."""
+        """The worker's device is done with its first lease, unless the process has ended."""
         if worker is not self.workers[peer] or lease not in worker.leases:
             return
         if self._when_back(peer, self._worker_did, peer, worker, lease):
