@@ -4,8 +4,8 @@ It takes a few leases at a time, so that the next one is here when one is done. 
 arrived, those of the oldest step go first. Within a step a backward follows a forward and a forward a backward, as in
 1F1B, so that neither this stage's tasks nor the next one's come in bunches; then the oldest goes first. With each
 result the worker says how long it has computed, and how long it has held the task. It forgets requests of an earlier
-admission, and of a step that is over. Without delayed updates one step is under way at a time; with them it fetches the next
-version while it computes, and keeps the one before.
+admission, and of a step that is over. Without delayed updates one step is under way at a time; with them the worker
+fetches the next version while it computes, and keeps the one before.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
