@@ -31,8 +31,8 @@ class AdmittedWorker:
 
 @dataclass
 class _Processes:
-    """The processes of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused;
-    `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed."""
+    """The processes of one id: those that were heard, the newest last. `refused`: why contributions of the newest were
+    refused; `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed."""
 
     heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
     refused: list[str] = field(default_factory=list)
