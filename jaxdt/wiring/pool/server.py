@@ -496,14 +496,15 @@ class PoolServer:
     def _ask_others(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
         """Ask the other servers of the stage for tasks if each client has at most one more of this one's."""
         steals, n_max = step.steals, self._n_may_take(step)
-        if not steals.others or not self._task_times.is_known or step.n_more > 1 + len(self._workers) or n_max <= 0:
+        if not steals.others or not self._task_times.is_known or n_max <= 0:
             return []
-        clients = self._clients(step)
-        if steals.awaited or step.n_more > len(clients):
+        if step.n_more > 1 + len(self._workers) or step.n_more > len(clients := self._clients(step)):
+            steals.asks_at_s = steals.pause_s = 0.0
             return []
-        if now_s < steals.asks_at_s:
-            return self._wake(steals.asks_at_s)
-        steals.asks_at_s = now_s + min(self._task_times.microbatch_s(peer) for peer in clients)
+        if steals.awaited or now_s < steals.asks_at_s:
+            return self._wake(steals.asks_at_s) if now_s < steals.asks_at_s else []
+        steals.pause_s += min(self._task_times.microbatch_s(peer) for peer in clients)
+        steals.asks_at_s = now_s + steals.pause_s
         request = StealRequest(step.number, n_max, self._loads(clients, step.n_left))
         return [*(Send(peer, request) for peer in steals.others), *self._wake(steals.asks_at_s)]
 

@@ -4,7 +4,8 @@ The even cut says who owns a microbatch, but servers differ in speed, in the num
 these they lose; and so do the servers of the stage before, from whom inputs come. So
 
     each client has at most one more task -> StealRequest to every other server of the stage, with what the clients have
-                                             yet to do; again after the time of a microbatch, as long as that is so
+                    yet to do; again after the time of a microbatch, then of two, of three and so on, as long as that is
+                    so
     StealRequest -> StealOffer of some tasks, if those of this server would be done later than the other's (share_of in
                     task_times.py), with what its clients would still have to do
     StealOffer   -> StealReply: how many of them to take, by the same rule, since others may have offered some, too
@@ -48,14 +49,15 @@ class StepSteals:
 
     As the owner: `offered`: the tasks for which another server's answer is awaited; `taken_by`: who does a microbatch
     of this server's cut.
-    As the thief: `asks_at_s`: when it may ask again; `stolen`: microbatch -> its task when it was taken; `awaited`:
-    those whose tensors are not all here, and `arrived`: those of their tensors that are.
+    As the thief: `asks_at_s`: when it may ask again, `pause_s` after the last time; `stolen`: microbatch -> its task
+    when it was taken; `awaited`: those whose tensors are not all here, and `arrived`: those of their tensors that are.
     """
 
     others: tuple[int, ...] = ()
     offered: dict[int, tuple[StolenTask, ...]] = field(default_factory=dict)
     taken_by: dict[int, int] = field(default_factory=dict)
     asks_at_s: float = 0.0
+    pause_s: float = 0.0
     stolen: dict[int, StolenTask] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     arrived: set[Key] = field(default_factory=set)
@@ -64,6 +66,12 @@ class StepSteals:
     def is_open(self) -> bool:
         """Whether this server has yet to hear what becomes of tasks, or to receive what they read."""
         return bool(self.offered or self.awaited)
+
+    def thief_of(self, m: int) -> int | None:
+        """The server that does a microbatch of this one's cut, if another one does. A gradient that comes before the
+        answer to an offer says that the task was taken, as the forward was done."""
+        offered = (peer for peer, tasks in self.offered.items() if any(task[1] == m for task in tasks))
+        return self.taken_by.get(m, next(offered, None))
 
     def lacks_output(self, m: int) -> bool:
         """Whether the output of the microbatch was computed for its owner, so that a worker of this server does not
@@ -117,6 +125,7 @@ class WorkStealing:
         reply = Send(src, StealReply(offer.step, n_taken))
         if not n_taken:
             return [reply]
+        steals.pause_s = 0.0
         for task in offer.tasks[:n_taken]:
             m = task[1]
             steals.stolen[m] = task
@@ -139,8 +148,9 @@ class WorkStealing:
         """A tensor of a microbatch is here that is not in this server's table: of one that another server does, to whom
         it is passed on, or of one that this server takes."""
         m = key.microbatch
-        if m in steals.taken_by:
-            return [self._send(steals.taken_by[m], key)]
+        thief = steals.thief_of(m)
+        if thief is not None:
+            return [self._send(thief, key)]
         if m not in steals.awaited:
             return [Discard(key)]
         steals.arrived.add(key)

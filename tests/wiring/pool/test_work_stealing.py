@@ -59,6 +59,16 @@ def test_a_forward_goes_with_its_input_and_its_gradient_follows():
     assert (gradient.dst, gradient.body, gradient.n_bytes) == (THIEF, Boundary(GRAD), 40)
 
 
+def test_a_gradient_may_come_before_the_answer_to_the_offer():
+    """Over two short links, while the answer has a long one."""
+    owner = Server(range(4))
+    owner.tasks_for(n_max=1)
+    (gradient,) = owner.arrived(GRAD)
+    assert (gradient.dst, gradient.body) == (THIEF, Boundary(GRAD))
+    owner.replied(1)
+    assert [send.body for send in owner.arrived(GRAD)] == [Boundary(GRAD)]
+
+
 def test_what_a_lost_worker_had_done_is_stolen_with_both_tensors_and_done_again_by_the_thief():
     owner, thief = Server(range(4)), Server(range(4, 8), THIEF)
     owner.do(WORKER, FORWARD, 3)
