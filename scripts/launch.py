@@ -59,6 +59,7 @@ REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and
 PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
 )
+LOST = 3  # exit code: a peer was lost, and the run could not go on
 EMULATED = "emulated_network.json"  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
@@ -92,7 +93,7 @@ def main() -> int:
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
-    if code == INTERRUPTED:
+    if code == INTERRUPTED or (code == LOST and run.summary.get("steps")):
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
         print(run.report().text)
@@ -136,7 +137,7 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 
 def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that an interrupted run has left, and the command that goes on from it."""
+    """A line about the checkpoint that a run has left which was interrupted or has lost a peer, and the command that goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
