@@ -30,7 +30,7 @@ from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS
+from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, complete_checkpoints, newest
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
@@ -137,7 +137,8 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 
 def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that a run has left which was interrupted or has lost a peer, and the command that goes on from it."""
+    """A line about the checkpoint that a run has left which was interrupted or has lost a peer, and the command that
+    goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
@@ -147,7 +148,7 @@ def saved(run_dir: Path) -> str:
 
 def check_used_flags() -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
-    own = Path(EMIT.value) / run_dirs.EMITTED_RUN_DIR if EMIT.value else None
+    own = Path(EMIT.value) / EMITTED_RUN_DIR if EMIT.value else None
     if own and run_flags.RUN_DIR.value not in (None, str(own)):
         raise BadInput(f"--run_dir: got {run_flags.RUN_DIR.value}, expected none with --emit, whose run is in {own}")
     if own and PIN.value:
@@ -174,7 +175,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     """Write coordinator.flags, one host_N.flags per peer and one worker_N.flags per worker of a pool, with the files
     that they name, and print the commands and the files that each host needs. With --resume they go on from the newest
     checkpoint of the run in this folder."""
-    peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / run_dirs.EMITTED_RUN_DIR
+    peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
     resumed = [f"--resume_from={checkpoint_of(run_dir, checked)}"] if RESUME.value else []
     if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
         say(replaced)

@@ -44,8 +44,8 @@ class StepReport(Report):
 
     Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
     they were done. Rows of which the coordinator hears in one moment were done while it was away, so their `step_s` is
-    NaN. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share of them that were
-    suspended; None if none formed."""
+    NaN. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share of them that
+    were suspended; None if none formed."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -561,10 +561,12 @@ class MovingReport(Report):
 
 @dataclass(frozen=True)
 class StillReadyReport(Report):
-    """This peer has been ready for `waited_s`, and the run has not taken it in yet."""
+    """This peer has been ready for `waited_s`, and the run has not taken it in yet. `is_heard`: the coordinator is
+    there."""
 
     kind: ClassVar[str] = "still_ready"
     waited_s: float
+    is_heard: bool = True
 
 
 @dataclass(frozen=True)
