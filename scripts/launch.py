@@ -31,7 +31,7 @@ from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, complete_checkpoints, newest
+from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, complete_checkpoints, newest
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -176,7 +176,8 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     that they name, and print the commands and the files that each host needs. With --resume they go on from the newest
     checkpoint of the run in this folder."""
     peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
-    resumed = [f"--resume_from={checkpoint_of(run_dir, checked)}"] if RESUME.value else []
+    checkpoint = checkpoint_of(run_dir, checked) if RESUME.value else None
+    resumed = [f"--resume_from={checkpoint}"] if checkpoint else []
     if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
         say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
@@ -190,6 +191,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
     files = ["config.json", "config.py", "plan.json", "run", *([EMULATED] if emulated.emulate else [])]
+    files += [str(checkpoint.relative_to(folder))] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
     needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
     print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
@@ -202,6 +204,8 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
     for host, names in needed.items():
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
+    if checkpoint and (absent := absent_parts(checkpoint)):
+        print_line(f"{checkpoint} lacks {', '.join(absent)}; each lies there on a host where a peer of its stage ran")
     if checked.plan.workers:
         shared_by_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
         _emit_workers(folder, checked.plan.workers, [*shared_by_workers, *api.process_flags(emulated)])
