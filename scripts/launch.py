@@ -30,8 +30,8 @@ from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, complete_checkpoints, newest
+from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
+from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, complete_checkpoints, newest
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -59,6 +59,7 @@ REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and
 PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
 )
+LOST = 3  # exit code: a peer was lost, and the run could not go on
 EMULATED = "emulated_network.json"  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
@@ -92,7 +93,7 @@ def main() -> int:
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
-    if code == INTERRUPTED:
+    if code == INTERRUPTED or (code == LOST and run.summary.get("steps")):
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
         print(run.report().text)
@@ -136,7 +137,8 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 
 def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that an interrupted run has left, and the command that goes on from it."""
+    """A line about the checkpoint that a run has left which was interrupted or has lost a peer, and the command that
+    goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
@@ -146,7 +148,7 @@ def saved(run_dir: Path) -> str:
 
 def check_used_flags() -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
-    own = Path(EMIT.value) / run_dirs.EMITTED_RUN_DIR if EMIT.value else None
+    own = Path(EMIT.value) / EMITTED_RUN_DIR if EMIT.value else None
     if own and run_flags.RUN_DIR.value not in (None, str(own)):
         raise BadInput(f"--run_dir: got {run_flags.RUN_DIR.value}, expected none with --emit, whose run is in {own}")
     if own and PIN.value:
@@ -173,8 +175,9 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     """Write coordinator.flags, one host_N.flags per peer and one worker_N.flags per worker of a pool, with the files
     that they name, and print the commands and the files that each host needs. With --resume they go on from the newest
     checkpoint of the run in this folder."""
-    peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / run_dirs.EMITTED_RUN_DIR
-    resumed = [f"--resume_from={checkpoint_of(run_dir, checked)}"] if RESUME.value else []
+    peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
+    checkpoint = checkpoint_of(run_dir, checked) if RESUME.value else None
+    resumed = [f"--resume_from={checkpoint}"] if checkpoint else []
     if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
         say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
@@ -188,6 +191,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
     files = ["config.json", "config.py", "plan.json", "run", *([EMULATED] if emulated.emulate else [])]
+    files += [str(checkpoint.relative_to(folder))] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
     needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
     print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
@@ -200,6 +204,8 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
     for host, names in needed.items():
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
+    if checkpoint and (absent := absent_parts(checkpoint)):
+        print_line(f"{checkpoint} lacks {', '.join(absent)}; each lies there on a host where a peer of its stage ran")
     if checked.plan.workers:
         shared_by_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
         _emit_workers(folder, checked.plan.workers, [*shared_by_workers, *api.process_flags(emulated)])

@@ -252,7 +252,7 @@ def step_report(step: CommittedStep, step_s: float, tokens_per_sample: SeqLength
         step=record.step,
         loss=tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
         step_s=step_s,
-        tokens_per_s=n_tokens / step_s if step_s else math.inf,
+        tokens_per_s=n_tokens / step_s if step_s else math.nan,
         gradient_norm=math.sqrt(record.sq_norm) / record.n_samples,
         verdict=record.verdict,
         eval_loss=tally.eval_sum / tally.n_evals if tally.n_evals else None,

@@ -434,7 +434,8 @@ class Membership:
             self._reminder.ends()
             return []
         waited_s = self._reminder.due(now_s)
-        return [] if waited_s is None else [StillReadyReport(waited_s)]
+        is_heard = self._best_rtt_s < float("inf") and not self._coordinator.passed(now_s)
+        return [] if waited_s is None else [StillReadyReport(waited_s, is_heard)]
 
     def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
         outage_s = self.identity.outage_s

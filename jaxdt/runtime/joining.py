@@ -32,6 +32,7 @@ from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
@@ -143,7 +144,9 @@ def claim_peer(
     coordinator is away."""
     own_id = temporary_id(peer)
     machine = Claimant(job.run, peer, own_id, _where(own.advertise or own.listen or "no address"))
-    loop = Loop(own_id, machine, Trace(lambda text: None), report)
+    watch = EndWatch(job, report)
+    loop = Loop(own_id, machine, Trace(lambda text: None), watch.report)
+    watch.post = loop.post
     start_transport(job, loop, own_id, OwnAddress(""))
     loop.transport.connect(COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)

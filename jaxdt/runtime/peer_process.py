@@ -19,6 +19,7 @@ from jaxdt.runtime.compute import compute
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, parse_address
+from jaxdt.runtime.reporting.end_watch import EndWatch, end_of_run
 from jaxdt.runtime.reporting.peer_log import PeerLog
 from jaxdt.runtime.run_dir import shared
 from jaxdt.runtime.run_job import RunJob
@@ -74,7 +75,9 @@ def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: Sto
     """Be one peer of the run until the run or the peer ends: a newcomer, or a peer of the plan that may be it
     (`jaxdt.runtime.joining.claim_peer`)."""
     with shared(job.run_dir):
-        return _serve(job, options, parse_address("coordinator", options.coordinator), log, stop_requests)
+        return end_of_run(job) or _serve(
+            job, options, parse_address("coordinator", options.coordinator), log, stop_requests
+        )
 
 
 def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests) -> Stop:
@@ -94,7 +97,9 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
         with contextlib.closing(trace_file):
             trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
-            loop = Loop(peer, served.machine, trace, log.report, checkpointer, queue_bytes=queue_bytes)
+            watch = EndWatch(job, log.report)
+            loop = Loop(peer, served.machine, trace, watch.report, checkpointer, queue_bytes=queue_bytes)
+            watch.post = loop.post
             if begins_anew:  # what is still on its way to the machine before is not for this one
                 loop.process = secrets.randbelow(1 << 31)
             address = start_transport(job, loop, peer, options.own, coordinator)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxdt.runtime.identity import authority
+from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
@@ -19,7 +21,6 @@ from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
-EMITTED_RUN_DIR = "run_dir"  # in a folder that launch.py --emit has written: where the processes of the run write
 NOT_ENDED = "processes of a run there have not ended yet, expected another folder"
 POLL_S = 0.1
 
@@ -126,8 +127,8 @@ def has_checkpoints(run_dir: Path) -> bool:
 
 
 def _live_holder(run_dir: Path) -> str:
-    """A text that says which run goes on in the folder and how to end it, if the process that has locked it lives; else
-    ''. If several processes share the lock, the one that came last counts."""
+    """A text that says which process has locked the folder and how to end it or its run, if it lives; else ''. If
+    several processes share the lock, the one that came last counts."""
     try:
         with (run_dir / LOCK).open("rb") as lock:
             pid = int(lock.read(20) or b"0")
@@ -139,9 +140,11 @@ def _live_holder(run_dir: Path) -> str:
                 return ""
     except (OSError, ValueError):  # no such file, or no such process
         return ""
-    return (
-        f"a run goes on there (process {pid}); python scripts/fleet.py stop --run_dir={run_dir} ends it" if pid else ""
-    )
+    if not pid:
+        return ""
+    if ended_run(run_dir):
+        return f"process {pid} is left of the run that has ended there, or begins another; kill {pid} ends it"
+    return f"a run goes on there (process {pid}); python scripts/fleet.py stop --run_dir={run_dir} ends it"
 
 
 def _content(run_dir: Path) -> list[Path]:

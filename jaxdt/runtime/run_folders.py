@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxdt.runtime.run_dir import EMITTED_RUN_DIR
-
+EMITTED_RUN_DIR = "run_dir"  # in a folder that launch.py --emit has written: where the processes of the run write
 ADDRESS = "coordinator_address"
 COORDINATOR_FLAGS = "coordinator.flags"  # only an emitted job has this file
 

@@ -137,6 +137,19 @@ def test_a_ready_peer_says_now_and_then_that_it_still_waits():
     assert not [line for s in range(180, 400) for line in said(float(s))]
 
 
+def test_a_ready_peer_says_whether_it_hears_the_coordinator():
+    machine = Membership(SEAT)
+    machine.handle(0.0, Started("h1:1"))
+    machine.handle(0.0, Ready({"F": 0.1}, 8, "cpu"))
+    heard = []
+    for s in range(32):
+        if 5 <= s < 12:
+            machine.handle(float(s), from_coordinator(HeartbeatAck(1, 0.0)))
+        actions = machine.handle(float(s), Woke("heartbeat"))
+        heard += [action.is_heard for action in actions if isinstance(action, StillReadyReport)]
+    assert heard == [True, False]
+
+
 def test_a_view_connects_the_members_and_tells_the_others():
     machine = Membership(SEAT)
     machine.handle(0.0, Started("h1:1"))

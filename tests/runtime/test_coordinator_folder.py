@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
+from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Checkpoint, Member, View
+from jaxdt.protocol.reports import ReadyReport, StillReadyReport, UnreachedReport
 from jaxdt.runtime.coordinator_folder import begin_run, check_not_ended, end_run, load_beginning, lock_folder
+from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -99,6 +102,21 @@ def test_a_peer_of_a_run_that_has_ended_does_not_wait_for_its_coordinator(tmp_pa
     with pytest.raises(BadInput, match="the run in .* has ended"):
         check_not_ended(job(tmp_path))
     check_not_ended(job(tmp_path, run="run 3"))
+
+
+@pytest.mark.parametrize("waits", [UnreachedReport(116.0), StillReadyReport(10.0)])
+def test_a_peer_that_waits_ends_once_the_run_has_ended(tmp_path, waits):
+    """It may have loaded jax while the coordinator told the others."""
+    store, reports, ends = begun(tmp_path), [], []
+    watch = EndWatch(job(tmp_path), reports.append)
+    watch.post = ends.append
+    watch.report(waits)
+    assert (reports, ends) == ([waits], [])
+    end_run(store)
+    watch.report(ReadyReport("cpu"))
+    watch.report(waits)
+    assert reports == [waits, ReadyReport("cpu")]
+    assert [(end.code, "has ended" in end.reason) for end in ends] == [(NOT_JOINED, True)]
 
 
 def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):

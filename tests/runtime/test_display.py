@@ -1,6 +1,7 @@
 """The live table is drawn now and then, however many heartbeats come, and only on a terminal that nobody shares."""
 
 import io
+import math
 import os
 import subprocess
 import sys
@@ -150,6 +151,12 @@ def test_the_last_table_has_the_workers_that_a_server_had_in_its_last_step(clock
         display.heartbeat(HeartbeatReport(0, {**counts, "step": step, "workers": n_workers}))
     [server] = [table for table in display._table().renderables[1:2]]
     assert list(server.columns[1].cells) == ["2"]
+
+
+@pytest.mark.parametrize("step_s", [math.nan, 0.0])
+def test_a_step_without_a_known_time_shows_no_rate(step_s, capsys):
+    Display(PLAN, 20, live=False, heartbeat_s=0.5).step(StepReport(0, 5.0, step_s, math.nan, 0.0, "apply"))
+    assert capsys.readouterr().out == "step     1/20  loss 5.0000  in an unknown time\n"
 
 
 def test_the_tables_of_a_pool_fit_eighty_columns(clock):

@@ -17,6 +17,7 @@ from jaxdt.protocol.reports import (
     ReadyReport,
     SaveFailedReport,
     SteppedDownReport,
+    StillReadyReport,
     UnreachedReport,
     UsageReport,
     WaitingReport,
@@ -45,6 +46,18 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
         "peer 3: 12:00:00 is ready on cpu: 1 x cpu; waits until the run takes it in",
         "peer 3: 12:00:00 step 1 of 200 is applied here",
         "peer 3: 12:00:00 step 4 of 200 is applied here",
+    ]
+
+
+def test_a_peer_that_waits_says_whether_the_coordinator_is_there(monkeypatch, capsys):
+    monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
+    log = peer_log.PeerLog("peer 3", ("host", 7700), n_steps=200)
+    log.report(StillReadyReport(10.0))
+    log.report(StillReadyReport(30.0, is_heard=False))
+    waits = "peer 3: 12:00:00 has waited {} s until the run takes it in; {}"
+    assert capsys.readouterr().out.splitlines() == [
+        waits.format(10, "the coordinator says for whom the run waits"),
+        waits.format(30, "nobody answers at host:7700, where the coordinator was"),
     ]
 
 

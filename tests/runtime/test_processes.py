@@ -36,6 +36,9 @@ def test_the_last_peer_of_a_stage_ends_the_run_everywhere_with_code_3(launched):
     assert "peer 0 (stage 0): lost" in fleet.output
     assert "peer 0 (stage 0): lost" in fleet.last_line(1)
     assert not alive(pids.values())
+    newest = max(path.parent.name for path in fleet.run_dir.glob("checkpoints/*/complete.json"))
+    go_on = f"to go on from step {int(newest)}: python scripts/launch.py --resume --run_dir={fleet.run_dir}"
+    assert go_on in fleet.output.splitlines()
 
 
 def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(launched, alone):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.errors import BadInput
 
@@ -34,9 +35,17 @@ def test_a_live_run_keeps_its_folder_and_is_named(held, use):
     assert (held / "config.json").exists()
 
 
+def test_a_process_that_a_run_has_left_behind_is_named_with_what_ends_it(held):
+    (held / "summary.json").write_text('{"reason": "interrupted after 9 steps"}')
+    with pytest.raises(BadInput) as refused:
+        run_dirs.hold(held)
+    left = f"process {os.getpid()} is left of the run that has ended there, or begins another"
+    assert str(refused.value) == f"run_dir: {held} is in use: {left}; kill {os.getpid()} ends it"
+
+
 def test_an_emitted_folder_is_not_replaced_while_processes_write_into_its_run_dir(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    run_dir = tmp_path / run_dirs.EMITTED_RUN_DIR
+    run_dir = tmp_path / EMITTED_RUN_DIR
     with run_dirs.shared(run_dir):  # one of them ends before the other
         with run_dirs.shared(run_dir):
             pass

@@ -11,6 +11,7 @@ import pytest
 from jaxdt.protocol.reports import (
     EndedReport,
     OperatorReport,
+    PipelineEndReport,
     PredictionReport,
     RestartedReport,
     RollbackReport,
@@ -111,6 +112,18 @@ def test_another_coordinator_goes_on_with_prediction_and_counts(clock, tmp_path,
     assert summary["tokens_per_s_overall"] == pytest.approx(10 * N_TOKENS / 30, rel=0.05)
     shown = capsys.readouterr().out
     assert "1.000 s measured, 0.250 s predicted (-75.0 %)" in shown and "nan" not in shown
+
+
+def test_the_end_of_a_pipeline_is_said_once_however_often_the_coordinator_is_started_again(clock, tmp_path, capsys):
+    play(clock, tmp_path, (1000.0, FIRST_VIEW), (1001.0, PipelineEndReport(0, 9)))
+    again = [PipelineEndReport(0, 9), PipelineEndReport(1, 8)]
+    play(clock, tmp_path, (20.0, RestartedReport(2, 1, 6, list(MEMBERS))), (21.0, *again))
+    play(clock, tmp_path, (30.0, RestartedReport(3, 1, 6, list(MEMBERS))), (31.0, *again, PipelineEndReport(0, 12)))
+    shown = [line for line in capsys.readouterr().out.splitlines() if "last step" in line]
+    assert shown == [
+        f"pipeline {end} in all"
+        for end in ("0 has done its last step, 9", "1 has done its last step, 8", "0 has done its last step, 12")
+    ]
 
 
 def test_a_pause_that_an_operator_asked_for_counts(clock, tmp_path):

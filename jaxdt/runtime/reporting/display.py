@@ -144,7 +144,7 @@ class Display:
     def _line(self, report: StepReport) -> str:
         held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
         took = f"{report.step_s:.3f} s  {report.tokens_per_s:.0f} tokens/s"
-        took = "in an unknown time" if math.isnan(report.step_s) else took
+        took = "in an unknown time" if math.isnan(report.step_s) or math.isnan(report.tokens_per_s) else took
         return f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {took}{held_out}"
 
     def _refresh(self) -> None:

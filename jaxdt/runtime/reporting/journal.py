@@ -25,6 +25,7 @@ from jaxdt.protocol.reports import (
     LeavingReport,
     LostReport,
     OperatorReport,
+    PipelineEndReport,
     PredictionReport,
     ReplanReport,
     Report,
@@ -161,13 +162,13 @@ class Journal:
             case PredictionReport(step_s=step_s, problem=None):
                 self._history.predicted(time.monotonic(), report)
                 self._display.print(f"predicted step time {step_s:.3f} s")
+            case PipelineEndReport():
+                if self._history.pipeline_ended(time.monotonic(), report):
+                    self._display.print(line_of(report))
             case ReplanReport():
                 self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
-                if report.bytes_to is not None:
-                    self._links.counted(report.peer, report.bytes_to, report.bytes_from)
-                self._pool.counted(report.peer, report.status)
-                self._display.heartbeat(report)
+                self._heartbeat(report)
             case OperatorReport(command, answer):
                 if command in ("pause", "resume"):
                     self._display.standstill("paused" if command == "pause" else "")
@@ -235,6 +236,12 @@ class Journal:
         self._history.went_back(time.monotonic(), len(report.again))
         lost = f"lost steps {report.again[0] + 1} to {report.again[-1] + 1}" if report.again else "no step is lost"
         self._display.print(f"back from step {report.step} to the checkpoint of {report.to} steps; {lost}")
+
+    def _heartbeat(self, report: HeartbeatReport) -> None:
+        if report.bytes_to is not None:
+            self._links.counted(report.peer, report.bytes_to, report.bytes_from)
+        self._pool.counted(report.peer, report.status)
+        self._display.heartbeat(report)
 
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""

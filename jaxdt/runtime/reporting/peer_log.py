@@ -8,6 +8,7 @@ from jaxdt.protocol.reports import (
     PullReport,
     PushReport,
     SnapshotReport,
+    StillReadyReport,
     TasksStolenReport,
     UnreachedReport,
     UsageReport,
@@ -42,6 +43,9 @@ class PeerLog:
             case UnreachedReport(left_s):
                 where = format_address(self._coordinator)
                 self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
+            case StillReadyReport(waited_s, is_heard=False):
+                nobody = f"nobody answers at {format_address(self._coordinator)}, where the coordinator was"
+                self._print(f"has waited {waited_s:.0f} s until the run takes it in; {nobody}")
             case PushReport() | PullReport() | SnapshotReport() | KeptReport():
                 pass  # there are many; the trace has them
             case TasksStolenReport() | WorkerProgressReport():

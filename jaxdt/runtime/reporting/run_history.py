@@ -4,7 +4,14 @@ The history lies in the coordinator's folder, so a coordinator that is started a
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.reports import OperatorReport, PredictionReport, Report, RestartedReport, VacantReport
+from jaxdt.protocol.reports import (
+    OperatorReport,
+    PipelineEndReport,
+    PredictionReport,
+    Report,
+    RestartedReport,
+    VacantReport,
+)
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 
@@ -17,7 +24,8 @@ class History:
     resumed, as far as its steps go back to them. `run_s`: seconds from the first view until this was written; None
     before the first view.
     `n_steps_again`: steps that were committed and had to be done again. `stood_still_s`: see RunHistory. The predicted
-    seconds are None until they are known."""
+    seconds are None until they are known. `pipeline_ends`: pipelines that have done their last step, each with its
+    number of steps."""
 
     run: str = ""
     resumes: tuple[int, ...] = ()
@@ -27,6 +35,7 @@ class History:
     stood_still_s: float = 0.0
     step_s_predicted: float | None = None
     step_s_predicted_uncompressed: float | None = None
+    pipeline_ends: tuple[tuple[int, int], ...] = ()
 
 
 class RunHistory:
@@ -95,6 +104,14 @@ class RunHistory:
         """The prediction is there, or the reason why there is none."""
         predicted = {"step_s_predicted": report.step_s, "step_s_predicted_uncompressed": report.step_s_uncompressed}
         self._save(now_s, replace(self.history, **predicted))
+
+    def pipeline_ended(self, now_s: float, report: PipelineEndReport) -> bool:
+        """A pipeline has done its last step. False if an earlier coordinator has said so."""
+        end = (report.pipeline, report.n_steps)
+        if end in self.history.pipeline_ends:
+            return False
+        self._save(now_s, replace(self.history, pipeline_ends=(*self.history.pipeline_ends, end)))
+        return True
 
     @property
     def prediction(self) -> PredictionReport:

@@ -58,6 +58,13 @@ def complete_record(folder: Path) -> CompleteRecord:
     return record
 
 
+def absent_parts(folder: Path) -> list[str]:
+    """The names of the parts of a complete checkpoint that are not in its folder here, since they are on other
+    hosts."""
+    parts = complete_record(folder).checkpoint.parts
+    return [part_name(part.stage, part.digest) for part in parts if not _path(folder, part).exists()]
+
+
 def mark_complete(run_dir: Path, checkpoint: Checkpoint, about: dict[str, Any]) -> None:
     """Write complete.json, unless it is there already."""
     folder = step_folder(run_dir, checkpoint.version)

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import Part
 from jaxdt.runtime.storage.checkpoint import complete_record
-from jaxdt.runtime.storage.parts import find_part, whole_manifest
+from jaxdt.runtime.storage.parts import find_part, part_name, whole_manifest
 from jaxdt.spec.errors import BadInput
 
 
@@ -85,12 +85,18 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
 def load_parts(parts: Collection[Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
     """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
     entries: dict[str, dict] = {}
-    for part in parts:
+    absent: list[str] = []
+    for part in sorted(parts, key=lambda part: part.stage):
         path = find_part(folders, part.digest)
         if path:
             entries |= _load_part(path, part.digest, names, entries)
+        else:
+            absent.append(part_name(part.stage, part.digest))
     required = names or []
     missing = sorted(set(required) - set(entries))
+    if missing and absent:
+        lacks = f"{folders[-1]}: lacks {', '.join(absent)}, expected the parts with {', '.join(missing)}"
+        raise BadInput(f"{lacks}; copy them from that folder on other hosts: each lies where a peer of its stage ran")
     if missing:
         raise BadInput(f"{folders[-1]}: holds no {missing[0]}, expected all of {', '.join(required)}")
     return entries

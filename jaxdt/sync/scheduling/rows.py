@@ -37,8 +37,9 @@ class Rows:
             return None
         done, self._done = self._done, []
         tally = sum((one.tally for one in done), Tally())
-        step_s, self._last_s = now_s - self._last_s, now_s
         n_tokens = sum(one.n_samples * self._tokens_per_sample.at(one.step) for one in done)
+        took_s, self._last_s = now_s - self._last_s, now_s
+        step_s = took_s or math.nan  # several in one moment were done while there was no coordinator
         norms = [math.sqrt(one.sq_norm) / one.n_samples for one in done if one.sq_norm is not None]
         sizes, self._sizes = self._sizes, []
         n_suspended, self._n_suspended = self._n_suspended, 0
@@ -47,7 +48,7 @@ class Rows:
             step=row,
             loss=tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
             step_s=step_s,
-            tokens_per_s=n_tokens / step_s if step_s else math.inf,
+            tokens_per_s=n_tokens / step_s,
             gradient_norm=sum(norms) / len(norms) if norms else math.nan,
             verdict="skip" if has_skipped else "apply",
             group_size=sum(sizes) / len(sizes) if sizes else None,

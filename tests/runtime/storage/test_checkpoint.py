@@ -177,6 +177,18 @@ def test_an_entry_that_is_not_there_is_named(tmp_path, trained):
         load_entries(step_folder(tmp_path, 5), ["block_000", "block_002"])
 
 
+def test_the_parts_that_are_on_other_hosts_only_are_named(tmp_path, trained):
+    folder = save_complete(tmp_path, [0, 1, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    elsewhere = part_of(folder, 1)
+    elsewhere.rename(tmp_path / elsewhere.name)
+    assert sorted(load_entries(folder, stage_entries(MODEL, 0, 1))) == stage_entries(MODEL, 0, 1)
+    with pytest.raises(BadInput) as refused:
+        load_entries(folder, stage_entries(MODEL, 1, 3))
+    lacks = f"{folder}: lacks {elsewhere.name}, expected the parts with block_001, block_002, head"
+    copy = "copy them from that folder on other hosts: each lies where a peer of its stage ran"
+    assert str(refused.value) == f"{lacks}; {copy}"
+
+
 def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     """The training goes on, and an update gives the buffers away while the thread still writes."""
     optim = OPTIMIZERS[2]

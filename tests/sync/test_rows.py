@@ -1,0 +1,23 @@
+"""Rows of the metrics where replicas may differ: each is JSON, and has a time only where that is known."""
+
+import json
+import math
+
+from jaxdt.protocol.events import StepDone, Tally
+from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.sync.scheduling.rows import Rows
+
+
+def rows_at(begun_s, *heard_s):
+    """The rows of a run of one pipeline, of whose steps the coordinator hears at these moments."""
+    rows = Rows(1, SeqLengths(16))
+    rows.begin(begun_s)
+    return [rows.add(now_s, row, StepDone(row, 4, Tally(8.0, 4), 1.0)) for row, now_s in enumerate(heard_s)]
+
+
+def test_rows_of_steps_that_were_done_while_there_was_no_coordinator_have_no_time():
+    first, *held_back, later, last = rows_at(math.nan, 7.0, 7.0, 7.0, 7.5, 9.5)
+    for row in (first, *held_back):
+        assert math.isnan(row.step_s) and math.isnan(row.tokens_per_s)
+        assert "Infinity" not in json.dumps(row.fields)
+    assert (later.step_s, later.tokens_per_s, last.step_s, last.tokens_per_s) == (0.5, 128.0, 2.0, 32.0)
