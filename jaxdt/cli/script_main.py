@@ -18,6 +18,7 @@ from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
+LONG_HELP = frozenset(("--helpfull", "-helpfull", "--helpxml", "-helpxml"))
 UNKNOWN_FIELD = re.compile(
     r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
 )  # ml_collections
@@ -107,6 +108,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
         words = FLAGS(argv)[1:]
     except BrokenPipeError:  # of whoever reads --help
         raise
+    except SystemExit:  # absl has printed the help, and would end with 1
+        if not (HELP | LONG_HELP).intersection(word.partition("=")[0] for word in argv):
+            raise
+        sys.stdout.flush()
+        sys.exit(0)
     except (flags.Error, KeyError, AttributeError, OSError) as error:
         _refuse(_flag_refusal(error, argv))
     except Exception as error:  # a config file is a program, which may raise anything
