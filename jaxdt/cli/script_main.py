@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NoReturn
 
 from absl import app, command_name, flags, logging
 
@@ -121,8 +122,28 @@ def _parse_flags(argv: list[str]) -> list[str]:
     return words
 
 
+def refuse_flag_file(error: flags.CantOpenFlagFileError) -> NoReturn:
+    """End a script whose flag of the config reads the command line, and a flag file that it names, before `run`."""
+    print(_flag_file_refusal(error), file=sys.stderr)
+    sys.exit(2)
+
+
+def _flag_file_refusal(error: flags.CantOpenFlagFileError) -> str:
+    written = "launch.py --emit=DIR writes flag files"
+    match error.__context__:
+        case FileNotFoundError(filename=path):
+            return f"--flagfile: {path} is not there, expected a file of flags; {written}"
+        case IsADirectoryError(filename=path):
+            return f"--flagfile: {path} is a folder, expected a file of flags; {written}"
+        case OSError(filename=path, strerror=reason):
+            return f"--flagfile: {path} cannot be read ({reason}), expected a file of flags"
+    return f"--flagfile: {error}"
+
+
 def _flag_refusal(error: Exception, argv: list[str]) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
+    if isinstance(error, flags.CantOpenFlagFileError):
+        return _flag_file_refusal(error)
     if isinstance(error, flags.UnrecognizedFlagError) and (fields := _fields_named(error.flagname)):
         return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
     if isinstance(error, flags.UnrecognizedFlagError) and not any(f"-{error.flagname}" in word for word in argv):
