@@ -232,7 +232,8 @@ def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
     os.close(run_dirs.hold(run_dir))
     folder = newest(run_dir)
     check_resumable(folder, about_run(checked.config, checked.data.checksum))
-    for line in [*drop_damaged(run_dir), *api.resumption(run_dir, folder, checked)]:
+    changed = api.resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
+    for line in [*drop_damaged(run_dir), *changed]:
         say(line)
     return folder
 

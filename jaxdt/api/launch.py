@@ -206,7 +206,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
         if options.resume:
             folder, problems = _resumable(run_dir, checked)
             flags.append(f"--resume_from={folder}")
-            lines = [*problems, *drop_damaged(run_dir), *resumption(run_dir, folder, checked)]
+            changed = resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
+            lines = [*problems, *drop_damaged(run_dir), *changed]
         for line in lines:
             say(line)
         run_dirs.write_job(run_dir, config, plan)
