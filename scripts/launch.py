@@ -27,6 +27,7 @@ from absl import flags
 from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
@@ -237,7 +238,8 @@ def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
     os.close(run_dirs.hold(run_dir))
     folder = newest(run_dir)
     check_resumable(folder, about_run(checked.config, checked.data.checksum))
-    for line in api.resumption(run_dir, folder, checked):
+    changed = api.resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
+    for line in [*drop_damaged(run_dir), *changed]:
         say(line)
     return folder
 

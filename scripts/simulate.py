@@ -58,7 +58,12 @@ from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field.")
+try:  # this already reads the command line, and the flag files that it names
+    CONFIG = config_flags.DEFINE_config_file(
+        "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
+    )
+except flags.CantOpenFlagFileError as error:
+    script_main.refuse_flag_file(error)
 PLAN = flags.DEFINE_string("plan", None, "A plan.json.")
 NETWORK = flags.DEFINE_string("network", None, "A network.json; without one links cost nothing.")
 PROFILE = flags.DEFINE_string("profile", None, "A profile.json; without one --flops says how fast devices are.")

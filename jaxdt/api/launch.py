@@ -25,6 +25,7 @@ from jaxdt.cli import codec_decision, gpu_flags, resume_flags, run_inputs
 from jaxdt.cli.local_run import SCRIPTS, objects
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.sim.stragglers import stalls
@@ -205,7 +206,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
         if options.resume:
             folder, problems = _resumable(run_dir, checked)
             flags.append(f"--resume_from={folder}")
-            lines = [*problems, *resumption(run_dir, folder, checked)]
+            changed = resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
+            lines = [*problems, *drop_damaged(run_dir), *changed]
         for line in lines:
             say(line)
         run_dirs.write_job(run_dir, config, plan)

@@ -14,7 +14,7 @@ from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, why
 from jaxdt.spec.plan import Plan
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     try:
         before = dict(_flat(json.loads(path.read_bytes())))
     except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}), expected what a run wrote") from None
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     after = dict(_flat(serialize.write(config)))
     names = [name for name in after if after[name] != before.get(name)]
     lines = [f"--resume: {name} is {after[name]!r}, it was {before.get(name)!r}" for name in names]

@@ -31,8 +31,7 @@ try:  # this already reads the command line, and the flag files that it names
         "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
     )
 except flags.CantOpenFlagFileError as error:
-    print(f"--flagfile: {str(error).rpartition('flagfile: ')[2]}", file=sys.stderr)
-    sys.exit(2)
+    script_main.refuse_flag_file(error)
 RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
 PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "This process's credential file. Without one: loopback only.")

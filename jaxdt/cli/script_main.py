@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NoReturn
 
 from absl import app, command_name, flags, logging
 
@@ -18,6 +19,7 @@ from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
+LONG_HELP = frozenset(("--helpfull", "-helpfull", "--helpxml", "-helpxml"))
 UNKNOWN_FIELD = re.compile(
     r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
 )  # ml_collections
@@ -107,6 +109,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
         words = FLAGS(argv)[1:]
     except BrokenPipeError:  # of whoever reads --help
         raise
+    except SystemExit:  # absl has printed the help, and would end with 1
+        if not (HELP | LONG_HELP).intersection(word.partition("=")[0] for word in argv):
+            raise
+        sys.stdout.flush()
+        sys.exit(0)
     except (flags.Error, KeyError, AttributeError, OSError) as error:
         _refuse(_flag_refusal(error, argv))
     except Exception as error:  # a config file is a program, which may raise anything
@@ -115,8 +122,28 @@ def _parse_flags(argv: list[str]) -> list[str]:
     return words
 
 
+def refuse_flag_file(error: flags.CantOpenFlagFileError) -> NoReturn:
+    """End a script whose flag of the config reads the command line, and a flag file that it names, before `run`."""
+    print(_flag_file_refusal(error), file=sys.stderr)
+    sys.exit(2)
+
+
+def _flag_file_refusal(error: flags.CantOpenFlagFileError) -> str:
+    written = "launch.py --emit=DIR writes flag files"
+    match error.__context__:
+        case FileNotFoundError(filename=path):
+            return f"--flagfile: {path} is not there, expected a file of flags; {written}"
+        case IsADirectoryError(filename=path):
+            return f"--flagfile: {path} is a folder, expected a file of flags; {written}"
+        case OSError(filename=path, strerror=reason):
+            return f"--flagfile: {path} cannot be read ({reason}), expected a file of flags"
+    return f"--flagfile: {error}"
+
+
 def _flag_refusal(error: Exception, argv: list[str]) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
+    if isinstance(error, flags.CantOpenFlagFileError):
+        return _flag_file_refusal(error)
     if isinstance(error, flags.UnrecognizedFlagError) and (fields := _fields_named(error.flagname)):
         return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
     if isinstance(error, flags.UnrecognizedFlagError) and not any(f"-{error.flagname}" in word for word in argv):

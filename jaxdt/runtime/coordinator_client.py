@@ -79,10 +79,16 @@ def ask_coordinator(
     finally:
         transport.close(0.0)
     if isinstance(answer, Unreached):
-        raise CoordinatorAway(f"{where}: {answer.reason}")
+        raise CoordinatorAway(f"{where}: {without_address(answer.reason, coordinator)}")
     if isinstance(answer, Ended | Refusal):
-        raise BadInput(f"{where}: {answer.reason}")
+        raise BadInput(f"{where}: {without_address(answer.reason, coordinator)}")
     return answer
+
+
+def without_address(reason: str, coordinator: Address) -> str:
+    """The reason, for a line that has said the coordinator's address."""
+    address = format_address(coordinator)
+    return reason.removeprefix(f"{address}: ").replace(f" {address}:", ":")
 
 
 def _first_answer(

@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxdt.build import RunStart
 from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
-from jaxdt.protocol.events import Checkpoint
+from jaxdt.protocol.events import Checkpoint, View
+from jaxdt.runtime.reporting.run_history import HISTORY
 from jaxdt.runtime.run_dir import n_steps_of
-from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_end import ended_run, how_to_go_on
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
@@ -26,6 +28,14 @@ from jaxdt.spec.errors import BadInput
 
 RUN, START, ENDED = "run", "start", "ended"  # beside the names under which the machine's state is made durable
 LOCK = "lock"
+ISSUED = "issued"  # jaxdt.runtime.identity.issuer
+# The values that a run which begins anew from a checkpoint needs from earlier runs in the folder, since it keeps their
+# credentials; and what it loses without them.
+NEEDED = {
+    OPERATOR: "peers that an operator has revoked are admitted again",
+    ISSUED: "tokens that were used can be used again",
+}
+NOT_NEEDED = (RUN, START, ENDED, HISTORY, TERM, VIEW, STEPS, ROWS, CHECKPOINT)
 
 
 def lock_folder(folder: Path) -> int:
@@ -74,25 +84,63 @@ class Beginning:
     durable_state: DurableState | None
 
 
+def drop_damaged(run_dir: Path) -> list[str]:
+    """Delete the damaged files of the coordinator's folder that a run does not need which begins anew from a
+    checkpoint. Returns a line for each. BadInput names the remedy for a file that such a run needs."""
+    folder = run_dir / "coordinator"
+    if not folder.exists():  # it is on another host
+        return []
+    durable = FileStore(folder)
+    for name, loss in NEEDED.items():
+        if problem := _damage(durable, name):
+            remedy = f"restore it, or delete {folder / name}.json: then {loss}"
+            raise BadInput(f"--resume: {problem}; {remedy}")
+    lines: list[str] = []
+    for name in NOT_NEEDED:
+        if problem := _damage(durable, name):
+            durable.delete(name)
+            lines.append(f"--resume: {problem}; deleted, since a run that is resumed does not need it")
+            if name == TERM and not _damage(durable, VIEW) and (view := durable.get(VIEW)):
+                durable.put(TERM, serialize.read(View, view, VIEW).coordinator_term)
+    return lines
+
+
+def _damage(durable: FileStore, name: str) -> str:
+    """One line about a damaged file, '' for one that is whole or missing."""
+    try:
+        durable.get(name)
+    except BadInput as problem:
+        return str(problem)
+    return ""
+
+
+def _stored(job: RunJob, durable: FileStore, name: str) -> Any:
+    """A durable value; BadInput for a damaged one names the remedy."""
+    try:
+        return durable.get(name)
+    except BadInput as problem:
+        raise BadInput(f"{problem}; restore that file; or {how_to_go_on(job.run_dir)}") from None
+
+
 def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     """The durable state of this very run; without one the run's beginning, at the checkpoint from which it resumes if
     it does. That checkpoint may have been deleted while the run went on, so only the first coordinator reads it."""
-    last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
-    revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
-    is_first = durable.get(RUN) != job.run
+    last_term = serialize.read(int, _stored(job, durable, TERM) or 0, TERM)
+    revoked = load_operator_state({OPERATOR: _stored(job, durable, OPERATOR)}).revoked
+    is_first = _stored(job, durable, RUN) != job.run
     if is_first and (job.resume is None or _has_run(job, durable)):
         check_no_steps(job.run_dir)
-    checkpoint = job.start if is_first else serialize.read(Checkpoint, durable.get(START), START)
+    checkpoint = job.start if is_first else serialize.read(Checkpoint, _stored(job, durable, START), START)
     start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
     if is_first:
         return Beginning(start, None)
-    disk = {name: durable.get(name) for name in (TERM, VIEW, STEPS, ROWS, CHECKPOINT, OPERATOR)}
+    disk = {name: _stored(job, durable, name) for name in (TERM, VIEW, STEPS, ROWS, CHECKPOINT, OPERATOR)}
     return Beginning(start, load_durable_state(disk))
 
 
 def _has_run(job: RunJob, durable: FileStore) -> bool:
     """Whether this run has ended, from the checkpoint that the job resumes from: its flag file was started again."""
-    if durable.get(ENDED) != job.run:
+    if _stored(job, durable, ENDED) != job.run:
         return False
     try:
         return durable.get(START) == serialize.write(job.start)
@@ -106,7 +154,7 @@ def check_not_ended(job: RunJob) -> None:
     if not folder.exists():
         return
     durable = FileStore(folder)
-    if durable.get(ENDED) == job.run and durable.get(RUN) != job.run:
+    if _stored(job, durable, ENDED) == job.run and _stored(job, durable, RUN) != job.run:
         raise BadInput(f"run_dir: {ended_run(job.run_dir) or f'the run in {job.run_dir} has ended'}")
 
 

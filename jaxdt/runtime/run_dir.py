@@ -92,6 +92,8 @@ def token_flag(folder: Path, name: str, peer: int | None = None) -> str:
 def clear(run_dir: Path, overwrite: bool) -> str:
     """Empty the folder of an earlier run if `overwrite` is set. Returns one line about that run, or '' if the folder
     was empty. BadInput for a folder that may not be emptied."""
+    if run_dir.exists() and not run_dir.is_dir():
+        raise BadInput(f"run_dir: {run_dir} is not a folder, expected one, or a name for a new one")
     if not run_dir.exists() or not _content(run_dir):
         return ""
     if not (run_dir / "config.json").exists():

@@ -2,7 +2,8 @@
 when it comes, over the run's own transport, before it has a place.
 
 A probe and its answer carry as many bytes. The difference between the shortest round trips with and without them is the
-time of these bytes there and back.
+time of these bytes there and back. On a link of one host this time is as short as what the trips differ by anyway, so
+a link counts for at most GBPS_MAX.
 """
 
 import time
@@ -21,7 +22,7 @@ from jaxdt.runtime.run_job import RunJob
 
 N_PROBES = 3  # of each size; the first one also waits for the connection
 ANSWER_S = 5.0
-SECONDS_MIN = 1e-6  # of the bytes: a faster link is as good
+GBPS_MAX = 10.0  # a faster link is as good: its bytes take less than half a millisecond, which these trips vary by
 NO_LINK_GBPS = 0.0  # of a server that does not answer
 
 
@@ -46,7 +47,7 @@ class Probes:
                     return NO_LINK_GBPS
                 trips_s.append(trip_s)
             shortest_s.append(min(trips_s))
-        return 2 * 8 * PADDING_BYTES_MAX / 1e9 / max(SECONDS_MIN, shortest_s[1] - shortest_s[0])
+        return gbps_of(shortest_s[1] - shortest_s[0])
 
     def _round_trip_s(self, server: int, number: int, n_bytes: int) -> float | None:
         began_s = time.monotonic()
@@ -60,6 +61,13 @@ class Probes:
             if (src, answer.number) == (server, number):
                 return time.monotonic() - began_s
         return None
+
+
+def gbps_of(seconds: float) -> float:
+    """The bandwidth of a link on which the bytes of a probe and of its answer take so long, at most GBPS_MAX; also for
+    a time of 0 or less, where a trip with the bytes was no longer than one without."""
+    sent_gbit = 2 * 8 * PADDING_BYTES_MAX / 1e9
+    return sent_gbit / max(sent_gbit / GBPS_MAX, seconds)
 
 
 def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[int, float]:

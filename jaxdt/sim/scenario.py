@@ -15,11 +15,16 @@ from jaxdt.spec.memory import most_retained, stage_memory_bytes
 from jaxdt.spec.network import Link, Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
+from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import BACKWARD, FORWARD
 
 # Heartbeats cost simulation time, and without faults they change no step.
 RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)
 PERSIST_S = 0.002
+# A prediction takes a millisecond for each slice of a stage's vector, and with so many of them the size of one hardly
+# counts: more parameters than 4096 slices hold, 4.3e9 with the default sync.slice_bytes, get larger slices.
+SLICES_MAX = 4096
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,12 @@ class Scenario:
         )
 
     def quiet(self, n_steps: int) -> RunConfig:
-        """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats."""
+        """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats, and at
+        most SLICES_MAX slices of a vector."""
         train = replace(self.config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
-        return replace(self.config, train=train, net=RARE)
+        n_elements = max(group.n_elements for group in sync_groups(self.config, self.plan))
+        slice_bytes = max(self.config.sync.slice_bytes, FLOAT_BYTES * -(-n_elements // SLICES_MAX))
+        return replace(self.config, train=train, net=RARE, sync=replace(self.config.sync, slice_bytes=slice_bytes))
 
 
 def peer_seconds(scenario: Scenario, peer: int) -> dict[str, float]:

@@ -20,14 +20,22 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_fold
     """The error for a file that could not be read. For one that does not exist it names the file of the most similar
     name, among those of its kind in its own folder and in `more_folders`, and the current folder if there is nothing of
     the path in it."""
+    if isinstance(error, IsADirectoryError):
+        return BadInput(f"{path}: is a folder, expected a file")
     if not isinstance(error, FileNotFoundError):
-        return BadInput(f"{path}: cannot be read ({error})")
+        return BadInput(f"{path}: cannot be read ({why(error)})")
     wanted = Path(path)
     found = {file.name: file for folder in (*more_folders, wanted.parent) for file in Path(folder).glob("*.*")}
     close = difflib.get_close_matches(wanted.name, [name for name in found if Path(name).suffix == wanted.suffix], n=1)
     here = "" if wanted.is_absolute() or wanted.parent.exists() else f" in {Path.cwd()}"
     hint = f'{here}; did you mean "{found[close[0]]}"?' if close else here
     return BadInput(f"{path}: cannot be read (no such file{hint})")
+
+
+def why(error: Exception) -> str:
+    """The reason of an error in one line, without the path that an OSError repeats."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

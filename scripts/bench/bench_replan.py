@@ -10,9 +10,10 @@ first replan of a process also loads compiled code and is not timed. About a min
 import time
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import planner
+from jaxdt.cli import script_main
 from jaxdt.spec.network import Network
 from planner.model.generate import generate
 from planner.step_time.search import part_of
@@ -74,7 +75,7 @@ def line(kind: str, what: str, seed: int) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(_):
+def main() -> int:
     before, change = change_of("random", "2 left", 1)
     job = job_of(8, before)
     planner.replan(planner.solve(before, job, planner.Stop(1.0)).plan, before, change, job if _STEP.value else None)
@@ -83,7 +84,8 @@ def main(_):
     print("|---" * len(head) + "|")
     for seed, (kind, what) in enumerate(CASES):
         print(line(kind, what, seed), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    script_main.run(main)

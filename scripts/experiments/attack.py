@@ -29,8 +29,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from jaxdt.cli import script_main
 from jaxdt.protocol import trace
 
 SECONDS = flags.DEFINE_float("seconds", 60.0, "Seconds of attack, a third for each way, after a calm of a third.", 6.0)
@@ -205,7 +206,7 @@ def measured(name: str, way: Callable[[int], Iterator[None]] | None, forwarder: 
     }
 
 
-def main(_) -> None:
+def main() -> int:
     folder = Path(RUN_DIR.value).resolve()
     forwarder = Forwarder(("127.0.0.1", PORT.value))
     processes = start_fleet(folder, PORT.value, forwarder)
@@ -224,8 +225,8 @@ def main(_) -> None:
     for result in results:
         print(json.dumps(result))
     limit_s = calm["reconnect_s_max"] + MORE_S_MAX
-    sys.exit(0 if all(r["reconnect_s_max"] <= limit_s and not r["evictions"] for r in results) else 1)
+    return 0 if all(r["reconnect_s_max"] <= limit_s and not r["evictions"] for r in results) else 1
 
 
 if __name__ == "__main__":
-    app.run(main)
+    script_main.run(main)

@@ -15,8 +15,9 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from jaxdt.cli import script_main
 from jaxdt.spec.network import Device, Network
 from planner.model.problem import Problem, problem_of
 from planner.search.incumbent import Budget, Incumbent
@@ -195,7 +196,7 @@ def check(seed: int, solvers: tuple[str, ...] = tuple(BUDGETS)) -> list[str]:
     ]
 
 
-def main(_):
+def main() -> int:
     n_false = 0
     seeds = range(_FIRST_SEED.value, _FIRST_SEED.value + _INSTANCES.value)
     for n_done, seed in enumerate(seeds, start=1):
@@ -206,8 +207,8 @@ def main(_):
         if n_done % 100 == 0:
             print(f"{n_done} instances, {n_false} false claims", file=sys.stderr, flush=True)
     print(f"{len(seeds)} instances, {len(BUDGETS)} solvers: {n_false} false claims")
-    sys.exit(1 if n_false else 0)
+    return 1 if n_false else 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    script_main.run(main)

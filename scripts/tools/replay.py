@@ -2,9 +2,9 @@
 
     python scripts/tools/replay.py --run_dir=runs/x
 
-Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended,
-and its last checkpoint; with "server" also trace/peer_N.jsonl of each server, which has the order of pushes and pulls,
-and of workers, and the other checkpoints that are there.
+Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended or
+was stopped, and the checkpoints that are there; with "server" also trace/peer_N.jsonl of each server, which has the
+order of pushes and pulls, and of workers. A run that was stopped is done again up to its last checkpoint.
 Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
 build than the run's, rounding differs, and so it does with another number of threads: by default this process computes
 on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
@@ -12,7 +12,7 @@ on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
-from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group
+from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group, mean_tree
 from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol import trace
@@ -72,19 +72,20 @@ def main() -> int:
         raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
-    incarnations = incarnations_of(plan, reports)
-    if set(incarnations.n_steps) != set(range(len(incarnations.all))):
-        found = sorted(incarnations.n_steps)
-        raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {found}, expected all")
+    newest(run_dir)  # one line for a run without a checkpoint, before all else
+    folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
+    incarnations = incarnations_of(plan, reports, folders)
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
-    place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path))
+    place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path), frozenset(folders))
     what, states_of = REPLAYS[config.sync.kind](config, place, reports, incarnations)
     ends = [(one, incarnations.n_steps[number]) for number, one in enumerate(incarnations.all)]
     steps = ", ".join(f"{steps_of(one, n)} of pipeline {one.pipeline}" for one, n in ends)
     print(f"replayed {what} and local steps {steps}")
-    folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
-    folders[config.train.steps] = newest(run_dir)
     found = [differs(folders[version], states_of[version]) for version in sorted(folders) if version in states_of]
+    if not found:
+        raise BadInput(
+            f"run_dir: {run_dir}: the log made none of the checkpoints {sorted(folders)}, expected one of them"
+        )
     return 1 if any(found) else 0
 
 
@@ -98,11 +99,30 @@ def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:
     return n_unequal > 0
 
 
-def incarnations_of(plan: Plan, reports: list[trace.TraceRecord]) -> Incarnations:
-    """The pipelines of the log, with their last steps."""
+def incarnations_of(plan: Plan, reports: list[trace.TraceRecord], versions: Collection[int]) -> Incarnations:
+    """The pipelines of the log, with their last steps. A pipeline that was stopped has no last step in the log. It does
+    as many as its states in checkpoints of these versions have, and those that a pipeline takes over which comes
+    back."""
     kinds = {kind.kind: kind for kind in (PipelineJoinReport, PipelineEndReport)}
     log = [kinds[report["kind"]](**report["fields"]) for report in reports if report["kind"] in kinds]
-    return Incarnations(plan.n_pipelines, log)
+    incarnations = Incarnations(plan.n_pipelines, log)
+    known = {number: one.first_step for number, one in enumerate(incarnations.all)}
+    for one in incarnations.all:
+        if one.donor is not None:
+            known[one.donor] = max(known[one.donor], one.first_step)
+    for mean in checkpoint_means(reports, versions):
+        for member, n_steps in zip(mean.members, mean.steps, strict=True):
+            number = incarnations.of(plan.seat(member)[1], mean.view)
+            known[number] = max(known[number], n_steps)
+    incarnations.n_steps = known | incarnations.n_steps
+    return incarnations
+
+
+def checkpoint_means(reports: list[trace.TraceRecord], versions: Collection[int]) -> list[StateMeanReport]:
+    """The means of stages that are in checkpoints of these versions. When members of a mean are lost it is made again;
+    the last one counts."""
+    found = [StateMeanReport(**fields) for fields in fields_of(reports, StateMeanReport.kind)]
+    return list({(mean.version, mean.stage): mean for mean in found if mean.version in versions}.values())
 
 
 def steps_of(one: Incarnation, n_steps: int) -> str:
@@ -112,32 +132,34 @@ def steps_of(one: Incarnation, n_steps: int) -> str:
 
 @dataclass(frozen=True)
 class ReplayPlace:
-    """The inputs of a replay beside the config and the log of the run."""
+    """The inputs of a replay beside the config and the log of the run. `versions`: of the run's checkpoints."""
 
     run_dir: Path
     plan: Plan
     functions: Sequence[StageFunctions]
     data: TokenFile
+    versions: frozenset[int]
 
 
 def replay_groups(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
 ) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
-    """Averaging groups: what was replayed, and the state of each stage in the last checkpoint, by version."""
+    """Averaging groups: what was replayed, and the state of each stage in the checkpoints, by version."""
 
     def logged(report: GroupReport | StateMeanReport) -> LoggedGroup:
         return logged_group(place.plan, incarnations, report)
 
     groups = [logged(GroupReport(**fields)) for fields in fields_of(reports, GroupReport.kind)]
-    means = [StateMeanReport(**fields) for fields in fields_of(reports, StateMeanReport.kind)]
-    results = {mean.stage: logged(mean) for mean in means if mean.version == config.train.steps}
+    means = {(mean.version, mean.stage): logged(mean).places for mean in checkpoint_means(reports, place.versions)}
     replay = GroupReplay(config, place.plan, place.functions, place.data, incarnations)
     begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))
-    replay.run(groups, incarnations.n_steps)
-    replay.average_states(list(results.values()))
-    replicas = [results[stage].pipelines[0] for stage in range(place.plan.n_stages)]
-    states = [row[p] for row, p in zip(replay.states, replicas, strict=True)]
-    return f"{len(groups)} groups", {config.train.steps: states}
+    kept = replay.run(groups, incarnations.n_steps, {member for places in means.values() for member in places})
+    states_of: dict[int, list[tuple[Any, Any]]] = {}
+    for version in place.versions:
+        places_of = [means.get((version, stage), []) for stage in range(place.plan.n_stages)]
+        if all(places_of):
+            states_of[version] = [mean_tree([kept[member] for member in places]) for places in places_of]
+    return f"{len(groups)} groups", states_of
 
 
 def replay_servers(
@@ -150,14 +172,18 @@ def replay_servers(
     replay = ServerReplay(config, plan, place.functions, place.data)
     like = [replay.state(stage, row) for stage, row in enumerate(plan.placement)]
     begin(replay, like, fields_of(reports, StepReport.kind))
-    replay.run(logs, incarnations.n_steps, {moment for of_stage in kept for moment in of_stage.values()})
+    moments = {of_stage[version] for of_stage in kept for version in of_stage if version in place.versions}
+    n_steps = {
+        p: max([n, *(step for pipeline, step in moments if pipeline == p)]) for p, n in incarnations.n_steps.items()
+    }
+    replay.run(logs, n_steps, moments)
     acts = [act for log in logs for act in log if isinstance(act, ServerAct)]
     n_pushes = sum(act.is_push for act in acts)
     what = f"{n_pushes} pushes, {len(acts) - n_pushes} pulls"
     views = [report["fields"] for report in reports if report["kind"] in (ViewReport.kind, RestartedReport.kind)]
     members = {int(peer) for peer in views[-1]["members"]}
     states_of = {config.train.steps: [replay.state(stage, members) for stage in range(plan.n_stages)]}
-    for version in set.intersection(*(set(of_stage) for of_stage in kept)):
+    for version in set.intersection(*(set(of_stage) for of_stage in kept)) & place.versions:
         states_of[version] = [replay.kept(version, stage, *kept[stage][version]) for stage in range(plan.n_stages)]
     return what, states_of
 

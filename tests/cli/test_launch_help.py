@@ -56,6 +56,15 @@ def test_the_command_prints_it_and_ends_with_0():
     assert done.stdout.startswith("Start a whole fleet on this machine") and "--config.wiring.kind=fixed" in done.stdout
 
 
+@pytest.mark.parametrize("words", ["train --help", "coordinate --help", "fleet --help", "fleet --helpfull"])
+def test_the_help_of_the_other_scripts_ends_with_0_too(words):
+    script, flag = words.split()
+    command = [sys.executable, f"scripts/{script}.py", flag]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python scripts/{script}.py" in done.stdout
+
+
 # ---------------------------------------------------------------------------------------------- where values come from
 
 

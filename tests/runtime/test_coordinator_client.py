@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorRequest
-from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator
+from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_address
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.joining import credential_for
@@ -78,6 +78,12 @@ def test_where_nobody_listens_the_line_says_so(own, capsys):
         assert not capsys.readouterr().out
         assert refusal(address, own, SAID_S).startswith(line)
     assert capsys.readouterr().out.startswith("waiting for the coordinator, for 2 s at most: nobody listens there")
+
+
+def test_a_line_says_the_coordinators_address_once():
+    reasons = ("127.0.0.1:7700: refused it", "cannot dial 127.0.0.1:7700: ECONNREFUSED", "no answer within 20 s")
+    said = [without_address(reason, ("127.0.0.1", 7700)) for reason in reasons]
+    assert said == ["refused it", "cannot dial: ECONNREFUSED", "no answer within 20 s"]
 
 
 def test_another_run_is_named_with_the_file_of_this_one(own, coordinator):

@@ -11,7 +11,14 @@ from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Checkpoint, Member, View
 from jaxdt.protocol.reports import ReadyReport, StillReadyReport, UnreachedReport
-from jaxdt.runtime.coordinator_folder import begin_run, check_not_ended, end_run, load_beginning, lock_folder
+from jaxdt.runtime.coordinator_folder import (
+    begin_run,
+    check_not_ended,
+    drop_damaged,
+    end_run,
+    load_beginning,
+    lock_folder,
+)
 from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
@@ -163,3 +170,39 @@ def test_a_damaged_start_is_refused_by_name(tmp_path, content):
     with pytest.raises(BadInput, match="start"):
         load_beginning(job(tmp_path), store)
     assert json.loads((tmp_path / "coordinator" / "run.json").read_text())["value"] == "run 2"
+
+
+@pytest.mark.parametrize("name", [TERM, "run", "start", "ended", "history", VIEW, STEPS, "rows", CHECKPOINT])
+def test_a_run_that_is_resumed_begins_without_the_damaged_files_of_the_one_before(tmp_path, name):
+    store, path = begun(tmp_path, "run 1"), tmp_path / "coordinator" / f"{name}.json"
+    end_run(store)
+    path.write_text('{"sha256": "ab')
+    (line,) = drop_damaged(tmp_path)
+    assert str(path) in line and line.endswith("deleted, since a run that is resumed does not need it")
+    assert not drop_damaged(tmp_path) and store.get("view") == (None if name == VIEW else view(3, 9))
+    beginning = load_beginning(job(tmp_path), store)
+    assert beginning.durable_state is None and beginning.start.checkpoint.version == 6
+    assert beginning.start.last_term == 1, "where the term is damaged, the last view has it"
+
+
+@pytest.mark.parametrize("name", ["operator", "issued"])
+def test_a_damaged_file_that_a_resumed_run_needs_is_refused_with_the_remedy(tmp_path, name):
+    begun(tmp_path)
+    path = tmp_path / "coordinator" / f"{name}.json"
+    path.write_text("")
+    with pytest.raises(BadInput, match=f"{name}.json: cannot be read.*; restore it, or delete {path}: then "):
+        drop_damaged(tmp_path)
+
+
+def test_without_a_coordinators_folder_on_this_host_nothing_is_damaged(tmp_path):
+    assert drop_damaged(tmp_path) == [] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [TERM, "run", "operator", VIEW])
+def test_a_coordinator_that_is_started_again_names_a_remedy_for_a_damaged_file(tmp_path, name):
+    store = begun(tmp_path)
+    (tmp_path / "run").write_text("run 2\n")
+    (tmp_path / "config.json").write_text('{"train": {"steps": 9}}')
+    (tmp_path / "coordinator" / f"{name}.json").write_text("[")
+    with pytest.raises(BadInput, match=f"{name}.json: cannot .*; restore that file; or to go on: .*launch.py --resume"):
+        load_beginning(job(tmp_path), store)

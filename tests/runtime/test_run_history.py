@@ -149,6 +149,16 @@ def test_all_resumes_are_known_but_those_that_a_later_one_undid(tmp_path):
         assert again.history == History(run, resumes, n_rollbacks=1, n_steps_again=7)
 
 
+def test_a_damaged_history_begins_again_and_a_line_says_so(tmp_path):
+    store = FileStore(tmp_path)
+    (tmp_path / "history.json").write_text('{"sha')
+    history = RunHistory(store, "a", pytest.fail)
+    line = history.load(7.0, 60, 3.0)
+    assert line.startswith(f"{tmp_path / 'history.json'}: cannot be read") and line.endswith("from now on")
+    assert history.history == History("a", (60,), run_s=0.0) and history.run_s(9.0) == 2.0
+    assert RunHistory(store, "a", pytest.fail).load(8.0, 60, 3.0) == ""
+
+
 def test_what_is_since_the_last_resume_says_so(capsys):
     links = {"0->1": 3_000_000}
     Display(CASE.plan, 9, heartbeat_s=1.0, live=False).summary(

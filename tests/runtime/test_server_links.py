@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import transport_nodes
 
 from jaxdt.membership.link_echo import PADDING_BYTES_MAX, LinkEcho
@@ -40,6 +41,11 @@ def test_a_slower_link_is_found_to_be_slower_and_one_without_an_answer_is_none(s
     assert found[0] > found[1] > found[2] == found[3] == 0.0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("measured its links to the servers: 0: ") and line.endswith(", 2: no answer, 3: no answer")
+
+
+@pytest.mark.parametrize(("seconds", "gbps"), [(-1e-3, 10.0), (0.0, 10.0), (1e-9, 10.0), (4e-4, 10.0), (4.2e-3, 1.0)])
+def test_a_time_near_zero_makes_no_link_faster_than_the_probes_can_tell(seconds, gbps):
+    assert server_links.gbps_of(seconds) == pytest.approx(gbps, rel=2e-3)
 
 
 def test_an_answer_has_at_most_so_much_padding():

@@ -14,11 +14,11 @@ from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.link_table import LinkOptions, LinkTable
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate
-from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes, pairs
+from jaxdt.sim.scenario import SLICES_MAX, SWEEPS, Scenario, memory_bytes, pairs
 from jaxdt.sim.time_breakdown import break_down_step
 from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.model import GPTConfig, gpt_config
 from jaxdt.spec.network import Device, Link, Network, uniform
 from jaxdt.spec.profile import from_flops
 
@@ -224,3 +224,13 @@ def test_the_trace_is_the_same_in_every_run_and_on_every_python():
     """The committed digest was made on 3.11 and 3.12. A change of a model or a machine changes it: look at the trace
     before and after, then commit the new digest."""
     assert digest_of_a_run() == digest_of_a_run() == DIGEST
+
+
+def test_a_prediction_of_a_large_stage_cuts_it_into_larger_slices():
+    model = gpt_config("gpt3")
+    config = RunConfig(model, plan=PlanConfig(stages=1, pipelines=1, microbatches=1))
+    profile = from_flops(model, 1, {"": 1e12}, 0.5)
+    large = Scenario(config, default_plan(config), profile, apart(1))
+    n_slices = 4 * model.n_params / large.quiet(3).sync.slice_bytes
+    assert SLICES_MAX - 1 < n_slices <= SLICES_MAX < 4 * model.n_params / config.sync.slice_bytes
+    assert scenario().quiet(3).sync == scenario().config.sync

@@ -106,7 +106,9 @@ class Journal:
 
     def __enter__(self):
         self._metrics.__enter__()
-        self._history.load(time.monotonic(), self._machine.config.start_version, self._metrics.written_s)
+        start_version = self._machine.config.start_version
+        if damage := self._history.load(time.monotonic(), start_version, self._metrics.written_s):
+            self._display.print(damage)
         return self
 
     def __exit__(self, *exception):

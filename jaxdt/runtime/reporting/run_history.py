@@ -14,6 +14,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
 
 HISTORY = "history"
 
@@ -53,21 +54,28 @@ class RunHistory:
         self._last_step_s: float | None = None
         self._stands_still = False
 
-    def load(self, now_s: float, start_version: int, last_row_s: float | None) -> None:
+    def load(self, now_s: float, start_version: int, last_row_s: float | None) -> str:
         """Go on from what an earlier coordinator of this run has left, or begin at `start_version`. last_row_s: the
-        file system's time at which the last step was written, None if there is none."""
+        file system's time at which the last step was written, None if there is none. Returns a line about a damaged
+        file, with which the run's history begins now."""
         written_s = self._durable.written_s(HISTORY)
-        stored = serialize.read(History, self._durable.get(HISTORY) or {}, HISTORY)
+        try:
+            stored = serialize.read(History, self._durable.get(HISTORY) or {}, HISTORY)
+        except BadInput as problem:
+            self._begun_s = self._last_step_s = now_s
+            self._save(now_s, replace(self.history, resumes=(start_version,) if start_version else ()))
+            return f"{problem}; the summary will count times and interruptions from now on"
         if stored.run != self.history.run:
             earlier = tuple(step for step in stored.resumes if step < start_version)
             self._save(now_s, replace(self.history, resumes=(*earlier, start_version) if start_version else ()))
-            return
+            return ""
         self._put(stored)
         if stored.run_s is not None:
             disk_now_s = self._durable.written_s(HISTORY)
             self._begun_s = now_s - stored.run_s - (disk_now_s - written_s)
             self._last_step_s = self._begun_s if last_row_s is None else now_s - (disk_now_s - last_row_s)
             self._stands_still = True
+        return ""
 
     def begun(self, now_s: float) -> None:
         """The first view is there."""

@@ -137,7 +137,9 @@ def newest(run_dir: Path) -> Path:
     """The newest complete checkpoint of a run; BadInput if there is none."""
     complete = complete_checkpoints(run_dir)
     if not complete:
-        raise BadInput(f"{run_dir}: holds no complete checkpoint")
+        when = "every train.checkpoint_every_steps steps and at its end"
+        now = f"python scripts/fleet.py checkpoint --run_dir={run_dir}"
+        raise BadInput(f"{run_dir}: holds no complete checkpoint; a run writes one {when}, and at once for {now}")
     return complete[-1]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, why
 from jaxdt.spec.serialize import is_object
 
 BUFFERED_BYTES = 1 << 16
@@ -162,7 +162,7 @@ def read_json(path: Path) -> Any:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     if not is_object(content) or set(content) != {"sha256", "value"}:
         raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
     checksum = hashlib.sha256(canonical(content["value"])).hexdigest()

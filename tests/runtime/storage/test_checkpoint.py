@@ -410,9 +410,12 @@ def folder_of(run_dir, version, complete=True, generation=0):
 
 
 def test_newest_is_the_newest_complete_one(tmp_path):
-    with pytest.raises(BadInput, match="holds no complete checkpoint"):
+    with pytest.raises(BadInput, match="complete checkpoint; a run writes one every .*fleet.py checkpoint --run_dir="):
         newest(tmp_path)
-    folder_of(tmp_path, 3, complete=False)
+    missing = folder_of(tmp_path, 3, complete=False) / "complete.json"
+    with pytest.raises(BadInput) as refused:
+        load_entries(missing.parent)
+    assert str(refused.value) == f"{missing}: cannot be read (No such file or directory), expected what a run wrote"
     with pytest.raises(BadInput, match="holds no complete checkpoint"):
         newest(tmp_path)
     folders = [folder_of(tmp_path, version) for version in (9, 100)]

@@ -172,8 +172,8 @@ def why(results: Results) -> list[str]:
         "no difference in scheduling explains.",
         f"What a loss costs: Case 4 over Case 3 of swarm is, over that of the pool, {lost} that may fail.",
         "The pool of ours is a server's, the paper's is a stage's. With 4 servers a stage each has one worker and an "
-        "even cut of the batch. A server that loses its worker is helped by the others only once these have little "
-        f"left to do: Case 4 over Case 3 is {several} with so many that may fail, where it is {single} with one server "
+        "even cut of the batch. A server that loses its worker is helped by the others when these have little to do: "
+        f"Case 4 over Case 3 is {several} with so many that may fail, where it is {single} with one server "
         "a stage.",
         "Static chains with equal shares wait for their slow machines in Case 3. The paper says of no baseline whether "
         "its shares follow speeds; ours are shown both ways. The hybrid system and swarm wiring know the speeds, so "
