@@ -52,6 +52,12 @@ def named(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_merge_is_left_half_done(page):
+    marks = [line for line in page.read_text().splitlines() if line.startswith(("<" * 7, ">" * 7))]
+    assert not marks, f"{named(page)}: {marks}, expected one of the two sides"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_to_files_and_headings(page):
     links = [link for link in LINK.findall(outside_code(page.read_text())) if "://" not in link]
     broken = [link for link in links if not leads_somewhere(page, link)]
