@@ -12,14 +12,13 @@ on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from absl import flags
+from replayed_log import checkpoint_means, compared, fields_of, incarnations_of
 
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
@@ -31,8 +30,6 @@ from jaxdt.protocol.incarnations import Incarnation, Incarnations
 from jaxdt.protocol.reports import (
     GroupReport,
     KeptReport,
-    PipelineEndReport,
-    PipelineJoinReport,
     PullReport,
     PushReport,
     RestartedReport,
@@ -97,32 +94,6 @@ def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:
         f"{folder}: {n_unequal} of {n_numbers} numbers differ" if n_unequal else f"{folder}: all {n_numbers} are equal"
     )
     return n_unequal > 0
-
-
-def incarnations_of(plan: Plan, reports: list[trace.TraceRecord], versions: Collection[int]) -> Incarnations:
-    """The pipelines of the log, with their last steps. A pipeline that was stopped has no last step in the log. It does
-    as many as its states in checkpoints of these versions have, and those that a pipeline takes over which comes
-    back."""
-    kinds = {kind.kind: kind for kind in (PipelineJoinReport, PipelineEndReport)}
-    log = [kinds[report["kind"]](**report["fields"]) for report in reports if report["kind"] in kinds]
-    incarnations = Incarnations(plan.n_pipelines, log)
-    known = {number: one.first_step for number, one in enumerate(incarnations.all)}
-    for one in incarnations.all:
-        if one.donor is not None:
-            known[one.donor] = max(known[one.donor], one.first_step)
-    for mean in checkpoint_means(reports, versions):
-        for member, n_steps in zip(mean.members, mean.steps, strict=True):
-            number = incarnations.of(plan.seat(member)[1], mean.view)
-            known[number] = max(known[number], n_steps)
-    incarnations.n_steps = known | incarnations.n_steps
-    return incarnations
-
-
-def checkpoint_means(reports: list[trace.TraceRecord], versions: Collection[int]) -> list[StateMeanReport]:
-    """The means of stages that are in checkpoints of these versions. When members of a mean are lost it is made again;
-    the last one counts."""
-    found = [StateMeanReport(**fields) for fields in fields_of(reports, StateMeanReport.kind)]
-    return list({(mean.version, mean.stage): mean for mean in found if mean.version in versions}.values())
 
 
 def steps_of(one: Incarnation, n_steps: int) -> str:
@@ -237,23 +208,6 @@ def begin(replay: GroupReplay | ServerReplay, like: Sequence[tuple[Any, Any]], r
         raise BadInput(f"--start: {folder} has {version} steps, the log of the run begins after {first}")
     entries = load_entries(folder)
     replay.begin(version, [join_entries(entries, state) for state in like])
-
-
-def fields_of(reports: list[trace.TraceRecord], kind: str) -> list[dict[str, Any]]:
-    """The fields of all reports of a kind, in their order."""
-    return [report["fields"] for report in reports if report["kind"] == kind]
-
-
-def compared(made: dict[str, dict], kept: dict[str, dict]) -> tuple[int, int]:
-    """How many numbers of two states differ in a bit, and how many there are. A NaN is equal to itself."""
-    pairs = [(bits_of(a), bits_of(b)) for a, b in zip(*map(jax.tree.leaves, (made, kept)), strict=True)]
-    return sum(int(np.sum(a != b)) for a, b in pairs), sum(a.size for a, _ in pairs)
-
-
-def bits_of(values: Any) -> np.ndarray:
-    """The numbers of an array as unsigned integers with the same bits."""
-    array = np.asarray(values)
-    return array.view(f"u{array.itemsize}")
 
 
 REPLAYS = {"groups": replay_groups, "server": replay_servers}

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tools import replay
+from tools import replayed_log
 
 from jaxdt.spec.plan import Plan
 
@@ -19,7 +19,7 @@ NAN = np.float32("nan")
 )
 def test_numbers_are_compared_by_their_bits(made, kept, n_unequal):
     states = [{"head": {"w": np.array(values, np.float32), "count": np.int32(3)}} for values in (made, kept)]
-    assert replay.compared(*states) == (n_unequal, len(made) + 1)
+    assert replayed_log.compared(*states) == (n_unequal, len(made) + 1)
 
 
 PLAN = Plan(2, ((0, 1), (1, 2)), ((0, 2, 4), (1, 3, 5)), (2, 2, 2))
@@ -41,7 +41,7 @@ def test_a_pipeline_that_was_stopped_does_the_steps_of_its_last_checkpoint():
         mean(12, [0, 2], [12, 14], view=2),
         mean(12, [1, 3], [13, 14], view=2),
     ]
-    found = [replay.incarnations_of(PLAN, log, versions).n_steps for versions in ({6}, {6, 12}, {})]
+    found = [replayed_log.incarnations_of(PLAN, log, versions).n_steps for versions in ({6}, {6, 12}, {})]
     assert found == [{0: 6, 1: 8, 2: 9}, {0: 13, 1: 14, 2: 9}, {0: 0, 1: 0, 2: 9}]
 
 
@@ -51,9 +51,9 @@ def test_a_donor_does_the_steps_after_which_another_pipeline_took_over_from_it()
         report("pipeline_end", pipeline=2, n_steps=7),
         report("pipeline_join", pipeline=2, admission=3, donor=0, n_steps=11),
     ]
-    assert replay.incarnations_of(PLAN, log, {6}).n_steps == {0: 11, 1: 7, 2: 7, 3: 11}
+    assert replayed_log.incarnations_of(PLAN, log, {6}).n_steps == {0: 11, 1: 7, 2: 7, 3: 11}
 
 
 def test_the_last_one_counts_where_a_mean_was_made_again():
     log = [mean(6, [0, 2, 4], [6, 7, 6]), mean(6, [0, 2], [6, 7], view=2), mean(9, [0, 2], [9, 9], view=2)]
-    assert [found.members for found in replay.checkpoint_means(log, {6})] == [[0, 2]]
+    assert [found.members for found in replayed_log.checkpoint_means(log, {6})] == [[0, 2]]
