@@ -12,8 +12,9 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 pins=requirements/$version.txt
 stamp=.venv/installed-$(cat pyproject.toml "$pins" 2>/dev/null | cksum | tr ' ' -)-${extras:-base}
 if [ ! -e "$stamp" ]; then
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
     echo "installing into .venv (Python $version), which takes a minute or two ..."
+    # An environment of another Python is replaced: its packages would not fit.
+    [ -x ".venv/bin/python$version" ] || "$python" -m venv --clear .venv
     constraint=()
     [ -e "$pins" ] && constraint=(-c "$pins")
     .venv/bin/python -m pip install -q --disable-pip-version-check "${constraint[@]}" -e ".${extras:+[$extras]}"

@@ -6,6 +6,8 @@ also the cutting of each program into parts that compile side by side: small pro
 
 import importlib.metadata
 import os
+import signal
+import threading
 
 import pytest
 from hypothesis import settings
@@ -27,6 +29,12 @@ os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the ca
 def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too, for about an hour")
     parser.addoption("--pool_seeds", type=int, default=3, help="seeds of pools that train while workers come and go")
+
+
+def pytest_collection_finish():
+    """Ctrl-C ends the tests in pytest's way, though scripts that they import take it over."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -72,6 +72,11 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     return True
 
 
+def numbers(metrics: Sequence[dict]) -> list[int]:
+    """The numbers of steps as people read them, from 1; files count from 0."""
+    return [m["step"] + 1 for m in metrics]
+
+
 def mark_resumed(axes: Axes, resumes: Sequence[int]) -> None:
     """A line at each step at which a run was resumed; none for a run that was not."""
     for step in resumes:
@@ -82,12 +87,10 @@ def mark_resumed(axes: Axes, resumes: Sequence[int]) -> None:
 
 def loss(axes: Axes, metrics: list[dict], resumes: Sequence[int] = ()) -> None:
     """Loss against steps (lower axis) and against time (upper axis)."""
-    steps = [m["step"] for m in metrics]
-    axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
+    axes.plot(numbers(metrics), [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
     held_out = [m for m in metrics if "eval_loss" in m]
     if held_out:
-        xs, ys = [m["step"] for m in held_out], [m["eval_loss"] for m in held_out]
-        axes.plot(xs, ys, "o", color=COLOURS["B"], label="held out")
+        axes.plot(numbers(held_out), [m["eval_loss"] for m in held_out], "o", color=COLOURS["B"], label="held out")
     mark_resumed(axes, resumes)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.legend()
@@ -102,7 +105,7 @@ def loss(axes: Axes, metrics: list[dict], resumes: Sequence[int] = ()) -> None:
 def timeline(axes: Axes, attempt: Attempt) -> None:
     """The Work of one step, one row per peer. Between its last gradient and its update a peer averages with others."""
     runs = attempt.runs
-    axes.set(title=f"Pipeline, step {attempt.step}", xlabel="seconds", ylabel="peer")
+    axes.set(title=f"Pipeline, step {attempt.step + 1}", xlabel="seconds", ylabel="peer")
     zero_s = min(r["t"] for r, _ in runs)
     peers = sorted({r["peer"] for r, _ in runs}, key=lambda peer: _stage_and_peer(runs, peer))
     for r, work in runs:
@@ -226,9 +229,9 @@ def step_times(
     two are alike. A prediction is of the steps since the run was resumed last."""
     training = [m for m in metrics if "eval_loss" not in m]
     steps_s = [m["step_s"] for m in training]
-    axes.plot([m["step"] for m in training], steps_s, ".", color=COLOURS["F"], label="measured")
-    begin = resumes[-1] if resumes else 0
-    span = (begin, max(begin, metrics[-1]["step"] if metrics else 0))
+    axes.plot(numbers(training), steps_s, ".", color=COLOURS["F"], label="measured")
+    begin = 1 + (resumes[-1] if resumes else 0)
+    span = (begin, max([begin, *numbers(metrics)]))
     if predicted_s:
         differs = uncompressed_s is not None and f"{predicted_s / uncompressed_s:.2f}" != "1.00"
         alike = "" if uncompressed_s is None or differs else ", with codecs and without"
@@ -242,7 +245,7 @@ def step_times(
     top_s = _top_s(steps_s, at_least_s=max(predicted_s or 0.0, uncompressed_s or 0.0))
     axes.set_ylim(0, top_s)
     if top_s is not None:
-        above = {m["step"]: m["step_s"] for m in training if m["step_s"] > top_s}
+        above = {m["step"] + 1: m["step_s"] for m in training if m["step_s"] > top_s}
         label = f"longer: {len(above)}, up to {max(above.values()):.1f} s"
         axes.plot(list(above), [top_s] * len(above), "^", color=COLOURS["R"], ms=8, clip_on=False, label=label)
     axes.legend(fontsize=8, ncols=3, **BELOW)
@@ -267,10 +270,10 @@ def comparison(path: Path, runs: Sequence) -> None:
         training = [m for m in run.metrics if "eval_loss" not in m]
         duration = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
         label = f"{run.name} ({run.codecs}): {duration}"
-        times.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=f"C{i}", label=label)
+        times.plot(numbers(training), [m["step_s"] for m in training], ".", color=f"C{i}", label=label)
         xs = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
         traffic.bar(xs, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
-        losses.plot([m["step"] for m in run.metrics], [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
+        losses.plot(numbers(run.metrics), [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
     boundaries = sorted({boundary for run in runs for boundary in run.boundary_bytes})
     traffic.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
     traffic.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")

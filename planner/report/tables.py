@@ -67,7 +67,8 @@ class ProgressLine:
         text = f"{progress.elapsed_s:6.1f} s  {best_of(progress)}"
         if starts:
             text += f"; looks for starts by Eq. 1-4: {best_of(starts)}"
-        text += f"  {(starts or progress).evaluations_per_s:,.0f} plans/s"
+        if rate := (starts or progress).evaluations_per_s:
+            text += f"  {rate:,.0f} plans/s"
         print(f"\r{text}{CLEAR}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def close(self):

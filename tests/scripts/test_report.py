@@ -87,7 +87,7 @@ def test_what_was_not_recorded_has_no_panel(simulated, tmp_path, monkeypatch):
     for axes in drawn[1].axes:
         assert "resumed at steps 1, 2" in [text.get_text() for text in axes.get_legend().get_texts()]
     (predicted,) = [line for line in drawn[1].axes[1].lines if line.get_label() == "predicted 1.000 s"]
-    assert list(predicted.get_xdata()) == [2, 3], "the prediction is of the steps since then"
+    assert list(predicted.get_xdata()) == [3, 4], "the prediction is of the steps since then, counted from 1"
 
 
 def test_a_run_without_a_step_has_no_picture(simulated, tmp_path):

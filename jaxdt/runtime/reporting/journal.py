@@ -35,6 +35,7 @@ from jaxdt.protocol.reports import (
     StillWaitingReport,
     VacantReport,
     ViewReport,
+    WaitingReport,
     WorkerHereReport,
     WorkerPlacedReport,
     WriteFailedReport,
@@ -132,6 +133,10 @@ class Journal:
                 (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
+            case WaitingReport(missing):
+                for peer in set(self._job.plan.peers) - set(missing):
+                    self._display.ready(peer)
+                self._display.print(line_of(report))
             case WorkerPlacedReport() | WorkerHereReport():
                 self._worker_comes(report)
             case CandidateReport(peer):

@@ -73,8 +73,8 @@ def _line_of_members(report: Report) -> str | None:
         case WorkerHereReport(worker, server, is_back):
             return f"worker {worker}: {'is back, and ' if is_back else ''}computes for peer {server}"
         case WorkerGoneReport(worker, server, reason, n_redone):
-            again = f"{n_redone} microbatches that it had not handed in are computed again"
-            return f"worker {worker}: is lost to peer {server} ({reason}); {again}, its other tasks go to others"
+            again = f"; {n_redone} microbatches that it had not handed in are computed again" if n_redone else ""
+            return f"worker {worker}: is lost to peer {server} ({reason}){again}"
         case MoveReport(peer, stage, to_stage):
             return f"peer {peer}: moves from stage {stage} to stage {to_stage}, which needs it more"
         case ReturnedReport(peer):
