@@ -220,7 +220,7 @@ def test_launching(files):
         ),
         "another's folder": (["--run_dir={dir}/thesis", "--overwrite"], "not a run's folder"),
         "another run's folder": (["--run_dir={dir}/done"], "expected a new one, or --resume, or --overwrite"),
-        "a file for a folder": (["--run_dir={dir}/file"], "file: Not a directory"),
+        "a file for a folder": (["--run_dir={dir}/file"], "is not a folder, expected one, or a name for a new one"),
         "nothing to resume": (["--resume"], "holds no complete checkpoint"),
         "nothing left to do": (["--resume", "--run_dir={dir}/done", "--config.train.steps=7"], "train.steps: got 7"),
         "checkpoint of another model": (
