@@ -133,10 +133,8 @@ class Journal:
                 (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
-            case WaitingReport(missing):
-                for peer in set(self._job.plan.peers) - set(missing):
-                    self._display.ready(peer)
-                self._display.print(line_of(report))
+            case WaitingReport():
+                self._waiting(report)
             case WorkerPlacedReport() | WorkerHereReport():
                 self._worker_comes(report)
             case CandidateReport(peer):
@@ -170,8 +168,7 @@ class Journal:
                 self._history.predicted(time.monotonic(), report)
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case PipelineEndReport():
-                if self._history.pipeline_ended(time.monotonic(), report):
-                    self._display.print(line_of(report))
+                self._pipeline_ended(report)
             case ReplanReport():
                 self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
@@ -210,6 +207,16 @@ class Journal:
         if report.peer not in self._machine.roster.members:
             self._display.arriving(report.peer, report.stage, "compiling")
             self._display.print(line_of(report))
+
+    def _pipeline_ended(self, report: PipelineEndReport) -> None:
+        if self._history.pipeline_ended(time.monotonic(), report):
+            self._display.print(line_of(report))
+
+    def _waiting(self, report: WaitingReport) -> None:
+        """The run has not begun. Peers of the plan for which it does not wait are ready."""
+        for peer in set(self._job.plan.peers) - set(report.missing):
+            self._display.ready(peer)
+        self._display.print(line_of(report))
 
     def _worker_comes(self, report: WorkerPlacedReport | WorkerHereReport) -> None:
         """A pool's worker gets ready, and then computes: from then on its server's row counts it."""
