@@ -21,7 +21,7 @@ def test_a_long_step_is_marked_at_the_edge_and_does_not_flatten_the_others():
     plots.step_times(axes, steps(*[0.25] * 60, 22.0, *[0.26] * 60, 0.3), 0.24, None)
     assert 0.3 < axes.get_ylim()[1] < 1.0
     (marked,) = [line for line in axes.lines if line.get_label() == "longer: 1, up to 22.0 s"]
-    assert list(marked.get_xdata()) == [60] and list(marked.get_ydata()) == [axes.get_ylim()[1]]
+    assert list(marked.get_xdata()) == [61] and list(marked.get_ydata()) == [axes.get_ylim()[1]]
 
 
 def test_step_times_that_merely_differ_are_all_in_the_picture():

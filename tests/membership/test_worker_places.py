@@ -119,8 +119,7 @@ def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_i
         reported += [line_of(action) for action in actions if isinstance(action, Report)]
     assert reported == [
         "worker 3: computes for peer 1",
-        "worker 3: is lost to peer 1 (hung up); 2 microbatches that it had not handed in are computed again, its other "
-        "tasks go to others",
+        "worker 3: is lost to peer 1 (hung up); 2 microbatches that it had not handed in are computed again",
         "worker 3: is back, and computes for peer 1",
     ]
     beat = Heartbeat(1, {"workers": 1.0}, None, {}, (WorkerStatus(3, 8, 0.5),))
