@@ -37,7 +37,7 @@ from jaxdt.sim.fuzz.independent.invariants import (
     WINDOW,
 )
 from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
-from jaxdt.spec.work import ADOPT, BACKWARD
+from jaxdt.spec.work import ADOPT, BACKWARD, Work
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
 from jaxdt.sync.groups import GroupOptions, Groups
 from jaxdt.sync.held_out import HeldOutLosses
@@ -51,6 +51,7 @@ from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
+from jaxdt.sync.server_parts.fetched import FetchedSnapshots
 from jaxdt.sync.server_parts.snapshots import ServerSnapshots
 from jaxdt.wiring.independent import IndependentWiring
 
@@ -382,7 +383,23 @@ def norms_are_waited_for() -> AbstractContextManager:
     return mock.patch.object(PipelinePlace, "waits_for_norms", property(lambda place: place.clip_norm > 0))
 
 
-# name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
+def means_take_the_place_of_others() -> AbstractContextManager[object]:
+    """A mean for a checkpoint is kept aside while the one before is, and not written."""
+
+    def adopts_all(groups):
+        waiting, groups._states = groups._states, {}
+        return [Run(Work(groups._stage, ADOPT, None, groups._peer, r.step), s, (r,)) for r, s in waiting.items()]
+
+    return mock.patch.object(Groups, "_adopt_state", adopts_all)
+
+
+def snapshots_take_the_place_of_others() -> AbstractContextManager[object]:
+    """The same of a server's snapshot at a worker."""
+    return mock.patch.object(
+        FetchedSnapshots, "_is_keeping", property(lambda _: False, lambda _, is_keeping: None), create=True
+    )
+
+
 def donors_do_not_wait() -> AbstractContextManager[object]:
     """The first stage of a donor says that it waits, and goes on."""
     right = Groups._wait_as_donor
@@ -406,6 +423,7 @@ def returns_do_not_count() -> AbstractContextManager[object]:
     return mock.patch.object(StepBudget, "joined", lambda budget, join: [])
 
 
+# name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
 MUTANTS = {
     "a donor does not wait": (unchanged, donors_do_not_wait, {HELD}, (294,)),
     "a return does not change the count of steps": (unchanged, returns_do_not_count, {PROGRESS}, (22,)),
@@ -460,5 +478,7 @@ MUTANTS = {
     "servers keep aside what others do not": (unchanged, pulls_do_not_wait_for_the_cut, {ONE_CUT}, range(119, 400, 4)),
     "a snapshot has pushes beyond its cut": (unchanged, snapshots_take_every_push, {REPLAYED}, range(3, 60, 4)),
     "a snapshot waits for lost workers": (unchanged, snapshots_wait_for_lost_workers, {PROGRESS}, range(139, 400, 4)),
+    "a mean takes the place of one that is not written": (unchanged, means_take_the_place_of_others, {HELD}, range(60)),
+    "a snapshot takes the place of another": (unchanged, snapshots_take_the_place_of_others, {HELD}, (211,)),
     "a checkpoint does not wait for a group": (unchanged, snapshots_do_not_wait_for_groups, {REPLAYED}, range(60)),
 }

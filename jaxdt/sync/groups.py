@@ -123,7 +123,7 @@ class Groups:
         LocalSteps.READS
         | HeldOutWork.READS
         | {ViewChanged, Evicted, Ready, Restored, Summed, GroupFormed, Shard, Reduced, FetchResult, GroupClosed}
-        | {AskReplicaState, Installed}
+        | {AskReplicaState, Installed, Updated}
     )
 
     def __init__(self, plan: Plan, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
@@ -146,6 +146,7 @@ class Groups:
         self._laying_out: deque[tuple[Round | None, int]] = deque()  # None: to be kept; and the local steps of it
         self._pending = PendingMean(options.settings.lag_steps)
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
+        self._states: dict[Round, float] = {}  # of these, means of states that wait for another one; their factors
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._known = KnownGroups()
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
@@ -179,6 +180,8 @@ class Groups:
                 return []
             case ViewChanged(view):
                 return self._adopt(view)
+            case Updated():
+                return self._adopt_state()
             case Restored(version):
                 is_wanted = version == self._steps.version
                 return [Updated(self._stage, version), *([] if self._view else [Holds(None)])] if is_wanted else []
@@ -441,7 +444,10 @@ class Groups:
         if self._pending.is_awaited and self._is_group(round):
             self._pending.arrived(round, scale)
             return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
-        return [held, self._adopt_mean(round, scale, is_closed=False)]
+        if not self._is_state(round):
+            return [held, self._adopt_mean(round, scale, is_closed=False)]
+        self._adopting[round], self._states[round] = False, scale
+        return [held, *self._adopt_state()]
 
     def _factor(self, exchange: Exchange) -> float:
         """The factor that makes the sum of a round its mean; the mean of a group is weighted."""
@@ -456,9 +462,19 @@ class Groups:
         return ResultHeld(exchange.round, exchange.result().digest, steps)
 
     def _adopt_mean(self, round: Round, scale: float, is_closed: bool) -> Action:
-        step = round.step if self._is_state(round) else self._steps.version
         self._adopting[round] = is_closed
-        return Run(Work(self._stage, ADOPT, None, self._peer, step), scale, (round,))
+        return Run(Work(self._stage, ADOPT, None, self._peer, self._steps.version), scale, (round,))
+
+    def _adopt_state(self) -> list[Action | Event]:
+        """The next mean of states, unless one is on the way. It takes the place of the one before, whose checkpoint is
+        being written when that has brought a new version."""
+        under_way = [round for round in self._adopting if self._is_state(round) and round not in self._states]
+        if under_way or not self._states:
+            return []
+        round = next(iter(self._states))
+        scale, is_closed = self._states.pop(round), self._adopting.pop(round)
+        self._adopting[round] = is_closed  # the last one, since Work ends in the order in which it was asked for
+        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), scale, (round,))]
 
     def _adopt_pending(self) -> list[Action | Event]:
         """The mean that is due, if it is here."""
@@ -476,7 +492,7 @@ class Groups:
 
     def _adopted(self) -> list[Action | Event]:
         """The mean is here, and nobody may ask for it any more: then its slices can go."""
-        round = next(iter(self._adopting))
+        round = next(round for round in self._adopting if round not in self._states)
         is_closed = self._adopting.pop(round)
         return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]
 

@@ -121,7 +121,7 @@ class Worker:
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
-        | {ViewChanged, Evicted, Reduced, AskReplicaState, GroupFormed, GroupClosed}
+        | {ViewChanged, Evicted, Reduced, AskReplicaState, GroupFormed, GroupClosed, Updated}
     )
 
     def __init__(self, stage: ServedStage, place: PipelinePlace, held_out: HeldOutWork):
@@ -174,6 +174,8 @@ class Worker:
                 return self._adopted()
             case Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
+            case Updated():  # the checkpoint of what was kept aside is being written
+                return self._between_steps()
         if self._view is None:
             return []
         return [*self._steps.handle(event), *self._finish_if_over()]

@@ -448,3 +448,15 @@ def test_equal_replicas_exchange_exact_gradients():
     config = make_config(None, codec="bf16")
     with pytest.raises(BadInput, match="sync.codec: got bf16, expected none with sync.kind allreduce"):
         check(config, run_config.default_plan(config))
+
+
+def test_a_state_that_was_kept_aside_is_given_out_until_the_next_one_is_and_never_another():
+    """A disk may refuse a checkpoint at first."""
+    config = make_config(steps=8)
+    config, stores = replace(config, train=replace(config.train, checkpoint_every_steps=3)), {}
+    simulated(config, stores)
+    saver = next(store for store in stores.values() if {3, 6} <= getattr(store, "written", {}).keys())
+    for _ in range(2):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(saver.state_of(6)), saver.written[6])
+    with pytest.raises(AssertionError, match="has state 8, not 3"):
+        saver.state_of(3)

@@ -308,13 +308,13 @@ class Store:
             versions.adopt(averaged(self._config.sync.groups, self._replica, names, mean))
 
     def state_of(self, version: int) -> tuple[Any, ...]:
-        """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it, which is
-        given away."""
+        """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it. That
+        stays until the next one is kept, since a disk may refuse it at first."""
         kept_version, state = self._kept_state
-        if version != kept_version:
-            return self.parameter_versions.state
-        self._kept_state = NO_STATE
-        return state
+        if version == kept_version:
+            return state
+        assert version == self.parameter_versions.version, f"has state {self.parameter_versions.version}, not {version}"
+        return self.parameter_versions.state
 
     def _forward(self, work: Work) -> dict[str, float]:
         """The last stage does nothing here: its backward contains the forward."""

@@ -25,6 +25,7 @@ class FetchedSnapshots:
         self._exchanges: dict[Round, Exchange] = {}
         self._last: dict[str, int] = {}  # group -> the last version that was asked for
         self._to_keep: deque[Round] = deque()  # whole, and for a checkpoint
+        self._is_keeping = False
 
     def __contains__(self, round: Round) -> bool:
         return round in self._exchanges
@@ -55,13 +56,17 @@ class FetchedSnapshots:
         return ""
 
     def keep(self) -> list[Action | Event]:
-        """Between two local steps: keep aside those that are whole and for a checkpoint."""
-        rounds = list(self._to_keep)
-        self._to_keep.clear()
-        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), 1.0, (round,)) for round in rounds]
+        """Between two local steps: keep aside one that is whole and for a checkpoint. The next one may only take its
+        place when its checkpoint is being written, which begins with the new version."""
+        if self._is_keeping or not self._to_keep:
+            return []
+        self._is_keeping = True
+        round = self._to_keep.popleft()
+        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), 1.0, (round,))]
 
     def kept(self, round: Round, n_steps: int) -> list[Action | Event]:
         """One is kept, beside the optimizer's state after so many local steps: it can be written."""
+        self._is_keeping = False
         version = round.step
         report = KeptReport(self._stage, version, self._peer, n_steps)
         return [self._forget(round), report, MeanKept(version), Updated(self._stage, version)]

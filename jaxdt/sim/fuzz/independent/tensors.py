@@ -367,9 +367,10 @@ class ResidueTensors:
             self.forget(round)
 
     def write_checkpoint(self, version: int) -> None:
-        """The state of `version` is this peer's own, or a mean that was kept aside for it."""
-        if version != self.layout.n_steps and version not in self.means:
-            self.broken(f"writes a checkpoint of {version} without the mean of the replicas")
+        """The state of `version` is this peer's own, or the mean that was kept aside last, which was for it."""
+        kept = next(reversed(self.means), None)
+        if version not in (self.layout.n_steps, kept):
+            self.broken(f"writes a checkpoint of {version}, and has kept aside the mean of {kept}")
 
     def restore(self, restore: Restore) -> None:
         self.broken(f"goes back to {restore}")
