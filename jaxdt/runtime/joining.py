@@ -79,7 +79,7 @@ def _named(peer: int | None) -> str:
 
 def _redeem(credential: Credential, coordinator: Address, request: bytes) -> bytes:
     """The certificate chain (PEM) for a signing request, as soon as the coordinator is there."""
-    where = f"--token: coordinator {format_address(coordinator)}"
+    where = f"coordinator {format_address(coordinator)}"
     give_up_s = time.monotonic() + FIRST_CONTACT_S
     authentication = Authentication(credential)
     said = False

@@ -90,7 +90,8 @@ def best_of(progress: Shown) -> str:
         return f"no {name} yet"
     shape = f" for {progress.shape[0]} x {progress.shape[1]}" if progress.shape else ""
     gap = progress.gap
-    bound = f", gap {gap:.2%} to {progress.bound_s:.3f} s" if gap is not None and math.isfinite(gap) else ""
+    is_known = gap is not None and math.isfinite(gap)
+    bound = f", at most {gap:.2%} above the best possible (bound {progress.bound_s:.3f} s)" if is_known else ""
     return f"best {name} {value.format(progress.best_s)}{shape}{bound}"
 
 
@@ -111,7 +112,13 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
     cost = costed.cost
     found = costed.plan.found
     block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes)
-    gap = "proved optimal" if found["proved"] else "no bound" if found["gap"] is None else f"gap {found['gap']:.2%}"
+    gap = (
+        "proved optimal"
+        if found["proved"]
+        else "no bound"
+        if found["gap"] is None
+        else f"the plan costs {found['gap']:.2%} more"
+    )
     return "\n".join(
         [
             HEADER,

@@ -31,7 +31,7 @@ def progress(objective, best_s, **more):
         (progress("comm_cost", 3.0, gap=float("inf")), "best cost 3.000 s for 4 x 2  7 plans/s"),
         (
             progress("comm_cost", 3.0, bound_s=2.0, gap=0.5),
-            "best cost 3.000 s for 4 x 2, gap 50.00% to 2.000 s  7 plans/s",
+            "best cost 3.000 s for 4 x 2, at most 50.00% above the best possible (bound 2.000 s)  7 plans/s",
         ),
         (progress("step_time", 0.5, shape=None), "best step 0.500 s (estimated)  7 plans/s"),
         (

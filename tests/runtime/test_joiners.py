@@ -81,7 +81,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     (tmp_path / "other_version.py").write_text(OTHER_VERSION)
     flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
     commands = {
-        "--token: coordinator 127.0.0.1:": [TRAIN, *join, token_flag(tmp_path / "other", "newcomer")],
+        "coordinator 127.0.0.1:": [TRAIN, *join, token_flag(tmp_path / "other", "newcomer")],
         "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
         "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
         "peer 1: coordinator: run: a process that asks to be a peer is of run '": [

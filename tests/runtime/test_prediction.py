@@ -125,7 +125,7 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
 
 def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0) == ""
-    assert doubt(4, 2, 4.5) == "4 peers share 2 cores: single runs like that were up to 31% off"
+    assert doubt(4, 2, 4.5) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
     assert doubt(2, 4, 12.0).startswith("others took part of the 4 cores: 12 processes wanted to compute")
 
 
@@ -164,6 +164,7 @@ def test_the_summary_says_that_the_prediction_is_of_other_members(tmp_path, monk
             journal.report(StepReport(step, 5.0, 1.0, 10.0, 0.0, "apply"))
         journal.report(EndedReport(0, "done"))
         journal.finish(0.25)
-    reason = "1 peer gone: the prediction is of the first plan; the host is busy"
-    assert f"1.500 s predicted (+50.0 %)\n               ({reason})\n" in capsys.readouterr().out
-    assert f'"prediction_doubt": "{reason}"' in (tmp_path / "summary.json").read_text()
+    first, second = "1 peer gone: the prediction is of the first plan", "the host is busy"
+    indent = " " * 15
+    assert f"1.500 s predicted (+50.0 %)\n{indent}({first})\n{indent}({second})\n" in capsys.readouterr().out
+    assert f'"prediction_doubt": "{first}; {second}"' in (tmp_path / "summary.json").read_text()

@@ -240,7 +240,7 @@ def _summary_lines(summary: dict) -> list[str]:
         )
         lines.append(f"step           {measured_s:.3f} s measured{error}")
         if predicted_s and summary["prediction_doubt"]:
-            lines.append(f"               ({summary['prediction_doubt']})")
+            lines += [f"               ({reason})" for reason in summary["prediction_doubt"].split("; ")]
         overall_per_s = summary["tokens_per_s_overall"]
         overall = f", {overall_per_s:.0f} over the whole time{since}" if overall_per_s else ""
         lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s{overall}")
