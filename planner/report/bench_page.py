@@ -14,6 +14,7 @@ from planner.report.tables import NONE
 
 BEGIN, END = "<!-- bench -->\n", "<!-- end of bench -->\n"
 EQUAL_FRAC = 1e-3  # medians that differ by less are counted as equal
+TICKS_S = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # the axis is linear up to the second one
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def draw(runs: Sequence[BenchRun], out: Path):
         down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
     )
     end_s = max(1e-3, *(run.time_s for run in runs))
+    ticks_s = [at_s for at_s in TICKS_S if at_s <= end_s]
     for name, axes in zip(networks, panels.flat, strict=False):
         for i, solver in enumerate(solvers):
             own = of(runs, name, solver)
@@ -167,7 +169,10 @@ def draw(runs: Sequence[BenchRun], out: Path):
         bound_s = max(run.bound_s for run in runs if run.network == name)
         if math.isfinite(bound_s):
             axes.axhline(bound_s, color="black", linestyle=":")
-        axes.set(title=name, xscale="symlog", xlim=(0, end_s), xlabel="seconds", ylabel="best cost, s")
+        axes.set(title=name, xlim=(0, end_s), xlabel="seconds", ylabel="best cost, s")
+        axes.set_xscale("symlog", linthresh=TICKS_S[1])
+        axes.set_xticks(ticks_s, [f"{at_s:g}" for at_s in ticks_s], minor=False)
+        axes.minorticks_off()
     for axes in panels.flat[len(networks) :]:
         axes.set_visible(False)
     handles = [

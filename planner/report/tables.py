@@ -112,23 +112,23 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
     cost = costed.cost
     found = costed.plan.found
     block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes)
-    gap = (
-        "proved optimal"
-        if found["proved"]
-        else "no bound"
-        if found["gap"] is None
-        else f"the plan costs {found['gap']:.2%} more"
-    )
     return "\n".join(
         [
             HEADER,
             row("plan", cost.total_s, cost.datap_s, cost.pipelinep_s),
             row("block layout", block_cost.total_s, block_cost.datap_s, block_cost.pipelinep_s),
             row("random (mean)", *random_s),
-            f"{'bound':<16}{found['bound_s']:>12.4f}  {gap}",
+            f"{'bound':<16}{found['bound_s']:>12.4f}  {above_bound(found)}",
             effort(found, found["time_s"]),
         ]
     )
+
+
+def above_bound(found: Mapping[str, Any]) -> str:
+    """A text about how far the plan is above its bound."""
+    if found["proved"]:
+        return "proved optimal"
+    return "no bound" if found["gap"] is None else f"the plan costs {found['gap']:.2%} more"
 
 
 def effort(found: Mapping[str, Any], time_s: float) -> str:

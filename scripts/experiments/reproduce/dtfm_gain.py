@@ -220,7 +220,7 @@ def draw(path: Path, runs: Runs) -> None:
                 best = np.array([one.shown_s for one in runs[study, network, gain]])
                 axes.plot(grid, best.mean(axis=0), color=f"C{gain}", label=name)
                 axes.fill_between(grid, best.min(axis=0), best.max(axis=0), color=f"C{gain}", alpha=0.15, linewidth=0)
-            axes.set(title=f"{Path(network).name}, {study}", xscale="log", xlabel="plans scored", ylabel="s")
+            axes.set(title=f"{Path(network).name}, {study}", xscale="log", xlabel="plans scored", ylabel="cost, s")
             axes.title.set_fontsize(9)
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(GAINS))
     figure.savefig(path, dpi=60)

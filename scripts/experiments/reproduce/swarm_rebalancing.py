@@ -230,7 +230,7 @@ def draw_fig6(path: Path, rows: list[list]) -> None:
         ax.set_xticks(MANY_STAGES, [str(n) for n in MANY_STAGES])
         ax.minorticks_off()
     axes[0].set(ylabel="% of the optimum")
-    axes[1].legend(fontsize=6)
+    axes[1].legend(fontsize=7, handlelength=4)
     figure.savefig(path, dpi=80)
 
 

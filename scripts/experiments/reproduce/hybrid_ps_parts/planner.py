@@ -265,17 +265,19 @@ def toy_by_hand(results: Results) -> str:
 def draw(path: Path, results: Results) -> None:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for precision in HOST_GB:
+    lines = ["-", "--", ":"]  # two of the three are equal in places
+    for precision, style in zip(HOST_GB, lines, strict=True):
         stages = [chosen(Cluster(precision, gb), CONSISTENT, results) for gb in MEMORIES_GB]
         shown = [(gb, n) for gb, n in zip(MEMORIES_GB, stages, strict=True) if n]
-        left.step(*zip(*shown, strict=True), where="post", label=precision)
+        left.step(*zip(*shown, strict=True), where="post", linestyle=style, label=precision)
         levels: Sequence[int] = range(1, N_RELIABLE + 1)
         seconds = [step_s(Cluster(precision), n, results) for n in levels]
-        right.plot(levels, [s / seconds[PAPERS_STAGES - 1] for s in seconds], "o-", label=precision)
+        right.plot(levels, [s / seconds[PAPERS_STAGES - 1] for s in seconds], f"o{style}", label=precision)
     left.axhline(PAPERS_STAGES, color="k", linewidth=0.8, linestyle="--")
     left.set(xlabel="GB a machine", ylabel="stages chosen", title="Eq. 3 consistent")
     right.set(xlabel="stages", ylabel="step over that of 3 stages", title="Eq. 1 and 2 in full, no limit of memory")
-    left.legend(fontsize=8)
+    for axes in (left, right):
+        axes.legend(fontsize=8)
     figure.savefig(path, dpi=80)
 
 
