@@ -10,7 +10,7 @@ import pytest
 from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Checkpoint, Member, View
-from jaxdt.protocol.reports import ReadyReport, StillReadyReport, UnreachedReport
+from jaxdt.protocol.reports import OutageReport, ReadyReport, StillReadyReport, UnreachedReport
 from jaxdt.runtime.coordinator_folder import (
     begin_run,
     check_not_ended,
@@ -111,9 +111,9 @@ def test_a_peer_of_a_run_that_has_ended_does_not_wait_for_its_coordinator(tmp_pa
     check_not_ended(job(tmp_path, run="run 3"))
 
 
-@pytest.mark.parametrize("waits", [UnreachedReport(116.0), StillReadyReport(10.0)])
+@pytest.mark.parametrize("waits", [UnreachedReport(116.0), StillReadyReport(10.0), OutageReport(4.0, 300.0)])
 def test_a_peer_that_waits_ends_once_the_run_has_ended(tmp_path, waits):
-    """It may have loaded jax while the coordinator told the others."""
+    """It may have loaded jax, or have been paused, while the coordinator told the others."""
     store, reports, ends = begun(tmp_path), [], []
     watch = EndWatch(job(tmp_path), reports.append)
     watch.post = ends.append

@@ -146,3 +146,17 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_alone(tmp_path, monkeyp
         writer.wait()
     assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * 2
     assert outcomes[0].reason.endswith("can't start new thread")
+
+
+def test_a_checkpoint_of_a_state_that_has_changed_fails_and_is_never_written(tmp_path):
+    """A disk that was full may refuse it until the next step has been applied."""
+
+    class Store:
+        def state_of(self, version):
+            raise LookupError(f"the state is that of 5 steps by now, not of {version}")
+
+    outcomes = []
+    Checkpointer(tmp_path, "r", {}, 1, (1, 0)).save(WriteCheckpoint(4), Store(), outcomes.append)
+    (failed,) = outcomes
+    assert failed.version == 4 and failed.reason.endswith("/stage_0: the state is that of 5 steps by now, not of 4")
+    assert not list(tmp_path.iterdir())

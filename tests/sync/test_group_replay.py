@@ -458,5 +458,5 @@ def test_a_state_that_was_kept_aside_is_given_out_until_the_next_one_is_and_neve
     saver = next(store for store in stores.values() if {3, 6} <= getattr(store, "written", {}).keys())
     for _ in range(2):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(saver.state_of(6)), saver.written[6])
-    with pytest.raises(AssertionError, match="has state 8, not 3"):
+    with pytest.raises(LookupError, match="that of 8 steps by now, not of 3"):
         saver.state_of(3)

@@ -1,14 +1,14 @@
-"""A process that waits until a run takes it in ends when the run is over.
+"""A process that waits for the coordinator ends when the run is over.
 
-The coordinator tells the end of a run to all that are connected. A process that loads jax or compiles at that moment
-hears nothing, and would look for the coordinator for hours, in a folder that no later run may use meanwhile. So each
+The coordinator tells the end of a run to all that are connected. A process that loads jax, compiles or is paused at
+that moment hears nothing, and would look for the coordinator for hours, in a folder that no later run may use. So each
 time that it says that it waits, it looks into the coordinator's folder, where that is on its disk."""
 
 from collections.abc import Callable
 
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Report, Stop
-from jaxdt.protocol.reports import StillReadyReport, UnreachedReport
+from jaxdt.protocol.reports import OutageReport, StillReadyReport, UnreachedReport
 from jaxdt.runtime.coordinator_folder import check_not_ended
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.spec.errors import BadInput
@@ -23,15 +23,15 @@ class EndWatch:
         self.post: Callable[[Stop], None]
 
     def report(self, report: Report) -> None:
-        """Pass a report on, or end the process if it says that it waits for a run that has ended."""
-        if isinstance(report, StillReadyReport | UnreachedReport) and (end := end_of_run(self._job)):
+        """Pass a report on, or end the process if it waits for a run that has ended."""
+        if isinstance(report, StillReadyReport | UnreachedReport | OutageReport) and (end := end_of_run(self._job)):
             self.post(end)
         else:
             self._report(report)
 
 
 def end_of_run(job: RunJob) -> Stop | None:
-    """The end of a process that the run has not taken in, if the coordinator's folder is here and says that the run is
+    """The end of a process that waits for the coordinator, if the coordinator's folder is here and says that the run is
     over; else None."""
     try:
         check_not_ended(job)

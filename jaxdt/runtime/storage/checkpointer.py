@@ -105,7 +105,12 @@ class Checkpointer:
         # Only peers save, so the process of a coordinator loads neither JAX nor Orbax.
         from jaxdt.runtime.storage.entries import copy_of, split_entries
 
-        state = [split_entries(store.state_of(write_checkpoint.version))]
+        part = f"{step_folder(self._run_dir, write_checkpoint.version)}/stage_{self._stage}"
+        try:
+            state = [split_entries(store.state_of(write_checkpoint.version))]
+        except LookupError as error:
+            post(CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
+            return
         earlier = self._threads[-2:]
         copying = Copying()
 
@@ -130,8 +135,7 @@ class Checkpointer:
         except RuntimeError as error:  # the system has no room for another thread
             del self._threads[-1]
             copying.end()
-            folder = step_folder(self._run_dir, write_checkpoint.version)
-            post(CheckpointFailed(write_checkpoint.version, f"{folder}/stage_{self._stage}: {error}"))
+            post(CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
 
     def _write(
         self, write_checkpoint: WriteCheckpoint, entries: dict[str, dict], copying: Copying

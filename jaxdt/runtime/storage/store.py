@@ -309,11 +309,13 @@ class Store:
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it. That
-        stays until the next one is kept, since a disk may refuse it at first."""
+        stays until the next one is kept, since a disk may refuse it at first. LookupError if neither is of that version
+        any more."""
         kept_version, state = self._kept_state
         if version == kept_version:
             return state
-        assert version == self.parameter_versions.version, f"has state {self.parameter_versions.version}, not {version}"
+        if version != self.parameter_versions.version:
+            raise LookupError(f"the state is that of {self.parameter_versions.version} steps by now, not of {version}")
         return self.parameter_versions.state
 
     def _forward(self, work: Work) -> dict[str, float]:
