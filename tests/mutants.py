@@ -70,6 +70,7 @@ from jaxdt.sim.fuzz.invariants import (
 )
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
+from jaxdt.sync.allreduce import AllReduce
 
 
 class Mutant:
@@ -398,6 +399,24 @@ def forgets_pauses() -> AbstractContextManager:
     return mock.patch.object(coordinator_config, "load_operator_state", lambda disk: OperatorState())
 
 
+@contextmanager
+def updates_at_once():
+    """An update begins before a checkpoint of the version that the one before has made."""
+    right = AllReduce._advance
+
+    def advance(self, step):
+        actions = right(self, step)
+        return [*actions, *self._update_again()]
+
+    with mock.patch.object(AllReduce, "_advance", advance):
+        yield
+
+
+def writes_what_is_replaced() -> AbstractContextManager:
+    """A member that takes a checkpoint over writes its state during an update."""
+    return mock.patch.object(Membership, "_is_replaced_now", False)
+
+
 def judges_after_a_pause() -> AbstractContextManager:
     return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
 
@@ -483,6 +502,8 @@ MUTANTS = {
     "steps are committed while the run is paused": (unchanged, commits_in_a_pause, {PAUSED}, (30, 47, 48)),
     "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
     "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
+    "an update does not wait for a checkpoint": (unchanged, updates_at_once, {COVER}, (21, 77, 91)),
+    "a checkpoint is taken over during an update": (unchanged, writes_what_is_replaced, {COVER}, (306,)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }
 

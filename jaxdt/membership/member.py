@@ -463,7 +463,7 @@ class Membership:
         if not holds_state or self._version == self.identity.start_version:
             return [Stop(3, reason)]
         self._last_words = reason
-        return [self._write(self._version)]
+        return [] if self._is_replaced_now else [self._write(self._version)]
 
     def _watch_work(self, now_s: float) -> list[Action | Event]:
         overdue = self._work_watch.tick(now_s, self._running)
@@ -525,7 +525,7 @@ class Membership:
         back_to = view.n_committed if view.rolled_back else None
         actions += [AdoptedReport(view.number, list(members), back_to), Meet(view.members), ViewChanged(view)]
         is_due = self._is_awaited(self._version) and self._is_saver(view, self._version)
-        if is_due and not saved_before and view.number > 1:
+        if is_due and not saved_before and view.number > 1 and not self._is_replaced_now:
             actions.append(self._write(self._version))  # the member that should have written it is gone
         return actions
 
@@ -597,6 +597,11 @@ class Membership:
         """Whether the run may not end without a checkpoint of this version: the last one, or what an operator wants."""
         return version in (self.identity.n_steps, self._asked_checkpoint)
 
+    @property
+    def _is_replaced_now(self) -> bool:
+        """Whether an update is under way, or about to be, so that the state of this version cannot be written."""
+        return any(r.step >= self._version and r.generation == self.generation for r in self._records)
+
     def _is_saver(self, view: View, version: int) -> bool:
         return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)
 
@@ -635,12 +640,14 @@ class Membership:
 
     def _save_again(self) -> list[Action | Event]:
         owes = self.view is not None and self._is_awaited(self._version) and self._version not in self._writing
-        return [self._write(self._version)] if owes else []
+        return [self._write(self._version)] if owes and not self._is_replaced_now else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it
         is_known = version <= self._version  # the run begins at this version, or was rolled back to it
         self._version = version
+        if self._last_words:
+            return [self._write(version)]
         every = self.identity.checkpoint_every_steps
         is_last = version == self.identity.n_steps
         is_wanted = self._is_awaited(version) or (every and version % every == 0)

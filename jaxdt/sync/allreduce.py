@@ -83,7 +83,7 @@ class AllReduce:
 
     READS = frozenset(
         {ViewChanged, Evicted, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, FetchResult}
-        | {Committed, Joined, LinkChanged, Digested, Repair, WorkOverdue}
+        | {Committed, Joined, LinkChanged, Digested, Repair, WorkOverdue, Updated}
     )
 
     def __init__(
@@ -118,6 +118,8 @@ class AllReduce:
                     self._ledger.measured(event.step, Tally(event.loss_sum, event.n_samples))
             case Ran():
                 return self._ran(event.work)
+            case Updated():
+                return self._update_again()
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
             case Evaluated(step, n_samples, loss_sum):
@@ -402,15 +404,22 @@ class AllReduce:
         self._set_version(step + 1)
         self._state = StateName(done.generation, step + 1, done.rounds)
         free = self._free(range(step, step + 1))
-        record, self._next_record = self._next_record, None
-        next_update = self._on_committed(record) if record else []
-        if self._view is None and not next_update:  # evicted since then: what was under way beside the update is void
-            free = Free(self._steps[-1], free.rounds + self._abandoned)
+        if self._view is None and (not self._next_record or self._is_joining):  # evicted since then
+            free = Free(self._steps[-1], free.rounds + self._abandoned)  # what was under way beside the update is void
             return [free, Updated(self._stage, self._version), Holds(self._state)]
         # With a delay the next step's result may be here, and have waited for the state that is compared with it.
         is_compared = self._view is not None and self._own_state.is_compared(self._version)
         prepared = self._prepared(self._version) if is_compared else []
-        return [free, Updated(self._stage, self._version), *next_update, *prepared]
+        return [free, Updated(self._stage, self._version), *prepared]
+
+    def _update_again(self) -> list[Action | Event]:
+        """The record of the next step may be here. Its update runs when the checkpoint of this version, if there is to
+        be one, is being written, which begins with the new version."""
+        record = self._next_record
+        if record is None or record.step != self._version or self._updating:
+            return []
+        self._next_record = None
+        return self._on_committed(record)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

@@ -309,13 +309,14 @@ class Store:
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it. That
-        stays until the next one is kept, since a disk may refuse it at first. LookupError if neither is of that version
-        any more."""
+        stays until the next one is kept, since a disk may refuse it at first. The result of the run may be the state of
+        a replica that is alone, whatever the number of its steps. LookupError if there is no such state any more."""
         kept_version, state = self._kept_state
         if version == kept_version:
             return state
-        if version != self.parameter_versions.version:
-            raise LookupError(f"the state is that of {self.parameter_versions.version} steps by now, not of {version}")
+        own_version = self.parameter_versions.version
+        if version not in (own_version, self._config.train.steps):
+            raise LookupError(f"the state is that of {own_version} steps by now, not of {version}")
         return self.parameter_versions.state
 
     def _forward(self, work: Work) -> dict[str, float]:

@@ -276,7 +276,9 @@ class SymbolicTensors:
         return self._gathered.keys() | {key.round for key in self._slices}
 
     def write_checkpoint(self, version: int) -> None:
-        """Only the version of a checkpoint is ever read."""
+        """What is written is the present state, whatever its version."""
+        if version != self.version:
+            self._missing(f"the state of version {version} to write it, having version {self.version}")
 
     def restore(self, restore: Restore) -> None:
         version, generation = restore.version, restore.generation
