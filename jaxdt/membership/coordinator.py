@@ -149,7 +149,7 @@ class Coordinator:
             config.delay_steps,
             balance,
             config.stage_grace_s,
-            tuple(config.workers or ()),
+            config.workers,
         )
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}

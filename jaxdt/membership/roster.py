@@ -27,7 +27,8 @@ from jaxdt.protocol.reports import MoveReport
 class Roster:
     """`stage_of` is the plan's; newcomers are added to it. `delay_steps`: how many steps are under way beside the first
     that is not committed. `balance` says which stage needs a peer; `moving[p]` is the stage for which member p will
-    leave its own. `absences`: the silent peers that the run waits for. `workers`: ids that no newcomer may get."""
+    leave its own. `absences`: the silent peers that the run waits for. `workers`: of a pool, None without
+    one; no newcomer may get their ids."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class Roster:
         delay_steps: int = 0,
         balance: Balance | None = None,
         stage_grace_s: float = 0.0,
-        workers: Sequence[int] = (),
+        workers: Collection[int] | None = None,
     ):
         self.stage_of = dict(stage_of)
         self.balance = balance or ByNumber()
@@ -58,7 +59,8 @@ class Roster:
         self._joining: set[int] = set()
         self._aside: set[int] = set()  # living members that leave with the next view, since others do
         self._admits_in_mid_step = False
-        self._newcomers = Newcomers(max([*stage_of, *workers]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
+        self._is_pool = workers is not None
+        self._newcomers = Newcomers(max([*stage_of, *(workers or ())]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
         self._n_stages = n_stages
         self._coordinator_term = coordinator_term
@@ -347,12 +349,15 @@ class Roster:
         joining |= intake.joining
         joined = intake.joined - leaving
         staying = [replace(m, first_step=first_step) if m.peer in joined else m for m in staying]
+        # In mid-step a pool's servers share the rest anew, also with one that has sent what it had: its part has to
+        # be sent in another round, whatever its stage.
+        anew = set(range(self._n_stages)) if self._is_pool and not between_steps else changed
         return replace(
             self.current_view,
             number=number,
             continued=continued,
             members=_in_order([*staying, *new]),
-            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.current_view.stage_views)),
+            stage_views=tuple(number if s in anew else v for s, v in enumerate(self.current_view.stage_views)),
             n_committed=n_committed,
             records=records,
             rolled_back=False,

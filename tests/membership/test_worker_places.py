@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import fleet
+import pytest
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.newcomers import ASKED_S
+from jaxdt.membership.roster import Roster
 from jaxdt.membership.worker_places import JOIN_RULES, WorkerPlaces
 from jaxdt.protocol.events import (
     OPERATOR_IDS,
@@ -16,11 +18,13 @@ from jaxdt.protocol.events import (
     Heartbeat,
     Hello,
     Join,
+    Member,
     OperatorRequest,
     Persisted,
     Received,
     Send,
     Started,
+    View,
     Welcome,
     WorkerGone,
     WorkerHere,
@@ -192,3 +196,17 @@ def test_the_coordinator_refuses_a_worker_where_there_are_none_and_one_with_a_me
     assert answer_of("swarm", peer=9) == Ended(2, "asks to be a worker, and the wiring of this run has none")
     said = answer_of("pool", peer=1)
     assert isinstance(said, Ended) and said.code == 2 and "peer 1 (stage 1): is a member of the run" in said.reason
+
+
+@pytest.mark.parametrize(
+    ("workers", "between_steps", "stage_views"),
+    [(None, False, (6, 1)), ((4,), False, (6, 6)), ((), False, (6, 6)), ((4,), True, (6, 1))],
+)
+def test_a_lost_server_in_mid_step_gives_all_stages_of_a_pool_another_round(workers, between_steps, stage_views):
+    """A server of another stage may have sent its part of the gradient, and gets more to do of the step."""
+    stage_of = {0: 0, 1: 1, 2: 0, 3: 1}
+    roster = Roster(stage_of, 2, 1, workers=workers)
+    roster.adopt(View(5, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in stage_of.items()), (1, 1), 0))
+    roster.lose(0.0, 2, is_dead=True)
+    view = roster.next_view(between_steps, 3, (), None)
+    assert view and view.number == 6 and view.stage_views == stage_views
