@@ -95,7 +95,7 @@ def test_another_run_is_named_with_the_file_of_this_one(own, coordinator):
 def test_a_token_of_another_run_is_named(own, coordinator):
     token = own / "new.token"
     authority.create_token(own, token)
-    with pytest.raises(BadInput, match=f"--token: .*:{coordinator[1]}: the process there is of another run.*{token}"):
+    with pytest.raises(BadInput, match=f"coordinator .*:{coordinator[1]}: .* of another run.*{token}"):
         credential_for(token, coordinator)
 
 
