@@ -11,9 +11,10 @@ from unittest import mock
 
 from mutants import Mutant, unchanged
 
+from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install
 from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
-from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE
+from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.spec.sizes import is_contribution
 from jaxdt.wiring.pool.contributions import Contributions
@@ -83,12 +84,13 @@ def patched(owner, name, value):
     return patch
 
 
-ARRIVED, EXPIRE, INIT, LOOK_AT, LOSE = (
+ARRIVED, EXPIRE, INIT, LOOK_AT, LOSE, NEXT_VIEW = (
     WorkStealing.arrived,
     TaskTable.expire,
     TaskTable.__init__,
     Contributions.look_at,
     PoolServer._lose,
+    Roster.next_view,
 )
 
 
@@ -150,12 +152,27 @@ def takes_all(self, step):
     return 1000
 
 
+def as_without_workers(self, between_steps, *others):
+    with mock.patch.object(self, "_is_pool", False):
+        return NEXT_VIEW(self, between_steps, *others)
+
+
+def as_without_workers_between_steps(self, between_steps, *others):
+    with mock.patch.object(self, "_is_pool", not between_steps):
+        return NEXT_VIEW(self, between_steps, *others)
+
+
 POOL_MUTANTS = {
     "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40)),
     "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(56, 72)),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
-    "lost work is not redone": (unchanged, patched(TaskTable, "void", ReissueOnly.void), {COVER, PROGRESS}, range(40)),
+    "lost work is not redone": (
+        unchanged,
+        patched(TaskTable, "void", ReissueOnly.void),
+        {COVER, PROGRESS, WHOLE_SUMS},
+        range(40),
+    ),
     "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(60, 67)),
     "a late worker gets the same task again": (unchanged, late_workers_and_no_steals, {COVER}, range(50, 60)),
     "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),
@@ -171,6 +188,18 @@ POOL_MUTANTS = {
         patched(WorkStealing, "arrived", keeps_gradients),
         {PROGRESS},
         range(10),
+    ),
+    "a lost server gives other stages no other round": (
+        unchanged,
+        patched(Roster, "next_view", as_without_workers),
+        {WHOLE_SUMS},
+        range(40, 50),
+    ),
+    "a view between steps gives other stages no other round": (
+        unchanged,
+        patched(Roster, "next_view", as_without_workers_between_steps),
+        {WHOLE_SUMS},
+        range(20, 30),
     ),
     "a thief takes any number": (unchanged, patched(PoolServer, "_n_may_take", takes_all), {BOUNDED}, range(10)),
 }

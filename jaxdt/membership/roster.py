@@ -349,9 +349,10 @@ class Roster:
         joining |= intake.joining
         joined = intake.joined - leaving
         staying = [replace(m, first_step=first_step) if m.peer in joined else m for m in staying]
-        # In mid-step a pool's servers share the rest anew, also with one that has sent what it had: its part has to
-        # be sent in another round, whatever its stage.
-        anew = set(range(self._n_stages)) if self._is_pool and not between_steps else changed
+        # The servers of a pool share the rest of a step anew, also with one that has sent what it had: its part has to
+        # be sent in another round, whatever its stage. A step may be under way even if the view comes between two:
+        # the members begin the next one while the view is made durable.
+        anew = set(range(self._n_stages)) if self._is_pool else changed
         return replace(
             self.current_view,
             number=number,

@@ -181,7 +181,7 @@ class PipelineJoin:
 class View:
     """Numbered membership.
 
-    stage_views  stage_views[s] is the view in which stage s last changed; all change with a pool's view in mid-step
+    stage_views  stage_views[s] is the view in which stage s last changed; in a pool all change with each view
     n_committed  steps that are committed
     records      the last committed ones
     rolled_back  a generation begins with this view: every member goes back to the checkpoint of n_committed first

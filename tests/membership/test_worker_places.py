@@ -200,10 +200,11 @@ def test_the_coordinator_refuses_a_worker_where_there_are_none_and_one_with_a_me
 
 @pytest.mark.parametrize(
     ("workers", "between_steps", "stage_views"),
-    [(None, False, (6, 1)), ((4,), False, (6, 6)), ((), False, (6, 6)), ((4,), True, (6, 1))],
+    [(None, False, (6, 1)), ((4,), False, (6, 6)), ((), False, (6, 6)), ((4,), True, (6, 6)), (None, True, (6, 1))],
 )
-def test_a_lost_server_in_mid_step_gives_all_stages_of_a_pool_another_round(workers, between_steps, stage_views):
-    """A server of another stage may have sent its part of the gradient, and gets more to do of the step."""
+def test_a_lost_server_gives_all_stages_of_a_pool_another_round(workers, between_steps, stage_views):
+    """A server of another stage may have sent its part of the gradient, and gets more to do of the step. Between two
+    steps as well: the members begin the next one while the view is made durable."""
     stage_of = {0: 0, 1: 1, 2: 0, 3: 1}
     roster = Roster(stage_of, 2, 1, workers=workers)
     roster.adopt(View(5, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in stage_of.items()), (1, 1), 0))

@@ -13,6 +13,7 @@ servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
        A server takes at most as many microbatches of a step as it owns.
        And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
        each worker; a worker holds those that it was asked for.
+  (14) the servers' parts of a sum cover the step: no member asks to be put out for a sum that does not
 
 Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
 (jaxdt.sim.fuzz.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:
@@ -35,6 +36,7 @@ from jaxdt.protocol.events import (
     Started,
     StealOffer,
     StealReply,
+    Suspect,
     TaskLease,
     View,
 )
@@ -48,7 +50,7 @@ from jaxdt.spec.work import CONTRIBUTE
 from jaxdt.wiring.pool.even_transfer import part, server_of
 from jaxdt.wiring.pool.task_times import LEASES_MIN
 
-LEASED_TWICE, BOUNDED = 12, 13
+LEASED_TWICE, BOUNDED, WHOLE_SUMS = 12, 13, 14
 OF_SERVER = 4  # boundary tensors of a microbatch at a server: input, output, and the gradients of both
 OF_WORKER = 3  # at a worker: input, gradient of the output, and what it sends
 
@@ -101,6 +103,8 @@ class PoolInvariants:
             return
         if isinstance(action.body, ContributionWanted):
             self._asked.setdefault(peer, set()).update(action.body.rounds)
+        if isinstance(action.body, Suspect) and action.body.peer == peer and peer in self._view_of[peer].by_peer:
+            self._invariants.broken(WHOLE_SUMS, peer, f"says of itself: {action.body.reason}")
         if isinstance(action.body, TaskLease):
             if action.body.number <= self._leased.get(peer, 0):
                 self._invariants.broken(LEASED_TWICE, peer, f"grants {action.body} after lease {self._leased[peer]}")
