@@ -157,7 +157,7 @@ def config_of_flags(profile: Profile | None) -> RunConfig:
         try:
             return configs.parse(CONFIG.value.to_dict())
         except OSError as error:
-            raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
+            raise BadInput(script_main.config_file_refusal(error)) from None
     if profile is None and MODEL.value is None:
         raise BadInput("--config, --profile, --model: got none of them, expected one that says which model")
     plan = {"stages": STAGES.value, "pipelines": PIPELINES.value, "microbatches": MICROBATCHES.value}

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, unreadable
 
 Config = ConfigDict | RunConfig | Mapping[str, Any]
 
@@ -19,9 +19,10 @@ def load_config(path: str | Path) -> ConfigDict:
     """The config that get_config() of a configs/*.py file returns, locked: to set a name that does not exist is an
     AttributeError. BadInput if the file cannot be read or fails."""
     try:
+        Path(path).open().close()  # runpy takes a folder for a package
         config = runpy.run_path(str(path))["get_config"]()
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a config file") from None
+        raise unreadable(path, error) from None
     except KeyError:
         raise BadInput(f"{path}: has no function get_config(), expected one that returns a ConfigDict") from None
     except Exception as error:  # a config file is a program, which may raise anything

@@ -19,7 +19,7 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
     from jaxdt.protocol.events import Welcome
@@ -78,11 +78,7 @@ def config_dict() -> ConfigDict:
         config = CONFIG.value
         getattr(config, "to_dict", None)  # the placeholder for a missing file raises when an attribute is read
     except OSError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        path = Path(reason.rpartition("'")[0].rpartition("'")[2])
-        here = "" if path.is_absolute() or path.parent.exists() else f" in {Path.cwd()}"
-        hint = nearest(str(path), map(str, path.parent.glob("*.py")))
-        raise BadInput(f"--config: {reason}{here}{hint}") from None
+        raise BadInput(script_main.config_file_refusal(error)) from None
     if not isinstance(config, ConfigDict):
         got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config!r:.40}"
         expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"

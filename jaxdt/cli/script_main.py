@@ -15,7 +15,7 @@ from absl import app, command_name, flags, logging
 
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
-from jaxdt.spec.errors import BadInput, ThreadDied, nearest
+from jaxdt.spec.errors import BadInput, ThreadDied, nearest, unreadable
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
@@ -140,6 +140,17 @@ def _flag_file_refusal(error: flags.CantOpenFlagFileError) -> str:
     return f"--flagfile: {error}"
 
 
+def config_file_refusal(error: OSError) -> str:
+    """One line for the error that ml_collections raised for a config file that it could not read."""
+    reason = str(error).strip().splitlines()[-1].strip()
+    path = reason.rpartition("'")[0].rpartition("'")[2]
+    try:
+        Path(path).open().close()
+    except OSError as cause:
+        return f"--config: {unreadable(path, cause)}"
+    return f"--config: {reason}"
+
+
 def _flag_refusal(error: Exception, argv: list[str]) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
     if isinstance(error, flags.CantOpenFlagFileError):
@@ -150,6 +161,8 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         return f"--{error.flagname}: unknown flag, given by {' or '.join(flag_files(argv))}: is it another script's?"
     if isinstance(error, flags.UnrecognizedFlagError):
         return f"--{error.flagname}: unknown flag{_flag_for(error.flagname) or ', see --help'}"
+    if isinstance(error, OSError):
+        return config_file_refusal(error)
     is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]

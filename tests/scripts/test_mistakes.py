@@ -1,4 +1,4 @@
-"""46 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
+"""50 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
 2, and nothing is started or written."""
 
 import json
@@ -75,12 +75,25 @@ MISTAKES = {
         "coordinate --flagfile=host_0.flags",
         "--peer: unknown flag, given by host_0.flags: is it another script's?",
     ),
-    "a command in another folder": ("launch --config=jaxdt/configs/quickstart.py --run_dir=new", "quickstart.py' in /"),
+    "a command in another folder": ("launch --config=jaxdt/configs/quickstart.py --run_dir=new", "(no such file in /"),
     "a token file for another one": (
         "prepare_data --train=novel.txt --out=made.tok",
         "made.tok: holds tokens of other texts, expected a new file; or delete it",
     ),
     "no flag at all": ("launch", "--config: missing, expected a file whose get_config() returns a ConfigDict, such as"),
+    "a folder for a config": (f"{TRAIN} --config=thesis", "--config: thesis: is a folder, expected a file"),
+    "a folder for a config, with a field": (
+        "launch --config=thesis --config.train.steps=3 --run_dir=new",
+        "--config: thesis: is a folder, expected a file",
+    ),
+    "a folder for a config, for the simulator": (
+        "simulate --config=thesis",
+        "--config: thesis: is a folder, expected a file",
+    ),
+    "a misspelt file for the simulator": (
+        "simulate --config=configs/quikstart.py",
+        'cannot be read (no such file; did you mean "configs/quickstart.py"?)',
+    ),
     "a misspelt file": (f"{TRAIN} --config=configs/quikstart.py", 'did you mean "configs/quickstart.py"'),
     "a field without its name": (f"{TRAIN} --steps=3", "--steps: unknown flag (did you mean --config.train.steps?)"),
     "a flag without its dashes": (f"{TRAIN} resume", 'expected flags only (did you mean "--resume"?)'),
