@@ -2,9 +2,8 @@
 
     pytest tests/test_readme.py --readme --timeout=3600
 
-in the order of the README, in a copy of the repository. That takes about an hour on two cores and needs a package
-index.
-`-k quickstart` runs one of them.
+in the order of the README, in a copy of the repository. That takes ten to fifteen minutes on two cores and needs a
+package index. `-k quickstart` runs one of them.
 """
 
 import contextlib
