@@ -5,6 +5,7 @@ they must.
 """
 
 import itertools
+import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
@@ -12,7 +13,8 @@ from unittest import mock
 from mutants import Mutant, unchanged
 
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install
+from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install, WakeAt
+from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
 from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
@@ -152,6 +154,11 @@ def takes_all(self, step):
     return 1000
 
 
+def for_each_wish(self, at_s):
+    """A machine is woken for each time that it wants, also for one that it waits for already."""
+    return [] if at_s == math.inf else [WakeAt(at_s, self._tag), WakeAt(at_s, self._tag)]
+
+
 def as_without_workers(self, between_steps, *others):
     with mock.patch.object(self, "_is_pool", False):
         return NEXT_VIEW(self, between_steps, *others)
@@ -201,5 +208,6 @@ POOL_MUTANTS = {
         {WHOLE_SUMS},
         range(20, 30),
     ),
+    "each waking asks for two more": (unchanged, patched(WakeUp, "at", for_each_wish), {BOUNDED}, range(10)),
     "a thief takes any number": (unchanged, patched(PoolServer, "_n_may_take", takes_all), {BOUNDED}, range(10)),
 }

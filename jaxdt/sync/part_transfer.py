@@ -37,14 +37,13 @@ from jaxdt.protocol.events import (
     Stop,
     View,
     ViewChanged,
-    WakeAt,
     Woke,
     WroteCheckpoint,
 )
+from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.sync.download import WORD_BYTES, Download, Rate
 
 BAD_INPUT = 2
-TAG = "parts"
 
 
 class PartTransfer:
@@ -84,6 +83,7 @@ class PartTransfer:
         self._without: dict[str, set[int]] = {}  # digest -> members that have said that they do not hold it
         self._requests: dict[str, list[tuple[int, StateKey]]] = {}  # that wait until the disk has been looked at
         self._askers: dict[str, set[int]] = {}
+        self._wake_up = WakeUp("parts")
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -107,6 +107,7 @@ class PartTransfer:
                     download.refused(peer)
                 return self._ask(now_s)
             case Woke("parts"):
+                self._wake_up.woke(now_s)
                 return self._ask(now_s)
             case Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
@@ -237,7 +238,7 @@ class PartTransfer:
                 continue
             actions += download.ask(now_s, self._donors(part))
             if download.waits(now_s):
-                actions.append(WakeAt(download.rate.free_s, TAG))
+                actions += self._wake_up.at(download.rate.free_s)
         return actions
 
     def _donors(self, part: Part) -> list[int]:

@@ -155,6 +155,23 @@ def test_copies_keep_below_the_rate_and_a_part_that_the_run_waits_for_does_not()
     assert wire.now_s == 0.0 and wire.of(Restore)
 
 
+def test_two_copies_below_one_rate_ask_to_be_woken_once_for_each_slice():
+    """Each waking asks for the next one; with two for each, there would soon be thousands."""
+    wire = Wire(bytes_per_s=200.0)
+    wire.tell(3, CopyPart(PART))
+    wire.tell(3, CopyPart(OTHER))
+    wire.run()
+    n_done = 0
+    while len(wire.of(WakeAt)) > n_done:
+        for wake in sorted(wire.of(WakeAt)[n_done:], key=lambda wake: wake.at_s):
+            n_done += 1
+            wire.now_s = wake.at_s
+            wire.handle(3, Woke(wake.tag))
+            wire.run()
+    assert {action.part for action in wire.of(HoldsPart)} == {PART, OTHER} and len(wire.asked()) == 6
+    assert n_done == 5 and wire.now_s == pytest.approx(9.0)  # the last one begins when 1,800 bytes were asked for
+
+
 def test_going_back_needs_the_part_of_the_own_stage_here():
     wire = Wire(BACK)
     for peer in wire.machines:

@@ -78,7 +78,6 @@ from jaxdt.protocol.events import (
     Updated,
     View,
     ViewChanged,
-    WakeAt,
     WantsTasks,
     Woke,
     WorkerGone,
@@ -87,6 +86,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
+from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.spec.delay import Delay
 from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, NORM, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
@@ -168,7 +168,7 @@ class PoolServer:
         self._last_kind = FORWARD  # of the own task that was begun last
         self._task_times = TaskTimes()
         self._stealing = WorkStealing(shape)
-        self._wakes_s = NEVER
+        self._wake_up = WakeUp("pool")
 
     # -------------------------------------------------------------------------------------------------------- events
 
@@ -204,7 +204,7 @@ class PoolServer:
             case ContributionReceived():
                 return self._on_contribution(now_s, event) + self._go_on(now_s)
             case Woke("pool"):
-                self._wakes_s = NEVER
+                self._wake_up.woke(now_s)
                 return self._expire(now_s) + self._go_on(now_s)
             case LinkChanged(peer, False) if self._version >= self._shape.n_steps:
                 self._roster.remove(peer)  # it has heard that all is done
@@ -420,7 +420,8 @@ class PoolServer:
             actions += self._end_step(now_s, step)
         until_s = min([step.table.next_deadline_s for step in steps], default=NEVER)
         until_s = min([until_s, *(asked.until_s for step in steps for asked in step.asked.values())])
-        return actions + self._wake(until_s)
+        until_s = min([until_s, *(step.steals.asks_at_s for step in steps if step.steals.asks_at_s > now_s)])
+        return [*actions, *self._wake_up.at(until_s)]
 
     def _begin_own(self, now_s: float, steps: list[StepUnderWay]) -> list[Action | Event]:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
@@ -502,17 +503,11 @@ class PoolServer:
             steals.asks_at_s = steals.pause_s = 0.0
             return []
         if steals.awaited or now_s < steals.asks_at_s:
-            return self._wake(steals.asks_at_s) if now_s < steals.asks_at_s else []
+            return []
         steals.pause_s += min(self._task_times.microbatch_s(peer) for peer in clients)
         steals.asks_at_s = now_s + steals.pause_s
         request = StealRequest(step.number, n_max, self._loads(clients, step.n_left))
-        return [*(Send(peer, request) for peer in steals.others), *self._wake(steals.asks_at_s)]
-
-    def _wake(self, at_s: float) -> list[Action | Event]:
-        if at_s >= self._wakes_s:
-            return []
-        self._wakes_s = at_s
-        return [WakeAt(at_s, "pool")]
+        return [Send(peer, request) for peer in steals.others]
 
     def _clients(self, step: StepUnderWay) -> list[int]:
         """This server and those of its workers that do tasks of a step in time."""

@@ -12,7 +12,7 @@ servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
          a worker holds inputs, outputs and residuals of the microbatches of its server.
        A server takes at most as many microbatches of a step as it owns.
        And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
-       each worker; a worker holds those that it was asked for.
+       each worker; a worker holds those that it was asked for. A peer waits for few wakings of one kind.
   (14) the servers' parts of a sum cover the step: no member asks to be put out for a sum that does not
 
 Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
@@ -39,6 +39,8 @@ from jaxdt.protocol.events import (
     Suspect,
     TaskLease,
     View,
+    WakeAt,
+    Woke,
 )
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz.invariants import Invariants
@@ -52,6 +54,7 @@ from jaxdt.wiring.pool.task_times import LEASES_MIN
 
 LEASED_TWICE, BOUNDED, WHOLE_SUMS = 12, 13, 14
 OF_SERVER = 4  # boundary tensors of a microbatch at a server: input, output, and the gradients of both
+WAKINGS_MAX = 40  # of one kind that one peer waits for; 23 were seen, of links that a fault has cut
 OF_WORKER = 3  # at a worker: input, gradient of the output, and what it sends
 
 
@@ -69,6 +72,7 @@ class PoolInvariants:
         self._adding: dict[int, tuple[Round, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
         self._view_of: dict[int, View] = {}
+        self._wakings: Counter[tuple[int, str]] = Counter()  # (peer, tag) -> wakings that it waits for
         self._stolen: Counter[tuple[int, int]] = Counter()  # (server, step) -> microbatches taken in the present view
 
     def __call__(self, peer: int, event: Event | Fault, actions: list[Action]) -> None:
@@ -80,6 +84,9 @@ class PoolInvariants:
         if isinstance(event, Started):
             self._leased.pop(peer, None)
             self._asked.pop(peer, None)
+            self._wakings = Counter({at: n for at, n in self._wakings.items() if at[0] != peer})
+        if isinstance(event, Woke):
+            self._wakings[peer, event.tag] -= 1
         if isinstance(event, Received) and isinstance(event.body, View):
             self._view_of[peer] = event.body
             self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
@@ -99,6 +106,10 @@ class PoolInvariants:
             self._asked.get(peer, set()).discard(action.round)
         if isinstance(action, Run) and action.work.kind == CONTRIBUTE:
             self._adding[peer] = action.rounds
+        if isinstance(action, WakeAt):
+            self._wakings[peer, action.tag] += 1
+            if (n := self._wakings[peer, action.tag]) > WAKINGS_MAX:
+                self._invariants.broken(BOUNDED, peer, f"waits for {n} wakings {action.tag!r}")
         if not isinstance(action, Send):
             return
         if isinstance(action.body, ContributionWanted):
