@@ -1660,6 +1660,14 @@ class Forget:
 
 
 @frozen_dataclass
+class Reopen:
+    """Keep the slices of a round that come from now on, also if the round was void before. A coordinator that was
+    superseded may have made it void for a member that its successor admits again, while others hold the result."""
+
+    round: Round
+
+
+@frozen_dataclass
 class WakeAt:
     """Answer with Woke(tag) at at_s."""
 
@@ -1825,6 +1833,7 @@ Action = (
     | Free
     | Discard
     | Forget
+    | Reopen
     | WakeAt
     | Persist
     | WriteCheckpoint

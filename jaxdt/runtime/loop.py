@@ -52,6 +52,7 @@ from jaxdt.protocol.events import (
     Ran,
     Received,
     Refused,
+    Reopen,
     Report,
     Restore,
     Revoke,
@@ -393,6 +394,8 @@ class Loop:
                 self.tensors.discard(key)
             case Forget(round):
                 self.tensors.forget(round)
+            case Reopen(round):
+                self.tensors.reopen(round)
             case Connect(peer, address):
                 self._connect(peer, address)
             case Meet(members):

@@ -29,7 +29,10 @@ class Tensors(Protocol):
         ...
 
     def forget(self, round: Round) -> None:
-        """Drop the tensors of a round of averaging that is void."""
+        """Drop the tensors of a round of averaging that is void, and those of it that still come."""
+
+    def reopen(self, round: Round) -> None:
+        """Keep the tensors of a round that come from now on, also if it was void."""
 
     def discard(self, key: Key) -> None:
         """Drop a boundary tensor."""
@@ -82,6 +85,9 @@ class NoTensors:
         return 0, 0.0
 
     def forget(self, round: Round) -> None:
+        return None
+
+    def reopen(self, round: Round) -> None:
         return None
 
     def discard(self, key: Key) -> None:

@@ -4,7 +4,7 @@ them; and results that are fetched from others."""
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Round, Send, View
+from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Reopen, Round, Send, View
 from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.spec.sizes import Group
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
@@ -119,7 +119,7 @@ class Rounds:
         without_owners = replace(spec.participants, owners=())
         held = replace(spec, round=round, participants=without_owners, holders=holders)
         self._exchanges[round.step, round.group] = Exchange(self._peer, held, self._slice_elements)
-        return [Send(holders[0], FetchResult(round))]
+        return [Reopen(round), Send(holders[0], FetchResult(round))]
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
         return [Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), BULK) for lo, hi in slices]

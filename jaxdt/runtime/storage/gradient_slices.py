@@ -84,6 +84,10 @@ class GradientSlices:
         for key in [key for key in list(self._slices) if key.round == round]:
             del self._slices[key]
 
+    def reopen(self, round: Round) -> None:
+        """Keep parts of a round that come from now on, also if it was aborted."""
+        self._aborted.pop(round, None)
+
     def free(self, rounds: Iterable[Round]) -> None:
         """Delete what belongs to rounds that are over. The rounds of a group end in order, so earlier rounds go too."""
         last = {round.group: round for round in sorted(rounds)}

@@ -532,6 +532,10 @@ class Store:
         if self._mean and self._mean[0] == round:
             self._mean = None
 
+    def reopen(self, round: Round) -> None:
+        """The result of a round of averaging comes, which may have been aborted here."""
+        self._slices.reopen(round)
+
     def discard(self, key: Key) -> None:
         """A boundary tensor need not be held any longer."""
         self._boundaries.pop(key, None)

@@ -245,6 +245,9 @@ class SymbolicTensors:
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
+    def reopen(self, round: Round) -> None:
+        self._void.discard(round)
+
     def discard(self, key: Key) -> None:
         self._boundaries.pop(key, None)
 

@@ -353,6 +353,9 @@ class ResidueTensors:
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
+    def reopen(self, round: Round) -> None:
+        self._forgotten.discard(round)
+
     def discard(self, key: Key) -> None:
         self._boundaries.pop(key, None)
 

@@ -88,8 +88,10 @@ class PoolInvariants:
         if isinstance(event, Woke):
             self._wakings[peer, event.tag] -= 1
         if isinstance(event, Received) and isinstance(event.body, View):
+            before = self._view_of.get(peer)
             self._view_of[peer] = event.body
-            self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
+            if before is None or before.number != event.body.number:  # a restarted coordinator says it again
+                self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
         if isinstance(event, Received) and isinstance(event.body, ContributionWanted):
             self._asked.setdefault(peer, set()).update(event.body.rounds)
         if isinstance(event, Received) and isinstance(event.body, StealOffer):

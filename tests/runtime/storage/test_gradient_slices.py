@@ -1,0 +1,18 @@
+import numpy as np
+
+from jaxdt.protocol.events import Round, SliceKey
+from jaxdt.runtime.storage.gradient_slices import GradientSlices
+
+ROUND = Round(3, "stage0", 1)
+
+
+def test_parts_of_an_aborted_round_are_ignored_until_it_is_opened_again():
+    """As its result that others hold is fetched, which a superseded coordinator had made void here."""
+    slices = GradientSlices(0)
+    key = SliceKey(ROUND, 0, 2, None)
+    slices.forget(ROUND)
+    slices.put(key, np.ones(2, np.float32))
+    slices.reopen(ROUND)
+    assert not slices._slices
+    slices.put(key, np.full(2, 2.0, np.float32))
+    assert slices.result(ROUND).tolist() == [2.0, 2.0]
