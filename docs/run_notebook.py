@@ -20,7 +20,10 @@ PARAMETERS = "parameters"  # the tag of the cell whose names a caller may set
 
 def main(path: Path) -> None:
     notebook = json.loads(path.read_text())
+    n_cells = sum(cell["cell_type"] == "code" for cell in notebook["cells"])
+    print(f"running {n_cells} cells; what they print goes into the notebook", flush=True)
     for number, (cell, outputs) in enumerate(run_cells(notebook, {}), start=1):
+        print(f"cell {number} of {n_cells} is done", flush=True)
         cell["execution_count"], cell["outputs"] = number, outputs
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     print(f"wrote {path}: {path.stat().st_size} bytes")

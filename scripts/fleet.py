@@ -51,8 +51,8 @@ def table(status: dict) -> str:
     newest = f"newest checkpoint: {status['checkpoint']} steps" if status["checkpoint"] else "no checkpoint yet"
     lines = [
         f"step {status['steps']} of {status['of_steps']}{state}; {newest}; "
-        f"view {status['view']}; the coordinator was started {times(status['coordinator_term'])}, the run went back "
-        f"{times(status['generation'])}",
+        f"view {status['view']}; coordinator started {times(status['coordinator_term'])}, "
+        f"returns to a checkpoint: {status['generation']}",
         f"{'peer':>8} {'stage':>6}  {'state':<9} {'last heard':<12} address",
     ]
     for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):

@@ -45,10 +45,11 @@ def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:
 
 
 def typical_attempt(records: Iterable[TraceRecord]) -> Attempt | None:
-    """An attempt of median duration among those without an evaluation in which most peers took part; None if the trace
-    has no Work."""
+    """An attempt of median duration among those without an evaluation and with most peers; None if the trace has no
+    Work. Most peers are as many as took part in a quarter of the attempts: a peer may have left after a few steps."""
     found = attempts(records)
     found = [attempt for attempt in found if not attempt.evaluates] or found
-    n_peers_max = max((attempt.n_peers for attempt in found), default=0)
-    found = sorted((one for one in found if one.n_peers == n_peers_max), key=lambda one: one.seconds)
+    by_peers = sorted((attempt.n_peers for attempt in found), reverse=True)
+    found = [attempt for attempt in found if attempt.n_peers == by_peers[len(found) // 4]]
+    found.sort(key=lambda attempt: attempt.seconds)
     return found[len(found) // 2] if found else None

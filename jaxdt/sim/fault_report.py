@@ -47,7 +47,7 @@ def summary(undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     """Lines for people: how long the steps took, which peers were lost, which came, and how the run ended."""
     undisturbed_step_s = {report.step: report.step_s for report in undisturbed.of(StepReport)}
     lines = [
-        f"step {report.step:<4} {report.step_s:10.3f} s   without faults {undisturbed_step_s[report.step]:.3f} s"
+        f"step {report.step + 1:<4} {report.step_s:10.3f} s   without faults {undisturbed_step_s[report.step]:.3f} s"
         for report in disturbed.of(StepReport)
     ]
     for now_s, peer, report in disturbed.reports:

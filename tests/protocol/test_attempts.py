@@ -31,3 +31,10 @@ def test_it_is_of_typical_duration_with_all_peers_and_without_an_evaluation():
     assert typical_attempt([*records, *step_of(20, 99.0, 0.31)]).seconds < 0.5
     assert typical_attempt([*records, *step_of(20, 99.0, 0.31)]).step in (3, 20)
     assert typical_attempt([]) is None
+
+
+def test_it_is_none_of_a_few_steps_before_a_peer_left():
+    records = [record for step in range(2) for record in [*step_of(step, step, 0.2), run(2, step, step, 0.1)]]
+    records += [record for step in range(2, 10) for record in step_of(step, step, 0.4)]
+    found = typical_attempt(records)
+    assert found.n_peers == 2 and abs(found.seconds - 0.4) < 1e-6

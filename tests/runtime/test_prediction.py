@@ -14,7 +14,7 @@ from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, load_since, predict
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.sim.fuzz.cases import draw_case
 from jaxdt.spec.network import Device, Host, uniform
@@ -127,6 +127,13 @@ def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0) == ""
     assert doubt(4, 2, 4.5) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
     assert doubt(2, 4, 12.0).startswith("others took part of the 4 cores: 12 processes wanted to compute")
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(8.0, 4.5), (0.0, 4.5), (2.0, 0.0)])
+def test_what_ran_before_a_run_is_no_load_of_it(before, meanwhile):
+    """The kernel's average, from `before`, after 30 s of a constant load."""
+    load_now = meanwhile + (before - meanwhile) * math.exp(-30.0 / 60.0)
+    assert load_since(before, 30.0, load_now) == pytest.approx(meanwhile, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from jaxdt.runtime.reporting.link_codecs import LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.pool_summary import PoolSummary
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, load_since
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.reporting.run_history import RunHistory
@@ -101,7 +101,7 @@ class Journal:
         self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
-        self._started_s = time.monotonic()
+        self._started_s, self._load_before = time.monotonic(), os.getloadavg()[0]
         self._launched_s = self._started_s if launched_s is None else launched_s
         self._display = Display(job.plan, job.config.train.steps, live, job.config.net.heartbeat_s)
 
@@ -338,7 +338,8 @@ class Journal:
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
-        of_host = doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0])
+        load = load_since(self._load_before, time.monotonic() - self._started_s, os.getloadavg()[0])
+        of_host = doubt(n_peers, os.cpu_count() or 1, load)
         return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
