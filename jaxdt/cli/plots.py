@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from jaxdt.protocol.attempts import Attempt, typical_attempt
+from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
 from jaxdt.protocol.presence import peers_there
 from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.spec.work import UPDATE
@@ -47,8 +47,8 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     panels: list[Callable[[Axes], None]] = []
     if metrics:
         panels.append(lambda axes: loss(axes, metrics, resumes))
-    if (attempt := typical_attempt(records)) is not None:
-        panels.append(lambda axes: timeline(axes, attempt))
+    if found := attempts(records):
+        panels.append(lambda axes: typical_timeline(axes, found))
     if links := summary.get("bytes_on_links") or recorded_bytes(records):
         begin = f" since step {resumed_at}" if resumed_at else ""
         title = f"Bytes per link{begin}" if summary.get("bytes_on_links") else "Bytes per link in the recorded steps"
@@ -100,6 +100,16 @@ def loss(axes: Axes, metrics: list[dict], resumes: Sequence[int] = ()) -> None:
             "top", functions=(lambda x: np.asarray(x) * seconds, lambda s: np.asarray(s) / seconds)
         )
         above.set_xlabel("seconds, at the mean step time")
+
+
+def typical_timeline(axes: Axes, found: Sequence[Attempt]) -> None:
+    """The timeline of a typical attempt of those in a trace. The title says how many steps that trace has, since a run
+    traces its first ones alone."""
+    attempt = typical_attempt(found)
+    assert attempt is not None, "a trace with Work has attempts"
+    timeline(axes, attempt)
+    if (n_traced := len({other.step for other in found})) > 1:
+        axes.set_title(f"Pipeline, step {attempt.step + 1}: a typical one of the {n_traced} traced")
 
 
 def timeline(axes: Axes, attempt: Attempt) -> None:
@@ -289,9 +299,7 @@ def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisa
     """simulation.png: the timeline of a step, the parts of its time, and the utilisation of each peer (0..1)."""
     figure = Figure(figsize=(16, 5), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=(3, 1, 1))
-    attempt = typical_attempt(records)
-    assert attempt is not None, "a simulated step has Work"
-    timeline(axes[0], attempt)
+    typical_timeline(axes[0], attempts(records))
     stacked(axes[1], ["step"], [parts])
     axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
     axes[2].set(title="Utilisation per peer", xlabel="%", xlim=(0, 100))

@@ -44,10 +44,10 @@ def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:
     return list(found.values())
 
 
-def typical_attempt(records: Iterable[TraceRecord]) -> Attempt | None:
-    """An attempt of median duration among those without an evaluation and with most peers; None if the trace has no
-    Work. Most peers are as many as took part in a quarter of the attempts: a peer may have left after a few steps."""
-    found = attempts(records)
+def typical_attempt(found: Iterable[Attempt]) -> Attempt | None:
+    """An attempt of median duration among those without an evaluation and with most peers; None if there is none.
+    Most peers are as many as took part in a quarter of the attempts: a peer may have left after a few steps."""
+    found = list(found)
     found = [attempt for attempt in found if not attempt.evaluates] or found
     by_peers = sorted((attempt.n_peers for attempt in found), reverse=True)
     found = [attempt for attempt in found if attempt.n_peers == by_peers[len(found) // 4]]

@@ -18,7 +18,7 @@ def test_the_first_attempt_and_the_second_are_not_one():
     records = [record for step in range(4) for record in step_of(step, 0.3 * step)]
     records += [back, *(record for step in range(1, 7) for record in step_of(step, 14.0 + 0.3 * step))]
     assert [attempt.step for attempt in attempts(records)] == [0, 1, 2, 3, 1, 2, 3, 4, 5, 6]
-    found = typical_attempt(records)
+    found = typical_attempt(attempts(records))
     assert abs(found.seconds - 0.2) < 1e-6 and found.n_peers == 2
 
 
@@ -27,14 +27,14 @@ def test_it_is_of_typical_duration_with_all_peers_and_without_an_evaluation():
     records += [run(0, step, 70.0 + step, 0.1) for step in range(4, 9)]
     for step in (9, 10, 11):
         records += [*step_of(step, 80.0 + step, 0.4), run(1, step, 80.5 + step, 0.4, "E")]
-    assert typical_attempt(step_of(4, 1.0)).step == 4
-    assert typical_attempt([*records, *step_of(20, 99.0, 0.31)]).seconds < 0.5
-    assert typical_attempt([*records, *step_of(20, 99.0, 0.31)]).step in (3, 20)
+    assert typical_attempt(attempts(step_of(4, 1.0))).step == 4
+    assert typical_attempt(attempts([*records, *step_of(20, 99.0, 0.31)])).seconds < 0.5
+    assert typical_attempt(attempts([*records, *step_of(20, 99.0, 0.31)])).step in (3, 20)
     assert typical_attempt([]) is None
 
 
 def test_it_is_none_of_a_few_steps_before_a_peer_left():
     records = [record for step in range(2) for record in [*step_of(step, step, 0.2), run(2, step, step, 0.1)]]
     records += [record for step in range(2, 10) for record in step_of(step, step, 0.4)]
-    found = typical_attempt(records)
+    found = typical_attempt(attempts(records))
     assert found.n_peers == 2 and abs(found.seconds - 0.4) < 1e-6

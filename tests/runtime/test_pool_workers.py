@@ -29,6 +29,7 @@ def test_workers_that_come_and_go_cost_no_view_and_change_nothing(churning, alon
     some steps."""
     fleet = churning(*ENDLESS, *QUICK, *POOL, "--config.wiring.join_rule=bandwidth")
     fleet.wait_for_step(3)
+    fleet.wait_for(lambda: "lets worker 2" in log_of(fleet, 0), "worker 2")  # else no server knows that it is lost
     workers = fleet.workers()
     assert sorted(workers) == [2, 3]
     os.kill(workers[2], signal.SIGKILL)
