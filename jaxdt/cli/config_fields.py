@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 from jaxdt.sync.base import SYNCS
+from jaxdt.sync.matching.base import MATCHERS
 from jaxdt.wiring.base import WIRINGS
 
 TOP = ""  # the section of the fields that stand in none
@@ -59,7 +60,7 @@ MEANINGS = {
     "optim.lr_schedule": "learning rate after the warm-up",
     "optim.final_lr_frac": "share of lr that is left at decay_steps",
     "optim.clip_norm": "largest norm of the whole model's gradient; 0: no clipping",
-    "wiring.kind": "which peer gets a microbatch: the plan's, or one that a router chooses",
+    "wiring.kind": "which peer computes a microbatch",
     "wiring.routers": "peers that choose routes (swarm)",
     "wiring.window": "microbatches under way at most (swarm); 0: four per peer",
     "wiring.on_stage_lost": "when all peers of a stage are lost: wait for another one, or stop",
@@ -112,7 +113,11 @@ MEANINGS = {
     "model.compression": "a pair of layers that narrows a boundary",
     "model.compression_after": "layers behind which such a pair stands",
 }
-TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS}  # fields that name an entry of a table
+TABLES = {
+    "wiring.kind": WIRINGS,
+    "sync.kind": SYNCS,
+    "sync.groups.match": MATCHERS,
+}  # fields that name an entry of a table
 NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
 SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
 

@@ -3,6 +3,7 @@
 Figures are made without pyplot: they need no display and no choice of a backend, and nothing has to be closed.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,16 +15,26 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
-from jaxdt.protocol.presence import peers_there
+from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.spec.work import UPDATE
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
 COLOURS |= {"C": "#eeca3b"}
-NAMES = {"E": "evaluate", "F": "forward", "B": "backward", "R": "regenerate", "G": "gather", "U": "update"}
-NAMES |= {"N": "norm", "L": "local step", "P": "lay out", "A": "adopt a mean"}
-NAMES |= {"C": "add a contribution"}
+NAMES = {  # in the order of a legend
+    "E": "evaluate",
+    "F": "forward",
+    "B": "backward (last stage: forward too)",
+    "R": "regenerate",
+    "G": "gather",
+    "U": "update",
+    "N": "norm",
+    "L": "local step",
+    "P": "lay out",
+    "A": "adopt a mean",
+    "C": "add a contribution",
+}
 PARTS = ("compute", "bubble", "transfer", "sync", "commit")
 PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}
@@ -38,11 +49,11 @@ BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # a legend insi
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> bool:
-    """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
-    joined, left or were absent, also the number of peers of each stage and the throughput over time. Data that were not
-    recorded have no panel; the steps at which the run was resumed are marked. Returns False, and writes no file, if
-    there is no panel at all."""
-    peers = peers_there(records)
+    """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers,
+    or a pool's workers, joined, left or were absent, also how many each stage had, and the throughput over time. Data
+    that were not recorded have no panel; the steps at which the run was resumed are marked. Returns False, and writes
+    no file, if there is no panel at all."""
+    peers, workers = peers_there(records), workers_there(records)
     resumed_at, resumes = summary.get("resumed_at") or 0, summary.get("resumes", [])
     panels: list[Callable[[Axes], None]] = []
     if metrics:
@@ -56,8 +67,10 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     if metrics:
         predicted_s, uncompressed_s = summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed")
         panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumes))
-    if len(peers) > 1:
-        panels.append(lambda axes: peers_per_stage(axes, peers, records[-1]["t"]))
+    for who, counts in (("peers", peers), ("workers", workers)):
+        if len(counts) > 1:
+            panels.append(functools.partial(per_stage, who=who, counts_at=counts, end_s=records[-1]["t"]))
+    if len(peers) > 1 or len(workers) > 1:
         panels.append(lambda axes: throughput(axes, records, peers[0][0]))
     if not panels:
         return False
@@ -136,18 +149,18 @@ def timeline(axes: Axes, attempt: Attempt) -> None:
     axes.legend(handles=handles, fontsize=8, ncols=len(handles), **BELOW)
 
 
-def peers_per_stage(axes: Axes, peers: list[tuple[float, dict[int, int]]], end_s: float) -> None:
-    """The number of peers of each stage that are there, over time (jaxdt.protocol.presence). The lines of stages with
-    as many peers lie beside one another."""
-    zero_s = peers[0][0]
-    times = [at_s - zero_s for at_s, _ in peers] + [end_s - zero_s]
-    stages = list(peers[0][1])
-    most = max(max(counts.values()) for _, counts in peers)
+def per_stage(axes: Axes, who: str, counts_at: list[tuple[float, dict[int, int]]], end_s: float) -> None:
+    """How many peers or workers of each stage are there, over time (jaxdt.protocol.presence). The lines of stages with
+    as many lie beside one another."""
+    zero_s = counts_at[0][0]
+    times = [at_s - zero_s for at_s, _ in counts_at] + [end_s - zero_s]
+    stages = list(counts_at[0][1])
+    most = max(max(counts.values()) for _, counts in counts_at)
     apart = min(SPREAD, SPREAD_MAX / len(stages)) * most
     for row, stage in enumerate(stages):
-        counts = [counts[stage] + row * apart for _, counts in peers]
+        counts = [counts[stage] + row * apart for _, counts in counts_at]
         axes.step(times, [*counts, counts[-1]], where="post", label=f"stage {stage}", color=f"C{stage}")
-    axes.set(title="Peers per stage", xlabel="seconds", ylabel="peers")
+    axes.set(title=f"{who.capitalize()} per stage", xlabel="seconds", ylabel=who)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(-apart, most + len(stages) * apart)  # lines that stay at the top lie below the frame
     axes.legend()
@@ -171,7 +184,7 @@ def run_under_faults(path: Path, records: list[dict]) -> None:
     figure = Figure(figsize=(10, 8), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
     peers = peers_there(records)
-    peers_per_stage(axes[0], peers, records[-1]["t"])
+    per_stage(axes[0], "peers", peers, records[-1]["t"])
     throughput(axes[1], records, peers[0][0])
     figure.savefig(path, dpi=100)
 

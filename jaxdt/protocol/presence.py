@@ -1,4 +1,4 @@
-"""How many peers of each stage are there, by the coordinator's reports in a trace.
+"""How many peers of each stage are there, and how many of a pool's workers, by the coordinator's reports in a trace.
 
 Views alone do not say it: the last replica of a stage stays a member while the run waits for it.
 """
@@ -46,15 +46,54 @@ class _Members:
         return counts
 
 
+class _Workers:
+    """The workers of a pool that a server has let in and has not lost. A server that is lost has lost them all."""
+
+    def __init__(self):
+        self._stage_of: dict[int, int] = {}  # of each server that was a member once
+        self._server_of: dict[int, int] = {}
+
+    def hear(self, kind: str, fields: dict[str, Any]) -> None:
+        """One report of the coordinator."""
+        match kind:
+            case "view":
+                self._stage_of |= {int(peer): stage for peer, stage in fields["members"].items()}
+            case "worker_here" if fields["server"] in self._stage_of:
+                self._server_of[fields["worker"]] = fields["server"]
+            case "worker_gone" if self._server_of.get(fields["worker"]) == fields["server"]:
+                del self._server_of[fields["worker"]]
+            case "lost":
+                servers = self._server_of.items()
+                self._server_of = {worker: server for worker, server in servers if server != fields["peer"]}
+            case _:
+                pass
+
+    @property
+    def of_stages(self) -> dict[int, int]:
+        """Stage -> how many workers compute for it."""
+        counts = dict.fromkeys(self._stage_of.values(), 0)
+        for server in self._server_of.values():
+            counts[self._stage_of[server]] += 1
+        return counts
+
+
 def peers_there(records: Iterable[TraceRecord]) -> list[tuple[float, dict[int, int]]]:
     """(time in seconds, number of peers that are there by stage), from the first view on, at each change. A stage has
     the same key in all of them; one that no member of a view serves has 0 then."""
-    members = _Members()
+    return _counted(records, _Members())
+
+
+def workers_there(records: Iterable[TraceRecord]) -> list[tuple[float, dict[int, int]]]:
+    """The same of a pool's workers. A run without any has one entry at most."""
+    return _counted(records, _Workers())
+
+
+def _counted(records: Iterable[TraceRecord], found_there: _Members | _Workers) -> list[tuple[float, dict[int, int]]]:
     counts_at: dict[float, dict[int, int]] = {}
     for record in records:
         if record["what"] == "report" and record["peer"] == COORDINATOR:
-            members.hear(record["kind"], record["fields"])
-            if counts := members.of_stages:
+            found_there.hear(record["kind"], record["fields"])
+            if counts := found_there.of_stages:
                 counts_at[record["t"]] = counts
     stages = sorted({stage for counts in counts_at.values() for stage in counts})
     found = [(at_s, {stage: counts.get(stage, 0) for stage in stages}) for at_s, counts in counts_at.items()]

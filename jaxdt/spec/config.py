@@ -71,9 +71,8 @@ class TrainConfig:
     `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
     that the run has: peers without a common disk send the parts to one another. With `checkpoint_on_stop` the first
     Ctrl-C at the launcher or the coordinator ends the run after a checkpoint, else at once, as a second one does.
-    `on_nonfinite` says what happens when
-    the gradient of a step is not finite: stop the run, skip the update, or roll back to the last complete checkpoint
-    and draw other samples from there on."""
+    `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run, skip the update, or roll
+    back to the last complete checkpoint and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -89,22 +88,24 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
-    """`fixed`: microbatches follow the plan's pipelines. A pipeline that has lost a peer borrows replicas of the other
-    pipelines until another peer takes the open place.
+    """Which peer computes a microbatch. `kind` is one of these:
 
-    `swarm`: `routers` peers choose the route of each microbatch, with at most `window` microbatches under way in all
-    (0: four per peer). A router routes whole turns, of one microbatch for each peer of a stage, so in a step of few
-    turns fewer peers route.
-
-    `pool`: the peers of a stage are servers. Each owns a cut of the microbatches by index, computes, and has workers
-    compute for it, which are no members and may vanish at any moment (docs/pool.md).
+    - `fixed`: each pipeline of the plan computes its share. A pipeline that has lost a peer borrows replicas of the
+      other pipelines until another peer takes the open place.
+    - `swarm`: `routers` peers choose a route for each microbatch, with at most `window` microbatches under way in all
+      (0: four per peer). A router takes as many microbatches at a time as a stage has peers, so in a step of few
+      microbatches fewer peers route.
+    - `pool`: the peers of a stage are servers. Each owns a share of the microbatches, computes, and has workers compute
+      for it, which are no members and may vanish at any moment (docs/pool.md).
+    - `independent`: each pipeline trains by itself, and replicas may differ (docs/replicas.md). `sync.kind` groups and
+      server need it.
 
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
     microbatches are computed again from their tokens on.
-    `join_rule`: to which stage a pool's worker comes that the plan does not name. "balanced": to that of the server
-    with the fewest workers. "bandwidth": to the stage to whose servers its links are fastest in the mean, as it
-    measures them when it comes (hybrid parameter servers, Sec. 3.1).
+    `join_rule`: which stage a pool's worker joins that the plan does not name. "balanced": that of the server with the
+    fewest workers. "bandwidth": the one to whose servers its links are fastest in the mean, as it measures them when it
+    comes (hybrid parameter servers, Sec. 3.1).
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another and go back to the last
     complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
     started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
@@ -129,14 +130,18 @@ class WiringConfig:
 
 @dataclass(frozen=True)
 class GroupsConfig:
-    """How replicas that may differ average, with sync.kind "groups" (names: jaxdt.sync.matching.base).
+    """How replicas that may differ average, with sync.kind "groups". `every_steps`: local steps between two averages.
+    `match` is the rule by which groups form, one of these:
 
-    `match`: the rule by which groups form. `every_steps`: local steps between two averages.
-    Of the rule "window": a window stays open for `window_frac` of a measured step (0: one part in as many as there are
-    replicas), or for `window_s` if that is not 0. A group closes at `group_size_max` members (0: no limit). Any
-    `connectivity_groups` groups of a stage in a row connect all its replicas (0: not enforced; -1: four for each
-    replica), counted by a `connectivity_window` that is sliding or tumbling.
-    `seed` is that of the rule "pairs".
+    - `all`: all replicas of a stage average together.
+    - `pairs`: the number of the step and `seed` say who averages with whom.
+    - `window`: those average together that are ready within one window (SDPipe). It stays open for `window_frac` of a
+      measured step (0: one part in as many as there are replicas), or for `window_s` if that is not 0. A group closes
+      at `group_size_max` members (0: no limit). Any `connectivity_groups` groups of a stage in a row connect all its
+      replicas (0: not enforced; -1: four for each replica), counted by a `connectivity_window` that is sliding or
+      tumbling.
+    - `none`: nobody averages.
+
     `outer`: what is done with the mean. With "none" the replicas go on from it; with "sgd" and "nesterov" the mean of
     their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`.
     `weights`: each member of a group counts the same, or as the samples of its local steps do; then a group does not
@@ -182,9 +187,9 @@ class GroupsConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """With sync.kind "server": after every `wave` local steps the clock of a replica grows by 1, and it waits for its
-    stage's server until its clock is at most `staleness` ahead of the slowest replica's. Then it goes on from the
-    server's parameters."""
+    """How replicas push to servers, with sync.kind "server" (HetPipe). After every `wave` local steps the clock of a
+    replica grows by 1, and it waits for its stage's server until its clock is at most `staleness` ahead of the slowest
+    replica's. Then it goes on from the server's parameters."""
 
     staleness: int = 0
     wave: int = 1
@@ -192,14 +197,21 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class SyncConfig:
-    """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
-    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
-    `check_every_steps`: how often the replicas of a stage compare their parameters and optimizer state (0: never), from
-    the initial ones on (jaxdt.membership.state_check). `codec`: how replicas that may differ send one another what a
-    group averages, or a server what they push, and how a pool's workers send their gradients. With bf16 each
-    contribution is rounded once, they are added in fp32, and the sum is rounded once; all members go on from the same
-    bits. A server's parameters, and means for held-out losses, checkpoints and the result of the run, stay in fp32, and
-    so does what a pool's servers average."""
+    """How the replicas of a stage agree. `kind` is one of these:
+
+    - `allreduce`: each step is averaged over all replicas before anyone applies it, so they stay equal.
+    - `groups`: replicas do local steps and average in groups (`sync.groups`), so they may differ.
+    - `server`: replicas do local steps and push them to servers of their stage (`sync.server`), so they may differ.
+
+    With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one update.
+    The first `delay_after_steps` steps compute without delay. `slice_bytes`: the exchange of gradients is divided into
+    slices of so many bytes, each of which one replica adds up.
+    `check_every_steps`: how often the replicas of a stage compare checksums of their parameters and optimizer state (0:
+    never), from the initial ones on.
+    `codec`: how replicas that may differ send one another what a group averages, or a server what they push, and how a
+    pool's workers send their gradients. With bf16 each contribution is rounded once, they are added in fp32, and the
+    sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
+    checkpoints and the result of the run, stay in fp32, and so does what a pool's servers average."""
 
     kind: str = "allreduce"
     delay: int = 0
@@ -213,12 +225,12 @@ class SyncConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
-    `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
-    peers wait for a coordinator that is gone, by default a night: to wait costs idle machines, to end costs the state
-    in their memory. Before a peer ends it writes that state as a part of a checkpoint. `copies_gbps`: how fast a peer
-    fetches copies of other peers' parts of checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states
-    that a step waits for have no limit."""
+    """When a peer counts as lost, and how much may wait for a link. A deadline is the median of the durations observed
+    so far plus their spread, and never below `deadline_floor_s`. `queue_bytes`: no new Work starts while more payload
+    than this waits to be sent to one peer. `outage_s`: how long peers wait for a coordinator that is gone, by default a
+    night: to wait costs idle machines, to end costs the state in their memory. Before a peer ends it writes that state
+    as a part of a checkpoint. `copies_gbps`: how fast a peer fetches copies of other peers' parts of checkpoints, in
+    1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
@@ -353,6 +365,8 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
+        if not self.net.outage_s > 0:
+            raise BadInput(f"net.outage_s: got {self.net.outage_s}, expected a number > 0")
         if not 0 <= self.net.copies_gbps < math.inf:
             raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 

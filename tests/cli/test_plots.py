@@ -49,7 +49,7 @@ def test_the_names_of_many_links_do_not_overlap():
 
 def test_stages_with_as_many_peers_are_two_lines_and_a_lost_stage_falls_to_0():
     axes = panel()
-    plots.peers_per_stage(axes, [(1.0, {0: 1, 1: 1}), (5.0, {0: 1, 1: 0}), (48.0, {0: 1, 1: 1})], 50.0)
+    plots.per_stage(axes, "peers", [(1.0, {0: 1, 1: 1}), (5.0, {0: 1, 1: 0}), (48.0, {0: 1, 1: 1})], 50.0)
     first, second = (list(line.get_ydata()) for line in axes.lines)
     assert first == [1, 1, 1, 1] and [round(y) for y in second] == [1, 0, 1, 1]
     assert all(abs(one - other) > 0.01 for one, other in zip(first, second, strict=True))
@@ -58,6 +58,6 @@ def test_stages_with_as_many_peers_are_two_lines_and_a_lost_stage_falls_to_0():
 
 def test_lines_of_peers_that_never_change_lie_below_the_frame():
     axes = panel()
-    plots.peers_per_stage(axes, [(0.0, {0: 3, 1: 3})], 3.0)
+    plots.per_stage(axes, "peers", [(0.0, {0: 3, 1: 3})], 3.0)
     bottom, top = axes.get_ylim()
     assert top - max(axes.lines[1].get_ydata()) > 0.01 * (top - bottom), "the frame would cover the line"

@@ -1,7 +1,7 @@
-"""Peers per stage while a stage waits for its last replica, which stays a member of the view."""
+"""Peers per stage while a stage waits for its last replica, which stays a member of the view; workers per stage."""
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.protocol.presence import peers_there
+from jaxdt.protocol.presence import peers_there, workers_there
 
 
 def said(at_s, kind, by=COORDINATOR, **fields):
@@ -35,3 +35,26 @@ def test_a_coordinator_that_was_started_again_takes_the_members_for_present():
     lost = said(5.0, "lost", peer=1)
     found = peers_there([view(1.0, p0=0, p1=1), lost, said(30.0, "restarted", members=[0, 1])])
     assert [peers[1] for _, peers in found] == [1, 0, 1]
+
+
+def here(at_s, worker, server):
+    return said(at_s, "worker_here", worker=worker, server=server, is_back=False)
+
+
+def gone(at_s, worker, server):
+    return said(at_s, "worker_gone", worker=worker, server=server, reason="hung up", n_redone=0)
+
+
+def test_workers_count_for_the_stage_of_the_server_that_let_them_in():
+    found = workers_there([view(1.0, p0=0, p1=1), here(2.0, 4, 0), here(3.0, 5, 1), gone(9.0, 4, 0)])
+    assert found == [(1.0, {0: 0, 1: 0}), (2.0, {0: 1, 1: 0}), (3.0, {0: 1, 1: 1}), (9.0, {0: 0, 1: 1})]
+
+
+def test_a_server_that_is_lost_has_lost_its_workers_and_one_that_went_elsewhere_is_not_gone():
+    moved = [here(2.0, 4, 0), here(5.0, 4, 1), gone(6.0, 4, 0)]
+    found = workers_there([view(1.0, p0=0, p1=1), *moved, said(8.0, "lost", peer=1)])
+    assert found == [(1.0, {0: 0, 1: 0}), (2.0, {0: 1, 1: 0}), (5.0, {0: 0, 1: 1}), (8.0, {0: 0, 1: 0})]
+
+
+def test_a_run_without_workers_has_no_change_of_them():
+    assert len(workers_there([view(1.0, p0=0, p1=1), said(5.0, "lost", peer=1), view(6.0, p0=0)])) == 1

@@ -123,6 +123,7 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("model.preset", 5, "model.preset: got 5, expected one of debug"),
         ("net.deadline_floor_s", -4.0, "net.deadline_floor_s: got -4.0, expected at least two heartbeats"),
         ("net.queue_bytes", 0, "net.queue_bytes: got 0, expected an integer >= 1"),
+        ("net.outage_s", -1.0, "net.outage_s: got -1.0, expected a number > 0"),
         ("codec", "zip", "codec: got 'zip', expected one of none"),
         ("dtype", "float16", "dtype: got 'float16', expected one of float32, bfloat16"),
         ("remat", "dot", "remat: got 'dot', expected one of recompute, dots"),
