@@ -1542,6 +1542,7 @@ INTERNAL = (
     HoldsPart,
 )
 WORKERS = "workers"  # in a heartbeat of a pool's server: how many compute for it
+CPU_S = "cpu_s"  # in a heartbeat: the processor time of the process, in seconds
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 

@@ -94,7 +94,8 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                 raise BadInput(f"{where}: {authentication.explain(error)}") from None
             if time.monotonic() > give_up_s:
-                raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error})") from None
+                remedy = "coordinator_address in the run's folder is where a coordinator listens"
+                raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error}); {remedy}") from None
             if not said:
                 left = f"for another {give_up_s - time.monotonic():.0f} s at most"
                 print_line(f"waiting for the coordinator at {format_address(coordinator)}, {left}")

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
+    CPU_S,
     PEER_IDS,
     Action,
     Checkpoint,
@@ -497,6 +498,7 @@ class Loop:
         values = {
             "step": float(self._last_step),
             "busy_s": self._busy_s,
+            CPU_S: time.process_time(),
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }

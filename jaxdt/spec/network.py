@@ -145,7 +145,7 @@ def parse(text: str, source: str) -> Network:
     try:
         data: Any = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"{source}: not JSON ({error})") from None
+        raise BadInput(f"{source}: not JSON ({error}), expected a network file such as those in {EXAMPLES}") from None
     if not is_object(data):
         raise BadInput(f"{source}: got a {_type_name(data)}, expected an object with devices and matrices")
     devices = _devices(data, source)

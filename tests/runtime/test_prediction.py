@@ -2,6 +2,7 @@
 
 import math
 import queue
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,10 +12,10 @@ from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.protocol.reports import EndedReport, PredictionReport, StepReport, ViewReport
 from jaxdt.runtime.reporting import journal as journal_module
-from jaxdt.runtime.reporting import prediction
+from jaxdt.runtime.reporting import prediction, processor_use
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, load_since, predict
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.sim.fuzz.cases import draw_case
 from jaxdt.spec.network import Device, Host, uniform
@@ -125,15 +126,33 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
 
 def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0) == ""
-    assert doubt(4, 2, 4.5) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
-    assert doubt(2, 4, 12.0).startswith("others took part of the 4 cores: 12 processes wanted to compute")
+    assert doubt(4, 2, 0.1) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
+    assert doubt(2, 4, 2.5) == "other programs used 2.5 of the 4 cores meanwhile"
+    assert doubt(4, 2, 0.5) == "other programs used 0.5 of the 2 cores meanwhile"
 
 
-@pytest.mark.parametrize(("before", "meanwhile"), [(8.0, 4.5), (0.0, 4.5), (2.0, 0.0)])
-def test_what_ran_before_a_run_is_no_load_of_it(before, meanwhile):
-    """The kernel's average, from `before`, after 30 s of a constant load."""
-    load_now = meanwhile + (before - meanwhile) * math.exp(-30.0 / 60.0)
-    assert load_since(before, 30.0, load_now) == pytest.approx(meanwhile, abs=1e-9)
+def test_what_the_run_uses_itself_is_not_what_others_use(monkeypatch):
+    """Peer 1 is killed after 6 s of processor time and started again; the coordinator's process uses 1 s."""
+    used_s, own_s = iter((1000.0, 1030.0)), iter((5.0, 6.0))
+    monkeypatch.setattr(processor_use, "used_s", lambda: next(used_s))
+    monkeypatch.setattr(processor_use, "_own_s", lambda: next(own_s))
+    use = processor_use.ProcessorUse()
+    for peer, cpu_s in ((0, 4.0), (1, 6.0), (0, 9.0), (1, 2.0)):
+        use.counted(peer, {"cpu_s": cpu_s})
+    assert use.others_cores(10.0) == pytest.approx((30.0 - 1.0 - 9.0 - 6.0 - 2.0) / 10.0)
+
+
+def test_the_host_counts_what_this_process_uses():
+    use = processor_use.ProcessorUse()
+    if processor_use.used_s() is None:
+        pytest.skip("no /proc/stat here")
+    before_s = processor_use.used_s()
+    end_s = time.process_time() + 0.3
+    while time.process_time() < end_s:
+        pass
+    assert processor_use.used_s() - before_s >= 0.2  # ticks are 10 ms
+    use.counted(0, {})
+    assert use.others_cores(1.0) >= 0.0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ from jaxdt.runtime.reporting.link_codecs import LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.pool_summary import PoolSummary
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, load_since
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
+from jaxdt.runtime.reporting.processor_use import ProcessorUse
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.reporting.run_history import RunHistory
@@ -101,7 +102,7 @@ class Journal:
         self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
-        self._started_s, self._load_before = time.monotonic(), os.getloadavg()[0]
+        self._started_s, self._processors = time.monotonic(), ProcessorUse()
         self._launched_s = self._started_s if launched_s is None else launched_s
         self._display = Display(job.plan, job.config.train.steps, live, job.config.net.heartbeat_s)
 
@@ -255,12 +256,14 @@ class Journal:
         if report.bytes_to is not None:
             self._links.counted(report.peer, report.bytes_to, report.bytes_from)
         self._pool.counted(report.peer, report.status)
+        self._processors.counted(report.peer, report.status)
         self._display.heartbeat(report)
 
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
         self._links.counted(report.peer, report.bytes_to, report.bytes_from)
         self._pool.counted(report.peer, report.totals)
+        self._processors.counted(report.peer, report.totals)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
     def _prediction_request(self) -> PredictionRequest:
@@ -338,8 +341,9 @@ class Journal:
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
-        load = load_since(self._load_before, time.monotonic() - self._started_s, os.getloadavg()[0])
-        of_host = doubt(n_peers, os.cpu_count() or 1, load)
+        # What a pool's workers use is not known here.
+        others_cores = 0.0 if self._pool.fields else self._processors.others_cores(time.monotonic() - self._started_s)
+        of_host = doubt(n_peers, os.cpu_count() or 1, others_cores)
         return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:

@@ -6,7 +6,6 @@ simulation runs in a child process of the least priority, and its result reaches
 """
 
 import json
-import math
 import os
 import pickle
 import subprocess
@@ -27,8 +26,7 @@ from jaxdt.spec.plan import Plan
 
 LEAST_PRIORITY = 19
 SINGLE_RUN_OFF = 0.31  # the worst single run of 360, where up to four peers shared two cores
-BUSY = 1.5  # times as many processes as cores, or as the run's own
-LOAD_S = 60.0  # the kernel's average forgets in this time all but 1/e of what was before
+OTHERS_FRAC = 0.15  # of the cores: what others use beyond that is felt
 N_STEPS, N_STALLED_STEPS = 4, 24  # steps with stalls differ
 
 
@@ -47,19 +45,11 @@ class PredictionRequest:
     stalls: Stalls | None = None
 
 
-def load_since(load_then: float, seconds: float, load_now: float) -> float:
-    """The load of the last `seconds`, from the one-minute loads before and after them: those still hold what ran before
-    the first."""
-    share_before = math.exp(-max(seconds, 1.0) / LOAD_S)
-    return max(0.0, (load_now - share_before * load_then) / (1.0 - share_before))
-
-
-def doubt(n_peers: int, n_cores: int, load: float) -> str:
-    """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and the number of
-    processes that wanted to compute meanwhile; '' if there is no such reason. The band is that of
-    configs/prediction/README.md."""
-    if load > BUSY * max(n_cores, n_peers + 1):
-        return f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, {n_peers} of this run"
+def doubt(n_peers: int, n_cores: int, others_cores: float) -> str:
+    """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and how many of the
+    cores others used meanwhile; '' if there is no such reason. The band is that of configs/prediction/README.md."""
+    if others_cores > OTHERS_FRAC * n_cores and n_peers + others_cores > n_cores:
+        return f"other programs used {others_cores:.1f} of the {n_cores} cores meanwhile"
     if n_peers > n_cores:
         return f"{n_peers} peers share {n_cores} cores: of 360 runs like that the worst was {SINGLE_RUN_OFF:.0%} off"
     return ""
