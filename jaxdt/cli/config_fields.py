@@ -113,11 +113,8 @@ MEANINGS = {
     "model.compression": "a pair of layers that narrows a boundary",
     "model.compression_after": "layers behind which such a pair stands",
 }
-TABLES = {
-    "wiring.kind": WIRINGS,
-    "sync.kind": SYNCS,
-    "sync.groups.match": MATCHERS,
-}  # fields that name an entry of a table
+# Fields that name an entry of a table.
+TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS, "sync.groups.match": MATCHERS}
 NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
 SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
 

@@ -108,12 +108,6 @@ def _commands(launcher: int) -> Iterator[tuple[int, list[str]]]:
             yield int(entry.name), words
 
 
-def idle_s() -> float:
-    """Idle seconds of this machine since it was started, summed over its cores."""
-    idle, waiting = Path("/proc/stat").read_text().split()[4:6]
-    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
-
-
 def objects(path: Path) -> list[dict]:
     """The complete lines of a file of JSON lines. The file may still be written to, or not exist yet."""
     lines = path.read_text().splitlines() if path.exists() else []

@@ -341,9 +341,10 @@ class Journal:
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
+        seconds, n_cores = time.monotonic() - self._started_s, os.cpu_count() or 1
         # What a pool's workers use is not known here.
-        others_cores = 0.0 if self._pool.fields else self._processors.others_cores(time.monotonic() - self._started_s)
-        of_host = doubt(n_peers, os.cpu_count() or 1, others_cores)
+        others_cores = 0.0 if self._pool.fields else self._processors.others_cores(seconds, n_cores)
+        of_host = doubt(n_peers, n_cores, others_cores)
         return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:

@@ -1,5 +1,8 @@
-"""How much of this host's processors others used while a run went on: all that was used, less what the run says that it
-used itself. The load average does not tell the two apart, since one peer has several threads that want to compute."""
+"""How much of this host's processors others used while a run went on.
+
+It is all that was not idle, less what the run says that it used itself. The load average does not tell the two apart,
+since one peer has several threads that want to compute.
+"""
 
 import os
 from collections.abc import Mapping
@@ -7,14 +10,15 @@ from pathlib import Path
 
 from jaxdt.protocol.events import CPU_S
 
-IDLE, N_FIELDS = (3, 4), 8  # of /proc/stat: idle and iowait; what follows the first 8 is counted in them already
-
 
 class ProcessorUse:
     """The processor time of a run's peers, by their heartbeats, and of this host."""
 
     def __init__(self):
-        self._used_before_s = used_s()
+        try:
+            self._idle_before_s = idle_s()
+        except FileNotFoundError:  # not a Linux
+            self._idle_before_s = None
         self._own_before_s = _own_s()
         self._ended_s = 0.0
         self._latest_s: dict[int, float] = {}
@@ -28,25 +32,21 @@ class ProcessorUse:
                 self._ended_s += last_s
             self._latest_s[peer] = values[CPU_S]
 
-    def others_cores(self, seconds: float) -> float:
-        """How many cores others used on average in the `seconds` since this began; 0 where the system does not say it.
-        Peers on other hosts count as if they were here, so it is too small rather than too large."""
-        used_now_s = used_s()
-        if used_now_s is None or self._used_before_s is None:
+    def others_cores(self, seconds: float, n_cores: int) -> float:
+        """How many of the host's cores others used on average in the `seconds` since this began; 0 where the system
+        does not say it. Peers on other hosts count as if they were here, so it is too small rather than too large."""
+        if self._idle_before_s is None:
             return 0.0
-        peers_s = self._ended_s + sum(self._latest_s.values())
-        others_s = used_now_s - self._used_before_s - (_own_s() - self._own_before_s) - peers_s
-        return max(0.0, others_s / seconds)
+        used_s = n_cores * seconds - (idle_s() - self._idle_before_s)
+        own_s = _own_s() - self._own_before_s + self._ended_s + sum(self._latest_s.values())
+        return max(0.0, (used_s - own_s) / seconds)
 
 
-def used_s() -> float | None:
-    """The processor time that this host has used since it started, over all cores; None where there is no /proc."""
-    try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        ticks = [int(word) for word in words[1 : 1 + N_FIELDS]]
-    except (OSError, ValueError):
-        return None
-    return sum(n for i, n in enumerate(ticks) if i not in IDLE) / os.sysconf("SC_CLK_TCK")
+def idle_s() -> float:
+    """Idle seconds of this host since it was started, summed over its cores. FileNotFoundError where there is no
+    /proc/stat."""
+    idle, waiting = Path("/proc/stat").read_text().split()[4:6]
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -11,6 +11,7 @@ from churn_comparison import results
 from churn_comparison.setup import Setup, fields
 from jaxdt.cli import local_run
 from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.runtime.reporting import processor_use
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.spec.errors import BadInput
 
@@ -58,14 +59,14 @@ class ComparedRun:
         try:
             self._wait_for_steps(WARM_UP_STEPS)
             began_s = time.monotonic()
-            idle_before_s = local_run.idle_s()
+            idle_before_s = processor_use.idle_s()
             held_up_s = 0.0
             events = []
             for fault in schedule:
                 held_up_s = max(held_up_s, self._wait_until(began_s + fault.at_s))
                 events.append([time.monotonic() - began_s, *self._apply(fault)])
             held_up_s = max(held_up_s, self._wait_until(began_s + seconds))
-            cores_busy = os.cpu_count() - (local_run.idle_s() - idle_before_s) / seconds
+            cores_busy = os.cpu_count() - (processor_use.idle_s() - idle_before_s) / seconds
             self._wait_for_steps(self._n_steps + 1)  # the current step counts in part
             return {
                 "began_s": began_s,
