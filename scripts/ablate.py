@@ -41,7 +41,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
-SAY_EVERY_S = 30.0  # a line on what is under way, where no progress bar can be drawn
+SAY_EVERY_S = 10.0  # a line on what is under way, where no progress bar can be drawn
 PAGE = flags.DEFINE_string("page", "", "Write RUN_DIR/README.md with SWARM's numbers; this text says where it ran.")
 
 
@@ -81,11 +81,12 @@ def main() -> int:
 def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress, save: Callable[[dict], None]) -> None:
     """Train the cases `left`, show how far they are, and save the record of each that is finished."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    began_s = said_s = time.monotonic()
+    began_s, said_s = time.monotonic(), 0.0
     with Progress(*columns, disable=not sys.stdout.isatty()) as shown, trained(setup, left, n_workers) as messages:
         start = "runs: workers start"
         if shown.disable:
-            print(f"{progress.state}; workers start", flush=True)
+            pace = f"{min(n_workers, len(left))} at a time, {progress.n_steps} steps each"
+            print(f"{progress.state}; trains {len(left)}, {pace}", flush=True)
         all_runs = shown.add_task(start, total=progress.n_models, completed=progress.n_finished, left="")
         bars: dict[Case, TaskID] = {}
         for what, case, value in messages:
@@ -93,11 +94,14 @@ def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress
                 save(value)
                 shown.remove_task(bars.pop(case))
                 print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}", flush=True)
-            progress.heard(what, case, value)
-            left_s = progress.left_s(time.monotonic() - began_s)
+            now_s = time.monotonic() - began_s
+            progress.heard(now_s, what, case, value)
+            left_s = progress.left_s(now_s)
             time_left = "" if left_s is None else f"about {left_s / 60:.1f} min left"
-            if shown.disable and time.monotonic() - said_s >= SAY_EVERY_S:
-                said_s = time.monotonic()
+            if shown.disable and what == "steps" and value == 0:
+                print(f"{progress.description(case)}", flush=True)
+            elif shown.disable and now_s - said_s >= SAY_EVERY_S:
+                said_s = now_s
                 print(f"{progress.state}{time_left and f', {time_left}'}", flush=True)
             shown.update(all_runs, description="runs", completed=progress.n_finished, left=time_left)
             if case in progress.under_way:

@@ -5,11 +5,15 @@ import check_installed  # noqa: F401
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split
+import functools
+from pathlib import Path
+
 from absl import flags
 
 from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import write_durably
@@ -38,12 +42,19 @@ def main() -> int:
         measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
-    code = run_coordinator(job, options, lambda address: write_durably(job.run_dir / ADDRESS, address.encode())).code
+    code = run_coordinator(job, options, functools.partial(show_address, job.run_dir)).code
     if code != TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
             print(f"to draw the run: python scripts/report.py --run_dir={job.run_dir}")
         print(how_to_go_on(job.run_dir), flush=True)
     return code
+
+
+def show_address(run_dir: Path, address: str) -> None:
+    """Write where the coordinator listens into its run's folder, and say it: launch.py does so for its own."""
+    write_durably(run_dir / ADDRESS, address.encode())
+    if not run_flags.STOP_WITH_PARENT.value:
+        print_line(f"coordinator at {address}; waits for the peers")
 
 
 if __name__ == "__main__":

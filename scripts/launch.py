@@ -94,7 +94,9 @@ def main() -> int:
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
-    if code == INTERRUPTED or (code == LOST and run.summary.get("steps")):
+    n_steps = run.summary.get("steps", 0)
+    is_stopped = code == 0 and n_steps < checked.config.train.steps  # by an operator
+    if code == INTERRUPTED or (code == LOST and n_steps) or is_stopped:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
         print(run.report().text)

@@ -12,7 +12,10 @@ once.
 
 import check_installed  # noqa: F401
 
-from jaxdt.cli import interrupts  # noqa: F401
+from jaxdt.cli import interrupts, memory_settings  # noqa: F401
+
+if __name__ == "__main__":
+    memory_settings.restart()  # before all that takes time
 
 # isort: split
 import contextlib
@@ -24,8 +27,9 @@ from typing import NoReturn
 
 from absl import flags
 
-from jaxdt.cli import gpu_flags, memory_settings, run_flags
+from jaxdt.cli import gpu_flags, run_flags
 from jaxdt.protocol.events import Leave, Stop
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
 from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 from jaxdt.spec.errors import BadInput
@@ -53,8 +57,10 @@ def main() -> NoReturn:
         raise BadInput("--join: got '', expected the coordinator's host:port, which is in its coordinator_address")
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     if JOIN.value:
+        parse_address("--join", JOIN.value)
         run_flags.check_joinable(JOIN.value)
-        print(f"asks the coordinator at {JOIN.value} to join", flush=True)
+    else:
+        parse_address("--coordinator", COORDINATOR.value or "")
     run_flags.set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     if JOIN.value and AS.value == "worker":
@@ -69,14 +75,13 @@ def member() -> NoReturn:
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.joining import claim_peer
-    from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.transport_setup import OwnAddress
 
     if JOIN.value:
         job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
         peer = welcome.peer
         where = f"stage {welcome.stage}, after {welcome.n_committed} steps of the run"
-        print(f"peer {peer}: joins for {where}; loads jax", flush=True)
+        print(f"peer {peer}: joins for {where}", flush=True)
     else:
         job = run_flags.job(COORDINATOR.value, PEER.value)
         check_not_ended(job)
@@ -88,12 +93,14 @@ def member() -> NoReturn:
     stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)
     is_for_some = GPUS.value or job.config.platform != "any"
     if is_for_some:  # what jax finds here may refuse this host
-        set_up_jax(job.config.platform)
-    if not welcome and (refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report)):
-        end_with(name, refused)
+        set_up_jax(name, job.config.platform)
+    if not welcome:
+        print(f"{name}: asks the coordinator at {COORDINATOR.value} whether it may be peer {peer}", flush=True)
+        if refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report):
+            end_with(name, refused)
     stop_requests.end_by(lambda request: end_with(name, requested_stop(request, "left before it was let in")))
     if not is_for_some:
-        set_up_jax(job.config.platform)
+        set_up_jax(name, job.config.platform)
     from jaxdt.runtime import peer_process
 
     joins = peer_process.JoinedStage(welcome.stage, welcome.n_committed) if welcome else None
@@ -114,18 +121,20 @@ def member() -> NoReturn:
 def worker() -> NoReturn:
     """Be a worker of a pool."""
     job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
-    print(f"worker {welcome.peer}: computes for stage {welcome.stage}; loads jax", flush=True)
-    set_up_jax(job.config.platform)
+    name = f"worker {welcome.peer}"
+    print(f"{name}: gets ready for stage {welcome.stage}", flush=True)
+    set_up_jax(name, job.config.platform)
     from jaxdt.runtime.worker_process import WorkerOptions, run_worker
 
     ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
     n_devices = DEVICES.value or max(1, len(GPUS.value))
     stop = run_worker(job, welcome, WorkerOptions(JOIN.value, ask, n_devices, run_flags.STOP_WITH_PARENT.value))
-    end_with(f"worker {welcome.peer}", stop)
+    end_with(name, stop)
 
 
-def set_up_jax(platform: str) -> None:
+def set_up_jax(name: str, platform: str) -> None:
     """Import jax, which counts the CPUs that this process may use, and check that it has what the run asks for."""
+    print(f"{name}: loads jax", flush=True)
     from jaxdt.runtime import jax_setup
 
     jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
@@ -142,5 +151,4 @@ def end_with(name: str, stop: Stop) -> NoReturn:
 
 
 if __name__ == "__main__":
-    memory_settings.restart()
     run_flags.run(main)

@@ -2,10 +2,13 @@
 takes longer than what such a test asks of a script."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 
 PROGRAM = """
 import json, os, runpy, sys, tempfile
@@ -30,8 +33,10 @@ def run_scripts(
     commands: Sequence[Sequence[str]], imports: str, cwd: Path, env: dict[str, str] | None = None
 ) -> list[tuple[int, str, str]]:
     """Exit code, standard output and standard error of each command, a script with its arguments. `imports` are the
-    statements that the forked process begins with."""
+    statements that the forked process begins with. Scripts that compute find their allocator's settings, so that none
+    starts itself anew."""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(imports=imports)]
+    env = (os.environ if env is None else env) | MALLOC_ENVIRONMENT
     run = dict(capture_output=True, text=True, timeout=200, cwd=cwd, env=env)
     done = subprocess.run(command, input=json.dumps(commands), **run)
     assert done.returncode == 0, done.stderr

@@ -112,6 +112,10 @@ class Run:
         path = self.run_dir / "logs" / COORDINATOR_LOG
         return path.read_bytes()[self._output_start :].decode() if path.exists() else ""
 
+    def __repr__(self) -> str:
+        state = "goes on" if self._thread.is_alive() else "has ended"
+        return f"Run({str(self.run_dir)!r}: {state}, {len(self.metrics)} steps)"
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until the run has ended, for at most `timeout_s`. Returns its exit code (docs/reference/exit_codes.md),
         or None while it goes on."""

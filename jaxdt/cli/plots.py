@@ -257,7 +257,7 @@ def step_times(
     span = (begin, max([begin, *numbers(metrics)]))
     if predicted_s:
         differs = uncompressed_s is not None and f"{predicted_s / uncompressed_s:.2f}" != "1.00"
-        alike = "" if uncompressed_s is None or differs else ", with codecs and without"
+        alike = "" if uncompressed_s is None or differs else ", the same without codecs"
         axes.plot(span, (predicted_s, predicted_s), color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s{alike}")
         if uncompressed_s is not None and differs:
             ratio = predicted_s / uncompressed_s

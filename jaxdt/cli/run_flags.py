@@ -133,11 +133,13 @@ def newcomer(
     with its peer id and stage. `data_path` replaces the path of the token file in the run's config. `peer`: the id of a
     worker of the plan."""
     from jaxdt.build import fingerprint, replicas_may_differ
-    from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.joining import ask_to_join, check_credential
     from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.run_job import RunJob
 
     credential = _credential(coordinator)
+    check_credential(credential)
+    print(f"asks the coordinator at {coordinator} to join", flush=True)
     welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker, peer)
     if peer not in (None, welcome.peer):
         raise BadInput(f"--peer: got {peer}, expected {welcome.peer}, whose credential {credential} is")

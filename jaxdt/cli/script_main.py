@@ -199,7 +199,9 @@ def _unknown_field(name: str, known: str | None, argv: list[str]) -> str:
     """One line for a field that a config does not have; `known`: the most similar one that it has."""
     typed = [word.partition("=")[0] for word in argv if word.startswith("--config.")]
     flag = next((word for word in typed if name in word.split(".")), None)
-    hint = f' (did you mean "{known}"?)' if known else ""
+    elsewhere = [f"--config.{field}" for field in _fields_named(name)]
+    known = " or ".join(elsewhere) or (known and f'"{known}"')  # the same name in another section comes first
+    hint = f" (did you mean {known}?)" if known else ""
     return f"{flag}: unknown field{hint}" if flag else f"--config: unknown field {name}{hint}"
 
 

@@ -378,7 +378,8 @@ class Coordinator:
                 self._leases.heartbeat(now_s, src, status)
                 if self._worker_places and WORKERS in status:
                     self._worker_places.counted(now_s, src, int(status[WORKERS]), workers)
-                report = HeartbeatReport(src, status, bytes_to, bytes_from or None)
+                worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
+                report = HeartbeatReport(src, status, bytes_to, bytes_from or None, worker_cpu_s)
                 return [self._send(src, HeartbeatAck(count, now_s, self._note(src))), report]
             case WorkerHere(worker) if self._worker_places:
                 return [WorkerHereReport(worker, src, self._worker_places.here(worker))]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from jaxdt.membership.member import ACCEPT, DROP
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import (
+    CPU_S,
     Action,
     Admitted,
     Ended,
@@ -35,6 +36,7 @@ from jaxdt.protocol.events import (
     Refused,
     Send,
     Started,
+    Status,
     Stop,
     WakeAt,
     Woke,
@@ -62,13 +64,14 @@ class WorkerIdentity:
 class WorkerMembership:
     """See the module text. `header` stands on this worker's messages."""
 
-    READS = frozenset({Started, Woke, Ready, Enlisted, Ended, LinkChanged, Refused, Interrupted, Leave, Paused})
+    READS = frozenset({Started, Woke, Status, Ready, Enlisted, Ended, LinkChanged, Refused, Interrupted, Leave, Paused})
 
     def __init__(self, identity: WorkerIdentity):
         self.identity = identity
         self.header = Header(identity.run, 0, NO_VIEW, identity.peer)
         self.view = None
         self._process = 0
+        self._cpu_s = 0.0
         self._is_ready = False
         self._heard_s = 0.0
         self._admitted: Admitted | None = None
@@ -97,6 +100,8 @@ class WorkerMembership:
             case Ready(device=device):
                 self._is_ready, self._heard_s = True, now_s
                 return [ReadyReport(device), *self._heartbeat(now_s)]
+            case Status(values):
+                self._cpu_s = values.get(CPU_S, 0.0)
             case Woke("heartbeat"):
                 return self._heartbeat(now_s)
             case Paused():
@@ -114,7 +119,7 @@ class WorkerMembership:
         return []
 
     def _enlist(self) -> Send:
-        return Send(self.identity.server, Enlist(self._process, self.identity.fingerprint))
+        return Send(self.identity.server, Enlist(self._process, self.identity.fingerprint, self._cpu_s))
 
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         identity = self.identity

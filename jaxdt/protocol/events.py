@@ -323,11 +323,12 @@ class Reassign:
 @frozen_dataclass
 class WorkerStatus:
     """The facts that a pool's server knows about one of its workers: for how many microbatches the worker's gradient
-    was counted, and for how long the server has heard nothing from the worker."""
+    was counted, for how long the server has heard nothing from the worker, and the processor time of its process."""
 
     worker: int
     n_counted: int
     silent_s: float
+    cpu_s: float = 0.0
 
 
 @frozen_dataclass
@@ -766,10 +767,11 @@ class LinkProbed:
 @frozen_dataclass
 class Enlist:
     """Pool worker -> server, every heartbeat: it is here, and runs the config and plan of this fingerprint. `process`
-    tells two processes of one worker apart."""
+    tells two processes of one worker apart; `cpu_s`: the processor time that it has used, in seconds."""
 
     process: int
     fingerprint: str
+    cpu_s: float = 0.0
 
 
 @frozen_dataclass

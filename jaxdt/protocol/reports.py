@@ -490,13 +490,15 @@ class PausedReport(Report):
 @dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters; `bytes_to`: payload sent to each peer, None in most heartbeats;
-    `bytes_from`: payload that a pool's server received from each worker."""
+    `bytes_from`: payload that a pool's server received from each worker; `worker_cpu_s`: the processor time of each
+    of its workers, in seconds."""
 
     kind: ClassVar[str] = "heartbeat"
     peer: int
     status: Mapping[str, float] = field(metadata=_MERGED)
     bytes_to: Mapping[str, int] | None = None
     bytes_from: Mapping[str, int] | None = None
+    worker_cpu_s: Mapping[int, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------------- from a peer

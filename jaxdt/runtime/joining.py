@@ -40,15 +40,16 @@ from jaxdt.spec.errors import BadInput
 
 PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"
+MAKES_TOKENS = "python scripts/tools/credential.py token --run_dir=DIR makes one, in the folder of the run"
 
 
 def credential_for(token: Path, coordinator: Address, peer: int | None = None) -> Path:
     """The credential that a token stands for: NAME.pem beside NAME.token. The first call redeems the token at the
     coordinator, which binds the new key NAME.key to a peer id; later calls find the credential. BadInput if it is not
     for `peer`, where that is given, or if the coordinator refuses, or is not there."""
-    if token.suffix != TOKEN_SUFFIX:
-        raise BadInput(f"--token: got {token}, expected a file NAME{TOKEN_SUFFIX}")
     path = token.with_suffix(".pem")
+    if token.suffix != TOKEN_SUFFIX or not (token.exists() or path.exists()):
+        raise BadInput(f"--token: got {token}, expected a file NAME{TOKEN_SUFFIX}; {MAKES_TOKENS}")
     if path.exists():
         _check_peer(path, credentials.load(path), peer)
         return path
@@ -122,15 +123,21 @@ def ask_to_join(
     """Ask the coordinator for a place in the run, as a member or as a pool's worker, under the peer id of the
     credential if there is one, else under `peer` if this process has got that id before. `gbps`: of a worker's links to
     the servers, if it has measured them. BadInput if it refuses, CoordinatorAway if it does not answer."""
-    loaded = credentials.load(credential) if credential else None
-    if loaded and loaded.holder.role != PEER:
-        raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
+    loaded = check_credential(credential)
     peer = loaded.holder.peer if loaded else peer
     question = Join(peer, _where("a newcomer"), True, is_worker, None if gbps is None else tuple(gbps.items()))
     answer = ask_coordinator("--join", temporary_id(peer), question, coordinator, loaded, allow_plaintext)
     if not isinstance(answer, Welcome):
         raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
     return answer
+
+
+def check_credential(path: Path | None) -> Credential | None:
+    """The credential with which a process asks to join. BadInput if it is not that of a peer."""
+    loaded = credentials.load(path) if path else None
+    if loaded and loaded.holder.role != PEER:
+        raise BadInput(f"--join: {path} is the credential of {loaded.holder}, expected that of a peer")
+    return loaded
 
 
 def claim_peer(

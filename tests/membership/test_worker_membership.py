@@ -2,7 +2,20 @@
 
 from jaxdt.membership.worker_membership import LOST, WorkerIdentity, WorkerMembership
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
-from jaxdt.protocol.events import Ended, Enlist, Enlisted, Header, Paused, Ready, Received, Send, Started, Stop, Woke
+from jaxdt.protocol.events import (
+    Ended,
+    Enlist,
+    Enlisted,
+    Header,
+    Paused,
+    Ready,
+    Received,
+    Send,
+    Started,
+    Status,
+    Stop,
+    Woke,
+)
 
 SERVER, PATIENCE_S = 1, 5.0
 
@@ -28,6 +41,12 @@ def test_a_server_that_is_silent_for_too_long_is_lost():
     assert Send(SERVER, Enlist(7, "f")) in machine.handle(1.0 + PATIENCE_S, Woke("heartbeat"))
     stop = stop_of(machine.handle(1.1 + PATIENCE_S, Woke("heartbeat")))
     assert stop and stop.code == LOST and stop.reason == "worker 4: server 1 was silent for 5 s"
+
+
+def test_a_worker_says_how_much_processor_time_it_has_used():
+    machine = worker()
+    machine.handle(1.0, Status({"cpu_s": 2.5}))
+    assert Send(SERVER, Enlist(7, "f", 2.5)) in machine.handle(1.0, Woke("heartbeat"))
 
 
 def test_the_first_answer_may_take_as_long_as_a_run_takes_to_begin():

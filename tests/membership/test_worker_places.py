@@ -30,7 +30,7 @@ from jaxdt.protocol.events import (
     WorkerHere,
     WorkerStatus,
 )
-from jaxdt.protocol.reports import Report
+from jaxdt.protocol.reports import HeartbeatReport, Report
 from jaxdt.runtime.reporting.report_lines import line_of
 from jaxdt.spec import config as configs
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
@@ -126,8 +126,9 @@ def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_i
         "worker 3: is lost to peer 1 (hung up); 2 microbatches that it had not handed in are computed again",
         "worker 3: is back, and computes for peer 1",
     ]
-    beat = Heartbeat(1, {"workers": 1.0}, None, {}, (WorkerStatus(3, 8, 0.5),))
-    coordinator.handle(2.0, Received(Header("r", 0, 0, 1), beat))
+    beat = Heartbeat(1, {"workers": 1.0}, None, {}, (WorkerStatus(3, 8, 0.5, 4.5),))
+    actions = coordinator.handle(2.0, Received(Header("r", 0, 0, 1), beat))
+    assert [action.worker_cpu_s for action in actions if isinstance(action, HeartbeatReport)] == [{3: 4.5}]
     asked = Received(Header("", 0, 0, OPERATOR_IDS), OperatorRequest("status"))
     [answer] = [action.body for action in coordinator.handle(3.0, asked) if isinstance(action, Send)]
     lines = fleet.table(json.loads(answer.text)).splitlines()

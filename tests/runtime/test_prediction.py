@@ -124,10 +124,19 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
 
 
 def test_a_prediction_says_when_it_may_be_far_off():
-    assert doubt(2, 4, 1.0) == ""
-    assert doubt(4, 2, 0.1) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
-    assert doubt(2, 4, 2.5) == "other programs used 2.5 of the 4 cores meanwhile"
-    assert doubt(4, 2, 0.5) == "other programs used 0.5 of the 2 cores meanwhile"
+    assert doubt(2, 4, 1.0, 0.2, False) == ""
+    assert doubt(4, 2, 0.1, 0.2, False) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
+    assert doubt(2, 4, 2.5, 0.2, False) == "other programs used 2.5 of the 4 cores meanwhile"
+    assert doubt(4, 2, 0.5, 0.4, True) == "other programs used 0.5 of the 2 cores meanwhile"
+
+
+def test_a_prediction_that_is_further_off_than_any_measured_one_names_no_band():
+    further = "further off than the worst of 360 runs, 31%, as where a machine is slower"
+    before = f"{further} before step 1, while stages are timed, than later"
+    assert doubt(2, 2, 0.1, 0.63, False) == before
+    assert doubt(4, 2, 0.1, 0.63, False) == f"4 peers share 2 cores: {before}"
+    assert doubt(2, 2, 0.1, -0.4, False) == f"{further} in the steps than before, when stages are timed"
+    assert doubt(4, 2, 0.1, -0.4, True) == ""
 
 
 def test_what_the_run_uses_itself_is_not_what_others_use(monkeypatch):

@@ -273,27 +273,30 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
     workers._work(workers.Setup(make_config(), Path("x"), lambda cpus: None), [], tasks, messages)
     progress, said = GridProgress(39, 0, 2), []
     for message in list(messages.queue)[:-1]:
-        progress.heard(*message)
+        progress.heard(0.0, *message)
         said += [progress.description(case) for case in progress.under_way]
     assert said == [f"{first}: compiles", str(first), str(first), f"{second}: compiles", str(second), str(second)]
     finished = "1 of 39 models finished, the same command goes on with the others"
     assert progress.text == f"{finished}; what is under way, at 2 of 2 steps, starts again"
     assert progress.state == "1 of 39 models finished, under way, at 2 of 2 steps"
-    progress.heard("done", second, {})
+    progress.heard(0.0, "done", second, {})
     assert progress.state == "2 of 39 models finished"
     assert progress.text == f"2{finished[1:]}"
 
 
-def test_the_time_left_is_said_once_a_model_of_this_start_is_finished():
+def test_the_time_left_is_said_once_a_model_has_done_two_steps():
+    """Two at a time, which take 10 s to start and 10 s a step; ten are left of twelve, two are of an earlier start."""
     first, second, third = Case("none", 2, 1), Case("int8", 2, 2), Case("bf16", 2, 3)
-    progress = GridProgress(n_models=12, n_finished=2, n_steps=4)  # two of an earlier start
-    progress.heard("step", first, 4)
-    progress.heard("step", second, 4)
-    assert progress.left_s(60.0) is None
-    progress.heard("done", first, {})
-    progress.heard("done", second, {})
+    progress = GridProgress(n_models=12, n_finished=2, n_steps=4)
+    for step in range(3):
+        assert progress.left_s(15.0) is None
+        for case in (first, second):
+            progress.heard(5.0 + (step and 10.0 * (step + 1)), "steps", case, step)
+    assert progress.left_s(35.0) == (20.0 + 3 * 10.0) * (10 - 1) / 2
+    progress.heard(60.0, "done", first, {})
+    progress.heard(60.0, "done", second, {})
     assert progress.left_s(60.0) == 60.0 * 8 / 2
-    progress.heard("step", third, 2)
+    progress.heard(75.0, "steps", third, 2)
     assert progress.left_s(75.0) == 75.0 * 7.5 / 2.5
 
 

@@ -194,10 +194,16 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
     ("typed", "remedy"),
     [
         ("--flagfile=coordinator.flags", "coordinator.flags does not give it: is it another script's?"),
-        ("--join=127.0.0.1:9 --run_dir=new --token=abc", "--token: got abc, expected a file NAME.token"),
+        ("--join=127.0.0.1:9 --run_dir=new --token=abc", "NAME.token; python scripts/tools/credential.py token "),
         ("--join= --run_dir=new", "--join: got '', expected the coordinator's host:port"),
+        ("--join=127.0.0.1 --run_dir=new --token=abc", "--join: got '127.0.0.1', expected host:port"),
     ],
-    ids=["the coordinator's flags for a host", "a token that is none", "the address of no run"],
+    ids=[
+        "the coordinator's flags for a host",
+        "a token that is none",
+        "the address of no run",
+        "an address without a port",
+    ],
 )
 def test_a_mistake_at_a_host_is_one_line_before_jax_is_loaded(typed, remedy, folder):
     environment = os.environ | MALLOC_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
@@ -206,7 +212,7 @@ def test_a_mistake_at_a_host_is_one_line_before_jax_is_loaded(typed, remedy, fol
     imports = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert imports and not [line for line in imports if line.endswith("| jax")]
     lines = [line for line in done.stderr.splitlines() if line not in imports]
-    assert done.returncode == 2 and len(lines) == 1 and remedy in lines[0], lines
+    assert (done.returncode, done.stdout) == (2, "") and len(lines) == 1 and remedy in lines[0], (lines, done.stdout)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)

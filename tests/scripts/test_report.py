@@ -110,7 +110,7 @@ def test_a_prediction_that_codecs_do_not_change_is_one_line(simulated):
         plots.step_times(axes, [], predicted_s, 1.0)
         lines = [label for line in axes.lines if (label := line.get_label()).startswith("predicted")]
         assert len(lines) == n_lines
-        assert ("with codecs and without" in lines[0]) == (n_lines == 1)
+        assert ("the same without codecs" in lines[0]) == (n_lines == 1)
 
 
 def test_the_picture_names_a_peer_that_left_no_record(simulated):

@@ -25,7 +25,7 @@ run_flags.job = lambda coordinator, peer: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
 joining.claim_peer = lambda *_: Stop(2, refused) if refused else None
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
-jax_setup.set_up_jax = lambda *_: print("loads jax", flush=True)
+jax_setup.set_up_jax = lambda *_: print("sets up jax", flush=True)
 jax_setup.check_platform = lambda *_: None
 peer_process.PeerOptions = lambda **fields: SimpleNamespace(**fields)
 peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
@@ -39,8 +39,10 @@ sys.argv = argv
 sys.path.insert(0, str(Path(argv[0]).parent))  # as where the script is run
 runpy.run_path(argv[0], run_name="__main__")
 """
-JAX = "loads jax\n"
-JOINS = "asks the coordinator at 127.0.0.1:9 to join\npeer 7: joins for stage 1, after 5 steps of the run; loads jax\n"
+JAX = "sets up jax\n"
+ASKS = "peer 1: asks the coordinator at 127.0.0.1:9 whether it may be peer 1\n"
+LOADS = "peer 1: loads jax\n" + JAX
+JOINS = "peer 7: joins for stage 1, after 5 steps of the run\npeer 7: loads jax\n" + JAX
 JOIN = "--join=127.0.0.1:9"
 PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 
@@ -48,9 +50,9 @@ PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 @pytest.mark.parametrize(
     ("code", "flags", "ends_with", "prints"),
     [
-        (6, (JOIN,), 99, JOINS + JAX + "peer 7: its end; it asks again\nagain\n"),
-        (3, (JOIN,), 3, JOINS + JAX + "peer 7: its end\n"),
-        (6, PLANNED, 6, JAX + "peer 1: its end\n"),
+        (6, (JOIN,), 99, JOINS + "peer 7: its end; it asks again\nagain\n"),
+        (3, (JOIN,), 3, JOINS + "peer 7: its end\n"),
+        (6, PLANNED, 6, ASKS + LOADS + "peer 1: its end\n"),
     ],
     ids=["a newcomer that is forgotten", "a newcomer that is lost", "a peer of the plan"],
 )
@@ -59,7 +61,7 @@ def test_a_newcomer_that_the_run_has_forgotten_asks_again(tmp_path, code, flags,
 
 
 def test_a_second_process_of_a_peer_ends_before_it_loads_jax(tmp_path):
-    assert trained(tmp_path, 0, "runs at h:1 and answers", *PLANNED) == (2, "peer 1: runs at h:1 and answers\n")
+    assert trained(tmp_path, 0, "runs at h:1 and answers", *PLANNED) == (2, ASKS + "peer 1: runs at h:1 and answers\n")
 
 
 def trained(run_dir, code, refused, *flags):

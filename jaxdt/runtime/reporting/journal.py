@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
-from jaxdt.protocol.events import Advised
+from jaxdt.protocol.events import CPU_S, Advised
 from jaxdt.protocol.reports import (
     CandidateReport,
     CheckpointReport,
@@ -257,6 +257,8 @@ class Journal:
             self._links.counted(report.peer, report.bytes_to, report.bytes_from)
         self._pool.counted(report.peer, report.status)
         self._processors.counted(report.peer, report.status)
+        for worker, cpu_s in (report.worker_cpu_s or {}).items():
+            self._processors.counted(worker, {CPU_S: cpu_s})
         self._display.heartbeat(report)
 
     def _done(self, report: DoneReport) -> None:
@@ -313,7 +315,7 @@ class Journal:
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
-            "prediction_doubt": self._doubt(),
+            "prediction_doubt": self._doubt(predicted.step_s, measured_s),
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_overall": self._n_tokens(steps) / self._run_s if self._run_s else None,
             "n_rollbacks": history.n_rollbacks,
@@ -335,16 +337,16 @@ class Journal:
             self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
         self._display.summary(summary)
 
-    def _doubt(self) -> str:
+    def _doubt(self, predicted_s: float | None, measured_s: float | None) -> str:
         """The reasons why the prediction may be off, as far as this host knows; '' if there is none."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
         seconds, n_cores = time.monotonic() - self._started_s, os.cpu_count() or 1
-        # What a pool's workers use is not known here.
-        others_cores = 0.0 if self._pool.fields else self._processors.others_cores(seconds, n_cores)
-        of_host = doubt(n_peers, n_cores, others_cores)
+        others_cores = self._processors.others_cores(seconds, n_cores)
+        off = predicted_s / measured_s - 1 if predicted_s and measured_s else 0.0
+        of_host = doubt(n_peers, n_cores, others_cores, off, bool(changes or self._pool.doubt))
         return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:

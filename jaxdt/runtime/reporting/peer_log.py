@@ -12,6 +12,7 @@ from jaxdt.protocol.reports import (
     TasksStolenReport,
     UnreachedReport,
     UsageReport,
+    WorkerBeginsReport,
     WorkerProgressReport,
 )
 from jaxdt.runtime.net.address import Address, format_address
@@ -31,13 +32,17 @@ class PeerLog:
         self._coordinator = coordinator
         self._n_steps = n_steps
         self._step_s = -STEP_EVERY_S
+        self._works = False  # a worker that has got a microbatch
 
     def report(self, report: Report) -> None:
         match report:
             case UsageReport(step):
                 of_all = "" if self._n_steps is None else f" of {self._n_steps}"
                 self._now_and_then(f"{'step' if of_all else 'local step'} {step + 1}{of_all} is applied here")
-            case WorkerProgressReport(version, stage, n_handed_in, n_of_stage) if n_of_stage:
+            case WorkerBeginsReport():
+                self._works = True
+                self._print(line_of(report))
+            case WorkerProgressReport(version, stage, n_handed_in, n_of_stage) if n_of_stage and self._works:
                 share = f"{n_handed_in} of {n_of_stage} microbatches of stage {stage} ({n_handed_in / n_of_stage:.0%})"
                 self._now_and_then(f"step {version} of {self._n_steps} is done; has handed in {share} since it came")
             case UnreachedReport(left_s):
@@ -49,7 +54,7 @@ class PeerLog:
             case PushReport() | PullReport() | SnapshotReport() | KeptReport():
                 pass  # there are many; the trace has them
             case TasksStolenReport() | WorkerProgressReport():
-                pass  # there are many, or one without numbers; the trace has them
+                pass  # there are many, or those before its first microbatch; the trace has them
             case _:
                 self._print(line_of(report))
 

@@ -45,14 +45,18 @@ class PredictionRequest:
     stalls: Stalls | None = None
 
 
-def doubt(n_peers: int, n_cores: int, others_cores: float) -> str:
+def doubt(n_peers: int, n_cores: int, others_cores: float, off: float, is_explained: bool) -> str:
     """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and how many of the
-    cores others used meanwhile; '' if there is no such reason. The band is that of configs/prediction/README.md."""
+    cores others used meanwhile; '' if there is no such reason. `off`: predicted over measured step time, less one;
+    `is_explained`: by what happened in the run. The band is that of configs/prediction/README.md."""
     if others_cores > OTHERS_FRAC * n_cores and n_peers + others_cores > n_cores:
         return f"other programs used {others_cores:.1f} of the {n_cores} cores meanwhile"
-    if n_peers > n_cores:
-        return f"{n_peers} peers share {n_cores} cores: of 360 runs like that the worst was {SINGLE_RUN_OFF:.0%} off"
-    return ""
+    shared = f"{n_peers} peers share {n_cores} cores: " if n_peers > n_cores else ""
+    if abs(off) <= SINGLE_RUN_OFF:
+        return f"{shared}of 360 runs like that the worst was {SINGLE_RUN_OFF:.0%} off" if shared else ""
+    slower = "before step 1, while stages are timed," if off > 0 else "in the steps"
+    cause = f"as where a machine is slower {slower} than {'later' if off > 0 else 'before, when stages are timed'}"
+    return "" if is_explained else f"{shared}further off than the worst of 360 runs, {SINGLE_RUN_OFF:.0%}, {cause}"
 
 
 class Prediction:

@@ -186,8 +186,8 @@ class PoolServer:
                     return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
                 return self._computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
-            case Received(header, Enlist(process, fingerprint)):
-                return self._enlist(now_s, header.src, process, fingerprint)
+            case Received(header, Enlist() as body):
+                return self._enlist(now_s, header.src, body)
             case Received(_, Ended() as ended):
                 return [Send(peer, ended) for peer in sorted(self._workers)]
             case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
@@ -704,11 +704,12 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------------- workers
 
-    def _enlist(self, now_s: float, peer: int, process: int, fingerprint: str) -> list[Action | Event]:
-        if fingerprint != self._place.fingerprint:
-            reason = f"worker {peer}: runs {fingerprint}, not {self._place.fingerprint}"
+    def _enlist(self, now_s: float, peer: int, body: Enlist) -> list[Action | Event]:
+        process = body.process
+        if body.fingerprint != self._place.fingerprint:
+            reason = f"worker {peer}: runs {body.fingerprint}, not {self._place.fingerprint}"
             return [Send(peer, Ended(BAD_INPUT, reason, process))]
-        if put_out := self._roster.hear(now_s, peer, process):
+        if put_out := self._roster.hear(now_s, peer, process, body.cpu_s):
             return [Send(peer, Ended(PUT_OUT, put_out, process))]
         actions: list[Action | Event] = []
         if self._roster.is_another(peer, process):

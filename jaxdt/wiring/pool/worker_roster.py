@@ -32,12 +32,14 @@ class AdmittedWorker:
 @dataclass
 class _Processes:
     """The processes of one id: those that were heard, the newest last. `refused`: why contributions of the newest were
-    refused; `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed."""
+    refused; `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed;
+    `cpu_s`: the processor time of the newest process."""
 
     heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
     refused: list[str] = field(default_factory=list)
     heard_s: float = 0.0
     n_counted: int = 0
+    cpu_s: float = 0.0
 
 
 class WorkerRoster:
@@ -49,15 +51,15 @@ class WorkerRoster:
         self._processes: dict[int, _Processes] = {}
         self._n_admissions = 0
 
-    def hear(self, now_s: float, peer: int, process: int) -> str:
-        """A process says that it is the worker `peer`. Why it is put out; '' if it is not."""
+    def hear(self, now_s: float, peer: int, process: int, cpu_s: float) -> str:
+        """A process, which has used `cpu_s`, says that it is the worker `peer`. Why it is put out; '' if it is not."""
         processes = self._processes.setdefault(peer, _Processes())
         if process not in processes.heard:
             processes.heard.append(process)
             processes.refused.clear()
         if process != processes.heard[-1]:
             return f"worker {peer}: another process of worker {peer} computes for this server"
-        processes.heard_s = now_s
+        processes.heard_s, processes.cpu_s = now_s, cpu_s
         return self._put_out(peer, processes)
 
     def is_another(self, peer: int, process: int) -> bool:
@@ -100,7 +102,7 @@ class WorkerRoster:
     def statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
         """The statuses of the workers that are let in."""
         known = ((peer, self._processes[peer]) for peer in sorted(self.admitted))
-        return tuple(WorkerStatus(peer, one.n_counted, now_s - one.heard_s) for peer, one in known)
+        return tuple(WorkerStatus(peer, one.n_counted, now_s - one.heard_s, one.cpu_s) for peer, one in known)
 
     @staticmethod
     def _put_out(peer: int, processes: _Processes) -> str:

@@ -151,18 +151,18 @@ def test_a_process_whose_connection_is_accepted_in_the_end_goes_on():
 
 def test_a_process_that_was_put_out_stays_out_and_the_next_one_begins_anew():
     roster = WorkerRoster()
-    assert roster.hear(1.0, WORKER, 7) == ""
+    assert roster.hear(1.0, WORKER, 7, 0.5) == ""
     assert [roster.refuse(WORKER, "its gradient is not finite") for _ in range(REFUSED_MAX - 1)] == [""] * 2
     line = "worker 2: 3 of its contributions were refused, the last one: has norm 9"
-    assert roster.refuse(WORKER, "has norm 9") == line == roster.hear(1.0, WORKER, 7)
-    assert roster.hear(1.0, WORKER, 8) == "" and roster.refuse(WORKER, "has norm 9") == ""
+    assert roster.refuse(WORKER, "has norm 9") == line == roster.hear(1.0, WORKER, 7, 0.5)
+    assert roster.hear(1.0, WORKER, 8, 0.5) == "" and roster.refuse(WORKER, "has norm 9") == ""
 
 
 def test_what_is_remembered_of_a_worker_is_bounded():
     roster = WorkerRoster()
     for process in range(10 * N_PROCESSES):
-        assert roster.hear(1.0, WORKER, process) == ""
-    assert roster.hear(1.0, WORKER, 10 * N_PROCESSES - 2) != ""
+        assert roster.hear(1.0, WORKER, process, 0.5) == ""
+    assert roster.hear(1.0, WORKER, 10 * N_PROCESSES - 2, 0.5) != ""
     assert len(roster._processes[WORKER].heard) == N_PROCESSES
 
 
