@@ -95,7 +95,7 @@ def main() -> int:
     if code and run.summary.get("steps"):
         print(to_draw)
     n_steps = run.summary.get("steps", 0)
-    is_stopped = code == 0 and n_steps < checked.config.train.steps  # by an operator
+    is_stopped = code == 0 and 0 < n_steps < checked.config.train.steps  # by an operator
     if code == INTERRUPTED or (code == LOST and n_steps) or is_stopped:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:

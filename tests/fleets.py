@@ -1,6 +1,7 @@
 """Fleets of real processes as a user starts them, and what they are compared with."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import write_tokens
+from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.run_dir import token_flag
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.parts import step_folder
@@ -96,7 +98,8 @@ class Finished:
 
 class Launched(Finished):
     """A local fleet as a user starts it; leaves nothing behind. `changes[script]` is done before a script of its
-    processes."""
+    processes. Peers compute on one thread each, on a machine with many cores too, so that their sums are those of a
+    replay."""
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class Launched(Finished):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"},
         )
         # Not in the child before its program starts: that would fork this process, in which jax has threads.
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))

@@ -61,7 +61,7 @@ MISTAKES = {
     "a network that is elsewhere": (f"{TRAIN} --emulate=four_cities.json", '"configs/networks/four_cities.json"'),
     "a network that is too small": (f"{TRAIN} --emulate=small.json", "has 1 devices, the plan uses device 3"),
     "a plan of another model": (f"{TRAIN} --plan=plan3.json", "made for 3 layers, the model has 4"),
-    "more CPUs than there are": (f"{TRAIN} --pin=5000", "expected 0, which lets them share"),
+    "more CPUs than there are": (f"{TRAIN} --pin=5000", "--pin: got 5000 for each of 4 peers, this machine has "),
     "nothing to resume": ("launch --resume --run_dir=new", "holds no run, expected the folder of one"),
     "hosts without a folder for them": (
         "launch --config=configs/two_hosts.py --run_dir=new --hosts=a,b",

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def missing() -> str:
         return "root"
     if not os.path.exists(TUN):
         return TUN
-    if subprocess.run(["ip", "-V"], capture_output=True, check=False).returncode:
+    if not shutil.which("ip"):
         return "ip (iproute2)"
     return ""
 
