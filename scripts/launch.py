@@ -99,6 +99,7 @@ def main() -> int:
     if code == INTERRUPTED or (code == LOST and n_steps) or is_stopped:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
+        print("draws the report", flush=True)
         print(run.report().text)
     return code
 

@@ -15,6 +15,8 @@ import sys
 
 summary = json.load(open("runs/quickstart/summary.json"))
 first, last = summary["loss_first"], summary["loss_last"]
-print(f"loss_last {last:.4f}, loss_first {first:.4f}: ratio {last / first:.3f}, expected below 0.8")
-sys.exit(0 if last < 0.8 * first else 1)
+has_learned = last < 0.8 * first
+verdict = "the model has learned" if has_learned else "the model has not learned, expected a loss below 0.8 of the first"
+print(f"{verdict}: loss {first:.4f} -> {last:.4f}")
+sys.exit(0 if has_learned else 1)
 CHECK

@@ -85,7 +85,7 @@ class LocalFleet:
                 self._say(f"coordinator: has no address after {ADDRESS_S:.0f} s")
                 return 3
             if address:
-                self._say(f"coordinator at {address}")
+                self._say(f"coordinator at {address}; starts {len(self._all)} processes, which load jax and compile")
                 for peer in self._all:
                     if self._interrupted:
                         break

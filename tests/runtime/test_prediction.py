@@ -125,6 +125,8 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
 
 def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0, 0.2, False) == ""
+    line = "2 peers and the coordinator share 2 cores: of 360 runs like that the worst was 31% off"
+    assert doubt(2, 2, 0.1, 0.2, False) == line
     assert doubt(4, 2, 0.1, 0.2, False) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
     assert doubt(2, 4, 2.5, 0.2, False) == "other programs used 2.5 of the 4 cores meanwhile"
     assert doubt(4, 2, 0.5, 0.4, True) == "other programs used 0.5 of the 2 cores meanwhile"
@@ -133,9 +135,9 @@ def test_a_prediction_says_when_it_may_be_far_off():
 def test_a_prediction_that_is_further_off_than_any_measured_one_names_no_band():
     further = "further off than the worst of 360 runs, 31%, as where a machine is slower"
     before = f"{further} before step 1, while stages are timed, than later"
-    assert doubt(2, 2, 0.1, 0.63, False) == before
+    assert doubt(2, 4, 0.1, 0.63, False) == before
     assert doubt(4, 2, 0.1, 0.63, False) == f"4 peers share 2 cores: {before}"
-    assert doubt(2, 2, 0.1, -0.4, False) == f"{further} in the steps than before, when stages are timed"
+    assert doubt(2, 4, 0.1, -0.4, False) == f"{further} in the steps than before, when stages are timed"
     assert doubt(4, 2, 0.1, -0.4, True) == ""
 
 

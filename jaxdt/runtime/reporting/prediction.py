@@ -51,7 +51,8 @@ def doubt(n_peers: int, n_cores: int, others_cores: float, off: float, is_explai
     `is_explained`: by what happened in the run. The band is that of configs/prediction/README.md."""
     if others_cores > OTHERS_FRAC * n_cores and n_peers + others_cores > n_cores:
         return f"other programs used {others_cores:.1f} of the {n_cores} cores meanwhile"
-    shared = f"{n_peers} peers share {n_cores} cores: " if n_peers > n_cores else ""
+    who = f"{n_peers} peers share" if n_peers > n_cores else f"{n_peers} peers and the coordinator share"
+    shared = f"{who} {n_cores} cores: " if n_peers + 1 > n_cores else ""
     if abs(off) <= SINGLE_RUN_OFF:
         return f"{shared}of 360 runs like that the worst was {SINGLE_RUN_OFF:.0%} off" if shared else ""
     slower = "before step 1, while stages are timed," if off > 0 else "in the steps"
