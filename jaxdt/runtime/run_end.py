@@ -25,18 +25,18 @@ def has_steps(run_dir: Path) -> bool:
 
 def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     """The command that goes on from a run's newest checkpoint. `makes_one`: the run is about to make it."""
-    steps = _more_steps(run_dir)
+    steps, checkpoints = _more_steps(run_dir), complete_checkpoints(run_dir)
+    to_go_on = f"to go on from step {int(checkpoints[-1].name)}" if checkpoints and not makes_one else "to go on"
     if (run_dir / "run").exists():  # launched here
-        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
-    checkpoints = complete_checkpoints(run_dir)
+        return f"{to_go_on}: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
     if not checkpoints and not makes_one:
         return f"{run_dir} holds no complete checkpoint to go on from"
     job = RunFolders.of(run_dir).job
     if job != run_dir:
         resume = f"python scripts/launch.py --resume --emit={job}{steps}"
-        return f"to go on: {resume}, and start each process again with its flag file as that prints"
+        return f"{to_go_on}: {resume}, and start each process again with its flag file as that prints"
     newest = "the newest of its checkpoints" if makes_one else checkpoints[-1]
-    return f"to go on: start each process again with its flag file and --resume_from={newest}{steps}"
+    return f"{to_go_on}: start each process again with its flag file and --resume_from={newest}{steps}"
 
 
 def _more_steps(run_dir: Path) -> str:

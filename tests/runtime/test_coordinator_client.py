@@ -112,17 +112,17 @@ def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"reason": "stopped by an operator after 7 steps"}))
     assert ended_run(tmp_path).endswith("7 steps; " + f"{tmp_path} holds no complete checkpoint to go on from")
     (tmp_path / "run").write_text("r")
-    command = f"to go on: python scripts/launch.py --resume --run_dir={tmp_path}"
-    ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; {command}"
-    assert ended_run(tmp_path) == ended
+    command = f"python scripts/launch.py --resume --run_dir={tmp_path}"
+    ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; to go on"
+    assert ended_run(tmp_path) == f"{ended}: {command}"
     (tmp_path / "checkpoints" / "00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "00000007" / "complete.json").touch()
     for n_steps, flag in ((8, ""), (7, " --config.train.steps=14")):
         (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": n_steps}}))
-        assert ended_run(tmp_path) == ended + flag
+        assert ended_run(tmp_path) == f"{ended} from step 7: {command}{flag}"
     (tmp_path / "run").unlink()  # of processes that were started by hand
     by_hand = f"start each process again with its flag file and --resume_from={tmp_path}/checkpoints/00000007"
-    assert ended_run(tmp_path).endswith(f"to go on: {by_hand} --config.train.steps=14")
+    assert ended_run(tmp_path).endswith(f"to go on from step 7: {by_hand} --config.train.steps=14")
     (tmp_path / "coordinator_address").write_text("127.0.0.1:1")
     os.utime(tmp_path / "summary.json", (1.0, 1.0))
     assert ended_run(tmp_path) == "", "its coordinator was started again"

@@ -123,6 +123,25 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
     assert shown == ("predicted step time 1.500 s\n" if report.step_s else "no prediction of the step time: killed\n")
 
 
+def test_a_prediction_where_samples_grow_says_for_which_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Prediction, "start", lambda *arguments: None)
+    monkeypatch.setattr(Prediction, "end", lambda *arguments: PredictionReport(1.5))
+    monkeypatch.setattr(journal_module, "doubt", lambda *arguments: "")
+    full = CASE.config.model.seq_len
+    config = replace(CASE.config, data=replace(CASE.config.data, seq_start=full // 4, seq_growth_steps=100))
+    machine = build_coordinator(config, CASE.plan, RunStart("r"))
+    job = SimpleNamespace(run_dir=tmp_path, config=config, plan=CASE.plan, network=None, stalls=None, run="r")
+    with Journal(job, machine, FileStore(tmp_path), live=False) as journal:
+        journal.report(PredictionReport(1.5))
+        for step in range(4):
+            journal.report(StepReport(step, 5.0, 1.0, 10.0, 0.0, "apply"))
+        journal.report(EndedReport(0, "done"))
+        journal.finish(0.25)
+    out = capsys.readouterr().out
+    assert f"predicted step time 1.500 s for samples of {full} tokens\n" in out
+    assert f"(samples had at most {full // 4} tokens, the prediction is for {full})\n" in out
+
+
 def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0, 0.2, False) == ""
     line = "2 peers and the coordinator share 2 cores: of 360 runs like that the worst was 31% off"

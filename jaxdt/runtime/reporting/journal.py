@@ -165,9 +165,8 @@ class Journal:
                 self._display.ended()
             case GroupReport() | StateMeanReport() | HeldOutMeanReport():
                 pass  # there are some for each step; the trace has them
-            case PredictionReport(step_s=step_s, problem=None):
-                self._history.predicted(time.monotonic(), report)
-                self._display.print(f"predicted step time {step_s:.3f} s")
+            case PredictionReport(problem=None):
+                self._predicted(report)
             case PipelineEndReport():
                 self._pipeline_ended(report)
             case ReplanReport():
@@ -208,6 +207,12 @@ class Journal:
         if report.peer not in self._machine.roster.members:
             self._display.arriving(report.peer, report.stage, "compiling")
             self._display.print(line_of(report))
+
+    def _predicted(self, report: PredictionReport) -> None:
+        self._history.predicted(time.monotonic(), report)
+        lengths = self._job.config.seq_lengths
+        of_longest = f" for samples of {lengths.full} tokens" if lengths.growth_steps else ""
+        self._display.print(f"predicted step time {report.step_s:.3f} s{of_longest}")
 
     def _pipeline_ended(self, report: PipelineEndReport) -> None:
         if self._history.pipeline_ended(time.monotonic(), report):
@@ -315,7 +320,7 @@ class Journal:
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
-            "prediction_doubt": self._doubt(predicted.step_s, measured_s),
+            "prediction_doubt": self._doubt(predicted.step_s, measured_s, len(steps)),
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_overall": self._n_tokens(steps) / self._run_s if self._run_s else None,
             "n_rollbacks": history.n_rollbacks,
@@ -337,17 +342,21 @@ class Journal:
             self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
         self._display.summary(summary)
 
-    def _doubt(self, predicted_s: float | None, measured_s: float | None) -> str:
+    def _doubt(self, predicted_s: float | None, measured_s: float | None, n_steps: int) -> str:
         """The reasons why the prediction may be off, as far as this host knows; '' if there is none."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
         n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
+        lengths = self._job.config.seq_lengths
+        longest = lengths.at(n_steps - 1)
+        tokens = f"samples had at most {longest} tokens, the prediction is for {lengths.full}"
+        of_run = [*filter(None, (changes, self._pool.doubt, tokens if longest < lengths.full else ""))]
         seconds, n_cores = time.monotonic() - self._started_s, os.cpu_count() or 1
         others_cores = self._processors.others_cores(seconds, n_cores)
         off = predicted_s / measured_s - 1 if predicted_s and measured_s else 0.0
-        of_host = doubt(n_peers, n_cores, others_cores, off, bool(changes or self._pool.doubt))
-        return "; ".join(filter(None, (changes, self._pool.doubt, of_host)))
+        of_host = doubt(n_peers, n_cores, others_cores, off, bool(of_run))
+        return "; ".join([*of_run, *filter(None, [of_host])])
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps since the run was begun or resumed whose time is
