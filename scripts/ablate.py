@@ -99,7 +99,7 @@ def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress
             left_s = progress.left_s(now_s)
             time_left = "" if left_s is None else f"about {left_s / 60:.1f} min left"
             if shown.disable and what == "steps" and value == 0:
-                print(f"{progress.description(case)}", flush=True)
+                print(progress.description(case), flush=True)
             elif shown.disable and now_s - said_s >= SAY_EVERY_S:
                 said_s = now_s
                 print(f"{progress.state}{time_left and f', {time_left}'}", flush=True)

@@ -26,11 +26,13 @@ from absl import flags
 
 from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
+from jaxdt.membership.operations import STOPPED
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
 from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, complete_checkpoints, newest
 from jaxdt.spec import plan as plans
@@ -94,9 +96,8 @@ def main() -> int:
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
-    n_steps = run.summary.get("steps", 0)
-    is_stopped = code == 0 and 0 < n_steps < checked.config.train.steps  # by an operator
-    if code == INTERRUPTED or (code == LOST and n_steps) or is_stopped:
+    is_stopped = run.summary.get("reason", "").startswith(STOPPED)
+    if code == INTERRUPTED or (code == LOST and run.summary.get("steps")) or is_stopped:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
         print("draws the report", flush=True)
@@ -141,13 +142,11 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 
 def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that a run has left which was interrupted or has lost a peer, and the command that
-    goes on from it."""
-    checkpoints = complete_checkpoints(run_dir)
-    if not checkpoints:
+    """A line about the checkpoint that a run has left which was interrupted, was stopped, or has lost a peer, and the
+    command that goes on from it."""
+    if not complete_checkpoints(run_dir):
         return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
-    n_steps = int(checkpoints[-1].name)
-    return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
+    return how_to_go_on(run_dir)
 
 
 def check_used_flags() -> None:
