@@ -38,6 +38,7 @@ from jaxdt.model.data import TokenFile
 from jaxdt.spec import config as configs
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
@@ -121,7 +122,9 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
     if left:
         print(f"measuring the parts of {len(left)} kinds of step", flush=True)
         # A process of its own computes on one thread, as the workers do.
-        with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=run_flags.set_cpus, initargs=(["0"],)) as pool:
+        with ProcessPoolExecutor(
+            1, mp_context=SPAWN, initializer=run_flags.set_cpus, initargs=([str(allowed_cpus()[0])],)
+        ) as pool:
             for case in track(left, "measuring", disable=not sys.stdout.isatty()):
                 results.append(path, pool.submit(parts_of, config, case).result() | {"config": mark})
         parts = results.load(path, mark)

@@ -30,6 +30,7 @@ from jaxdt.cli import memory_settings, run_flags
 from jaxdt.spec import codec
 from jaxdt.spec import network as networks
 from jaxdt.spec import profile as profiles
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 
@@ -37,7 +38,7 @@ OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; by default its name in jax.")
 CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8-dynamic"], "profile: codecs to time.")
 ROUNDS = flags.DEFINE_integer("rounds", 5, "profile: how many times each part is timed.")
-CPUS = flags.DEFINE_list("cpus", ["0"], "profile: numbers of the CPUs to use.")
+CPUS = flags.DEFINE_list("cpus", None, "profile: numbers of the CPUs to use; by default the first of its mask.")
 ME = flags.DEFINE_integer("me", None, "links: index of this host in --hosts.")
 HOSTS = flags.DEFINE_list("hosts", [], "links: host:port of every host.")
 NAMES = flags.DEFINE_list("names", [], "links: names of the hosts for network.json.")
@@ -56,7 +57,7 @@ def profile() -> int:
     check_out()
     for name in CODECS.value:
         codec.parse(name, "--codecs")
-    run_flags.set_cpus(CPUS.value)
+    run_flags.set_cpus(CPUS.value or [str(allowed_cpus()[0])])
     import jax
 
     from jaxdt.runtime import jax_setup

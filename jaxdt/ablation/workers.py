@@ -1,7 +1,6 @@
 """Processes that train the cases of an ablation, one case after the other, and report to their parent."""
 
 import multiprocessing
-import os
 import queue
 import signal
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from jaxdt.ablation.grid import Case
 from jaxdt.model.data import open_data
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.cpus import allowed_cpus
 
 POLL_S = 1.0
 SPAWN = multiprocessing.get_context("spawn")  # a fork would share the parent's threads and locks
@@ -43,7 +43,8 @@ def trained(setup: Setup, cases: list[Case], n_workers: int) -> Iterator[Iterato
     messages = SPAWN.Queue()
     for case in [*cases, *[None] * n_workers]:
         tasks.put(case)
-    cpus = [[str(index % (os.cpu_count() or 1))] if n_workers > 1 else [] for index in range(n_workers)]
+    allowed = allowed_cpus()
+    cpus = [[str(allowed[index % len(allowed)])] if n_workers > 1 else [] for index in range(n_workers)]
     workers = [SPAWN.Process(target=_work, args=(setup, own, tasks, messages), daemon=True) for own in cpus]
     for worker in workers:
         worker.start()

@@ -30,6 +30,7 @@ from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.sim.stragglers import stalls
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.cpus import cores_text, usable_cores
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
@@ -267,11 +268,13 @@ def _say_nothing(line: str) -> None:
 
 
 def _check_pin(pin: int, plan: Plan) -> None:
-    """BadInput unless this machine has `pin` CPUs for each peer."""
-    n_peers, n_cpus = len([*plan.peers, *plan.workers]), os.cpu_count() or 1
+    """BadInput unless this process may use `pin` CPUs for each peer."""
+    n_peers, n_cpus = len([*plan.peers, *plan.workers]), int(usable_cores())
     if pin * n_peers > n_cpus:
         most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
-        raise BadInput(f"--pin: got {pin} for each of {n_peers} peers, this machine has {n_cpus}, expected {most}")
+        raise BadInput(
+            f"--pin: got {pin} for each of {n_peers} peers, this machine has {cores_text()}, expected {most}"
+        )
 
 
 def _gpus_per_peer(config: RunConfig, options: LaunchOptions) -> Fraction | None:

@@ -19,6 +19,7 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
+from jaxdt.spec.cpus import allowed_cpus, cpus_text
 from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
@@ -212,10 +213,9 @@ def set_cpus(cpus: list[str]) -> None:
         return
     if not all(cpu.isdigit() for cpu in cpus):
         raise BadInput(f"--cpus: got {','.join(cpus)}, expected numbers separated by commas")
+    if not {int(cpu) for cpu in cpus} <= set(allowed_cpus()):
+        raise BadInput(f"--cpus: got {','.join(cpus)}, this process may use {cpus_text(allowed_cpus())}")
     if hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
-        except OSError:
-            raise BadInput(f"--cpus: got {','.join(cpus)}, this machine has 0..{(os.cpu_count() or 1) - 1}") from None
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
     if len(cpus) == 1:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()

@@ -17,6 +17,7 @@ from jaxdt.runtime.reporting.console import has_own_terminal
 from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
+from jaxdt.spec.cpus import allowed_cpus, cpus_text, usable_cores
 from jaxdt.spec.plan import Plan
 
 RUN_CODES = (0, 2, 3, 4, INTERRUPTED)
@@ -66,7 +67,7 @@ class LocalFleet:
         self._launcher = launcher
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *launcher.flags]
         self._all = sorted([*plan.peers, *plan.workers])
-        self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(self._all)
+        self._n_cpus = devices.n_cpus or int(usable_cores()) // len(self._all)
         self._gpu_flags = devices.gpu_flags
         self._peers: dict[int, subprocess.Popen] = {}
         self._workers: dict[int, subprocess.Popen] = {}
@@ -151,10 +152,10 @@ class LocalFleet:
             )
 
     def _cpus(self, peer: int) -> list[str]:
-        """The flag that gives a peer its own CPUs; no flag if this machine has too few CPUs for all peers."""
+        """The flag that gives a peer its own CPUs; no flag if this process may use too few CPUs for all peers."""
         first = self._all.index(peer) * self._n_cpus
-        cpus = range(first, first + self._n_cpus)
-        return [f"--cpus={','.join(map(str, cpus))}"] if cpus and cpus[-1] < (os.cpu_count() or 1) else []
+        cpus = allowed_cpus()[first : first + self._n_cpus]
+        return [f"--cpus={cpus_text(cpus)}"] if cpus else []
 
     def _wait(self, address: str) -> int:
         """Wait until the coordinator has ended, or a peer has ended before the coordinator knew of it. Returns the exit

@@ -5,7 +5,6 @@ thread looks at its budget. Temperatures follow the part of the chain's budget t
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxdt.spec.cpus import usable_cores
 from planner.cost.compiled import generator
 from planner.model.problem import Problem, placement_s
 from planner.search.anneal import (
@@ -227,7 +227,8 @@ class ChainSequence:
 
 
 def n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads of a search run at once."""
+    return max(1, int(usable_cores()))
 
 
 def chain_sequences(problem: Problem, incumbent: Incumbent, seed: int) -> list[ChainSequence]:

@@ -57,6 +57,7 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.spec.config import RunConfig, default_plan, parse
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
@@ -294,7 +295,7 @@ def found(folder: Path, n_peers: int) -> dict[str, Any]:
     return {
         "peers": n_peers,
         "lost": LOST.value,
-        "cores": os.cpu_count(),
+        "cores": len(allowed_cpus()),
         "load": round(os.getloadavg()[0], 1),
         "start_s": round(summary["start_s"], 2),
         "step_s_p50": round(statistics.median(steps_s), 3),

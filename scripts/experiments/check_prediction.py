@@ -41,6 +41,7 @@ from prediction_error.page import errors_table, page, summary
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.data import write_tokens
 from jaxdt.spec import network as networks
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 
 ONLY = flags.DEFINE_string("only", "", "Run only the cases whose name matches this regular expression.")
@@ -119,7 +120,7 @@ def about() -> dict[str, Any]:
     """Where a series is made."""
     git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
-        "cores": os.cpu_count(),
+        "cores": len(allowed_cpus()),
         "load before": os.getloadavg()[0],
         "Linux": platform.release(),
         "Python": platform.python_version(),

@@ -27,7 +27,6 @@ FOLDER/runs.jsonl.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from jaxdt.cli import local_run, plots, script_main
 from jaxdt.runtime.reporting.interval import SEEDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import Fault
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 
 TRACES = local_run.SCRIPTS.parent / "configs" / "reproduce" / "traces"
@@ -99,7 +99,7 @@ def main() -> int:
 def summarise(folder: Path) -> dict:
     """The results of the three runs in a folder; they and the picture are written there."""
     runs = runs_in(folder)
-    result = results.compare(runs) | {"n_cpus": os.cpu_count(), "flags": played_in(folder)[0]["flags"]}
+    result = results.compare(runs) | {"n_cpus": len(allowed_cpus()), "flags": played_in(folder)[0]["flags"]}
     (folder / "results.json").write_text(json.dumps(result | {"curves": results.curves(runs)}) + "\n")
     plots.churn_comparison(folder / "study.png", runs)
     return result

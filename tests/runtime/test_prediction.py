@@ -1,6 +1,7 @@
 """The prediction of the step time is made beside the coordinator, never by its loop."""
 
 import math
+import os
 import queue
 from dataclasses import replace
 from types import SimpleNamespace
@@ -143,21 +144,42 @@ def test_a_prediction_where_samples_grow_says_for_which_it_is(tmp_path, monkeypa
 
 
 def test_a_prediction_says_when_it_may_be_far_off():
-    assert doubt(2, 4, 1.0, 0.2, False) == ""
+    assert doubt(2, 4, 4, 1.0, 0.2, False) == ""
     line = "2 peers and the coordinator share 2 cores: of 360 runs like that the worst was 31% off"
-    assert doubt(2, 2, 0.1, 0.2, False) == line
-    assert doubt(4, 2, 0.1, 0.2, False) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
-    assert doubt(2, 4, 2.5, 0.2, False) == "other programs used 2.5 of the 4 cores meanwhile"
-    assert doubt(4, 2, 0.5, 0.4, True) == "other programs used 0.5 of the 2 cores meanwhile"
+    assert doubt(2, 2, 2, 0.1, 0.2, False) == line
+    assert doubt(4, 2, 2, 0.1, 0.2, False) == "4 peers share 2 cores: of 360 runs like that the worst was 31% off"
+    assert doubt(2, 4, 4, 2.5, 0.2, False) == "other programs used 2.5 of the 4 cores meanwhile"
+    assert doubt(4, 2, 2, 0.5, 0.4, True) == "other programs used 0.5 of the 2 cores meanwhile"
 
 
 def test_a_prediction_that_is_further_off_than_any_measured_one_names_no_band():
     further = "further off than the worst of 360 runs, 31%, as where a machine is slower"
     before = f"{further} before step 1, while stages are timed, than later"
-    assert doubt(2, 4, 0.1, 0.63, False) == before
-    assert doubt(4, 2, 0.1, 0.63, False) == f"4 peers share 2 cores: {before}"
-    assert doubt(2, 4, 0.1, -0.4, False) == f"{further} in the steps than before, when stages are timed"
-    assert doubt(4, 2, 0.1, -0.4, True) == ""
+    assert doubt(2, 4, 4, 0.1, 0.63, False) == before
+    assert doubt(4, 2, 2, 0.1, 0.63, False) == f"4 peers share 2 cores: {before}"
+    assert doubt(2, 4, 4, 0.1, -0.4, False) == f"{further} in the steps than before, when stages are timed"
+    assert doubt(4, 2, 2, 0.1, -0.4, True) == ""
+
+
+def test_programs_on_the_cores_that_a_quota_leaves_idle_are_no_reason():
+    """A quota of half a core on two CPUs: others may use 1.5 of them without taking anything from the run."""
+    shared = "2 peers share 0.5 cores: of 360 runs like that the worst was 31% off"
+    assert doubt(2, 2, 0.5, 1.4, 0.2, False) == shared
+    assert doubt(2, 2, 0.5, 1.6, 0.2, False) == "other programs used 1.6 of the 2 cores meanwhile"
+
+
+def test_idle_time_is_that_of_the_cpus_of_the_mask(monkeypatch):
+    class Stat:
+        def __init__(self, path):
+            assert path == "/proc/stat"
+
+        def read_text(self):
+            rows = ["cpu 1 1 1 900 90 0", *(f"cpu{cpu} 1 1 1 {cpu}00 {cpu} 0" for cpu in (1, 2, 3)), "intr 5"]
+            return "\n".join(rows)
+
+    monkeypatch.setattr(processor_use, "Path", Stat)
+    monkeypatch.setattr(processor_use, "allowed_cpus", lambda: [1, 3])
+    assert processor_use.idle_s() == pytest.approx(404 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_what_the_run_uses_itself_is_not_what_others_use(monkeypatch):
@@ -165,10 +187,11 @@ def test_what_the_run_uses_itself_is_not_what_others_use(monkeypatch):
     idle_s, own_s = iter((1000.0, 1010.0)), iter((5.0, 6.0))
     monkeypatch.setattr(processor_use, "idle_s", lambda: next(idle_s))
     monkeypatch.setattr(processor_use, "_own_s", lambda: next(own_s))
+    monkeypatch.setattr(processor_use, "allowed_cpus", lambda: [4, 5, 6, 7])
     use = processor_use.ProcessorUse()
     for peer, cpu_s in ((0, 4.0), (1, 6.0), (0, 9.0), (1, 2.0)):
         use.counted(peer, {"cpu_s": cpu_s})
-    assert use.others_cores(10.0, 4) == pytest.approx((40.0 - 10.0 - 1.0 - 9.0 - 6.0 - 2.0) / 10.0)
+    assert use.others_cores(10.0) == pytest.approx((40.0 - 10.0 - 1.0 - 9.0 - 6.0 - 2.0) / 10.0)
 
 
 def test_a_system_that_does_not_count_idle_time_blames_nobody(monkeypatch):
@@ -176,7 +199,7 @@ def test_a_system_that_does_not_count_idle_time_blames_nobody(monkeypatch):
         raise FileNotFoundError("/proc/stat")
 
     monkeypatch.setattr(processor_use, "idle_s", idle_s)
-    assert processor_use.ProcessorUse().others_cores(10.0, 4) == 0.0
+    assert processor_use.ProcessorUse().others_cores(10.0) == 0.0
 
 
 @pytest.mark.parametrize(

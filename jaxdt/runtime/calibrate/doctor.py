@@ -17,6 +17,7 @@ from cryptography import x509
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime.net.address import Address, bind, format_address
 from jaxdt.runtime.net.descriptor_limit import descriptors_needed
+from jaxdt.spec.cpus import cores_text
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
@@ -60,7 +61,7 @@ def devices() -> Iterable[Finding]:
         mend = "unset JAX_PLATFORMS" if on_cpu else 'pip install "jax[cuda13]"'
         mend += "   # an NVIDIA driver is here"
     yield Finding("devices", computes_on(), mend)
-    yield Finding("cores", str(os.cpu_count()))
+    yield Finding("cores", cores_text())
 
 
 def port(address: Address) -> Iterable[Finding]:

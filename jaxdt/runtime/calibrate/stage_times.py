@@ -23,6 +23,7 @@ from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store
 from jaxdt.spec.codec import CodecSpec
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.profile import CodecTimes
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Work
 
@@ -118,8 +119,7 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
 
 def _clock() -> Callable[[], float]:
     """CPU seconds of this process if JAX computes on one thread of the CPU, else wall seconds."""
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    has_one_thread = n_cpus == 1 or ONE_THREAD in os.environ.get("XLA_FLAGS", "").split()
+    has_one_thread = len(allowed_cpus()) == 1 or ONE_THREAD in os.environ.get("XLA_FLAGS", "").split()
     return time.process_time if jax.default_backend() == "cpu" and has_one_thread else time.perf_counter
 
 

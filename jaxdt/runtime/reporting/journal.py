@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 import time
 from collections import Counter, deque
@@ -56,6 +55,7 @@ from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.spec.config import ADVISE
+from jaxdt.spec.cpus import allowed_cpus, usable_cores
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 
@@ -281,7 +281,7 @@ class Journal:
         view = self._machine.view
         assert view is not None, "the first view comes before the prediction"
         host_of = {member.peer: host_name(member.address) for member in view.members}
-        cores = {host: os.cpu_count() or 1 if host == "here" else math.inf for host in host_of.values()}
+        cores = {host: usable_cores() if host == "here" else math.inf for host in host_of.values()}
         network = job.network or self._measured
         if network is self._measured and network is not None:
             shared = {peer: network.shared_hosts[peer] for peer in host_of}
@@ -352,10 +352,9 @@ class Journal:
         longest = lengths.at(n_steps - 1)
         tokens = f"samples had at most {longest} tokens, the prediction is for {lengths.full}"
         of_run = [*filter(None, (changes, self._pool.doubt, tokens if longest < lengths.full else ""))]
-        seconds, n_cores = time.monotonic() - self._started_s, os.cpu_count() or 1
-        others_cores = self._processors.others_cores(seconds, n_cores)
+        others_cores = self._processors.others_cores(time.monotonic() - self._started_s)
         off = predicted_s / measured_s - 1 if predicted_s and measured_s else 0.0
-        of_host = doubt(n_peers, n_cores, others_cores, off, bool(of_run))
+        of_host = doubt(n_peers, len(allowed_cpus()), usable_cores(), others_cores, off, bool(of_run))
         return "; ".join([*of_run, *filter(None, [of_host])])
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:

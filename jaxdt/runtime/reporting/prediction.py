@@ -45,14 +45,17 @@ class PredictionRequest:
     stalls: Stalls | None = None
 
 
-def doubt(n_peers: int, n_cores: int, others_cores: float, off: float, is_explained: bool) -> str:
-    """The reason why a prediction may be far off on this host, by its peers in the run, its cores, and how many of the
-    cores others used meanwhile; '' if there is no such reason. `off`: predicted over measured step time, less one;
-    `is_explained`: by what happened in the run. The band is that of configs/prediction/README.md."""
-    if others_cores > OTHERS_FRAC * n_cores and n_peers + others_cores > n_cores:
-        return f"other programs used {others_cores:.1f} of the {n_cores} cores meanwhile"
+def doubt(n_peers: int, n_cpus: int, n_cores: float, others_cores: float, off: float, is_explained: bool) -> str:
+    """The reason why a prediction may be far off on this host; '' if there is no such reason.
+
+    n_cpus, n_cores: how many CPUs the run may use, and how many cores' worth of time on them, which a quota makes less.
+    others_cores: how many of these CPUs other programs used meanwhile.
+    off: predicted over measured step time, less one. is_explained: by what happened in the run.
+    The band is that of configs/prediction/README.md."""
+    if others_cores > OTHERS_FRAC * n_cpus and min(n_peers, n_cores) + others_cores > n_cpus:
+        return f"other programs used {others_cores:.1f} of the {n_cpus} cores meanwhile"
     who = f"{n_peers} peers share" if n_peers > n_cores else f"{n_peers} peers and the coordinator share"
-    shared = f"{who} {n_cores} cores: " if n_peers + 1 > n_cores else ""
+    shared = f"{who} {n_cores:g} cores: " if n_peers + 1 > n_cores else ""
     if abs(off) <= SINGLE_RUN_OFF:
         return f"{shared}of 360 runs like that the worst was {SINGLE_RUN_OFF:.0%} off" if shared else ""
     slower = "before step 1, while stages are timed," if off > 0 else "in the steps"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxdt.protocol.events import CPU_S
+from jaxdt.spec.cpus import allowed_cpus
 
 
 class ProcessorUse:
@@ -32,21 +33,24 @@ class ProcessorUse:
                 self._ended_s += last_s
             self._latest_s[peer] = values[CPU_S]
 
-    def others_cores(self, seconds: float, n_cores: int) -> float:
-        """How many of the host's cores others used on average in the `seconds` since this began; 0 where the system
-        does not say it. Peers on other hosts count as if they were here, so it is too small rather than too large."""
+    def others_cores(self, seconds: float) -> float:
+        """How many of the CPUs that this process may use others used on average in the `seconds` since this began; 0
+        where the system does not say it. Peers on other hosts count as if they were here, so it is too small rather
+        than too large."""
         if self._idle_before_s is None:
             return 0.0
-        used_s = n_cores * seconds - (idle_s() - self._idle_before_s)
+        used_s = len(allowed_cpus()) * seconds - (idle_s() - self._idle_before_s)
         own_s = _own_s() - self._own_before_s + self._ended_s + sum(self._latest_s.values())
         return max(0.0, (used_s - own_s) / seconds)
 
 
 def idle_s() -> float:
-    """Idle seconds of this host since it was started, summed over its cores. FileNotFoundError where there is no
-    /proc/stat."""
-    idle, waiting = Path("/proc/stat").read_text().split()[4:6]
-    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
+    """Idle seconds of this host since it was started, summed over the CPUs that this process may use.
+    FileNotFoundError where there is no /proc/stat."""
+    own = {f"cpu{cpu}" for cpu in allowed_cpus()}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = sum(int(row[4]) + int(row[5]) for row in rows if row and row[0] in own)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -13,6 +13,7 @@ from jaxdt.cli import local_run
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.runtime.reporting import processor_use
 from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 
 WARM_UP_STEPS = 3  # every peer has compiled after them
@@ -66,7 +67,7 @@ class ComparedRun:
                 held_up_s = max(held_up_s, self._wait_until(began_s + fault.at_s))
                 events.append([time.monotonic() - began_s, *self._apply(fault)])
             held_up_s = max(held_up_s, self._wait_until(began_s + seconds))
-            cores_busy = os.cpu_count() - (processor_use.idle_s() - idle_before_s) / seconds
+            cores_busy = len(allowed_cpus()) - (processor_use.idle_s() - idle_before_s) / seconds
             self._wait_for_steps(self._n_steps + 1)  # the current step counts in part
             return {
                 "began_s": began_s,

@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.spec import network as networks
+from jaxdt.spec.cpus import allowed_cpus
 from jaxdt.spec.errors import BadInput
 from prediction_error.network_hosts import NetworkHosts, WanLink
 
@@ -90,7 +91,7 @@ def measure(hosts: NetworkHosts, folder: Path) -> Path:
         ]
     )
     content = json.loads(measured.read_text())
-    content["hosts"] = [{"name": MACHINE, "cores": os.cpu_count()}]
+    content["hosts"] = [{"name": MACHINE, "cores": len(allowed_cpus())}]
     content["devices"] = [device | {"host": MACHINE} for device in content["devices"]]
     measured.write_text(json.dumps(content) + "\n")
     return measured

@@ -8,7 +8,6 @@ line names the commit at which its values were simulated; a value that was added
 
 import itertools
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 
+from jaxdt.spec.cpus import usable_cores
 from jaxdt.spec.errors import BadInput
 
 FILE = "results.jsonl"
@@ -122,7 +122,7 @@ def _git(*words: str) -> str:
 def computed(jobs: Sequence[Job]) -> dict[str, list[float]]:
     """The values of jobs by their inputs, rounded. The longest begin first."""
     jobs = sorted(jobs, key=lambda job: -job.n_works)
-    n_processes = min(len(jobs), len(os.sched_getaffinity(0)))
+    n_processes = max(1, min(len(jobs), int(usable_cores())))
     if n_processes < 2 or sum(job.n_works for job in jobs) < POOL_WORKS_MIN:
         return {job.inputs: _values(job) for job in jobs}
     with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
