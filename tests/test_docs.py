@@ -174,3 +174,27 @@ def test_the_site_builds(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "repository" / "configs" / "study" / "study.png").exists()
+
+
+QUOTES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("evidence.md", "codecs.md", "replicas.md"))]
+RESULTS = re.compile(r"\]\((?:\.\./)?(configs/[\w/]+\.md)[^)]*\)")
+DECIMAL = re.compile(r"(?<![\w.-])\d+\.\d{2,}(?![\w.]*\d)")
+
+
+def passages(text: str) -> list[str]:
+    """The rows of tables and the paragraphs of a page, without its code."""
+    parts = [line for block in re.split(r"\n\s*\n", outside_code(text)) for line in re.split(r"\n(?=[|-])", block)]
+    return [re.sub(r"`[^`]*`", "", part) for part in parts]
+
+
+@pytest.mark.parametrize("page", QUOTES, ids=named)
+def test_quoted_figures_stand_on_the_page_that_is_linked(page):
+    """Decimals in a row or paragraph that links pages of results stand on one of these pages."""
+    quoted = 0
+    for passage in passages(page.read_text()):
+        results = "".join((ROOT / path).read_text() for path in RESULTS.findall(passage))
+        figures = DECIMAL.findall(re.sub(r"\]\([^)]*\)", "", passage)) if results else []
+        quoted += len(figures)
+        missing = [figure for figure in figures if figure not in results]
+        assert not missing, f"{named(page)}: {missing}, which the linked page does not have: {passage[:120]}"
+    assert quoted

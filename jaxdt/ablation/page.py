@@ -9,7 +9,7 @@ from jaxdt.ablation.report import Row, markdown, markdown_table, spread
 from jaxdt.spec.config import RunConfig
 
 CUTS = ((2, 2), (4, 2), (2, 4), (4, 4))  # stages, ratio
-# Perplexities of SWARM's Table 8 in the order of CUTS, one seed each; Sec. 4.4, App. J. Its int8 is the dynamic map.
+# Perplexities of SWARM's Table 8 in the order of CUTS, one seed each; App. J. Its int8 is the dynamic map.
 TABLE_8 = {
     "none": (19.7, 19.7, 19.7, 19.7),
     "int8": (19.6, 19.7),

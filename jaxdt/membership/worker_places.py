@@ -25,8 +25,7 @@ def _stage_of_fewest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps)
 
 
 def _stage_of_fastest(servers: Servers, n_workers: Mapping[int, int], gbps: Gbps) -> int:
-    """The stage with the fastest links, in the mean over its servers; the first of equals (hybrid parameter servers,
-    Sec. 3.1)."""
+    """The stage with the fastest links, in the mean over its servers; the first of equals (hybrid PS)."""
     means = {stage: statistics.fmean(gbps.get(s, 0.0) for s in row) for stage, row in enumerate(servers) if row}
     return max(means, key=lambda stage: (means[stage], -stage))
 

@@ -1,4 +1,4 @@
-"""The bandwidths of a pool worker's links to the servers (hybrid parameter servers, Sec. 3.1). The worker measures them
+"""The bandwidths of a pool worker's links to the servers (hybrid parameter servers). The worker measures them
 when it comes, over the run's own transport, before it has a place.
 
 A probe and its answer carry as many bytes. The difference between the shortest round trips with and without them is the

@@ -105,7 +105,7 @@ class WiringConfig:
     microbatches are computed again from their tokens on.
     `join_rule`: which stage a pool's worker joins that the plan does not name. "balanced": that of the server with the
     fewest workers. "bandwidth": the one to whose servers its links are fastest in the mean, as it measures them when it
-    comes (hybrid parameter servers, Sec. 3.1).
+    comes (hybrid parameter servers).
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another and go back to the last
     complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
     started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run

@@ -94,7 +94,7 @@ SOLVER_FIELDS = frozenset(SolverResult.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class PlanRoles:
-    """Peers with a role beside that of a replica (hybrid parameter servers, Sec. 3.1-3.2; HetPipe's servers). Each
+    """Peers with a role beside that of a replica (hybrid parameter servers; HetPipe's servers). Each
     field has a row of peers for each stage, or is empty.
 
     `servers`: hold the stage's parameters for others; they may stand in the placement too, and then compute as well.

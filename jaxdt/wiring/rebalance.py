@@ -1,4 +1,4 @@
-"""The rule by which peers change stages (SWARM Sec. 3.3, Algorithm 2): a table of queue lengths in, moves out.
+"""The rule by which peers change stages (SWARM Sec. 3.2, Algorithm 2): a table of queue lengths in, moves out.
 
 The stage with the greatest load (the sum of its peers' queues) gets a peer. The paper takes the peer from the stage
 with the least load. But in a pipeline that is in balance with its slowest stage, all other stages have equal loads,

@@ -73,7 +73,7 @@ class RunWork:
 def solve_pool(
     network: Network, job: Job, options: PoolOptions | None = None, seed: int = 0, solver: str = "cluster"
 ) -> PoolResult:
-    """A plan for reliable and unreliable devices (hybrid parameter servers, Sec. 3.3).
+    """A plan for reliable and unreliable devices (hybrid parameter servers).
 
     network  devices with a `disconnect_prob` are workers, the others servers
     job      with a profile; its microbatches are the units; n_stages None: the search chooses

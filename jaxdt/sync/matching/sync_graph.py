@@ -1,4 +1,4 @@
-"""The sync graph of a stage: do its latest averaging groups connect all its replicas? (SDPipe, Sec. 3.2, Assumption 1)
+"""The sync graph of a stage: do its latest averaging groups connect all its replicas? (SDPipe, Assumption 1)
 
 The edges of the graph join the members of each group. Where it is connected, what one replica has learned has reached
 all others. Replicas that have gone may still connect others: both have averaged with them.

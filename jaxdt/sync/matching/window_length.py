@@ -1,4 +1,4 @@
-"""The time for which a scheduler window stays open: T, which adapts to the sizes of the groups (SDPipe, Sec. 3.2).
+"""The time for which a scheduler window stays open: T, which adapts to the sizes of the groups (SDPipe).
 
 T is at most a given number of seconds, or a share of the measured local step. A group of one doubles T, since too few
 were ready in time. Any other group shrinks it by a tenth, down to a hundredth of the longest.

@@ -1,4 +1,4 @@
-"""Evenly segmented transfer (hybrid parameter servers, Sec. 3.2): the microbatches of a step, cut evenly among the
+"""Evenly segmented transfer (hybrid parameter servers): the microbatches of a step, cut evenly among the
 peers of each stage, and who sends which of them to whom.
 
 Part i of n holds the indices floor(i * length / n) .. floor((i + 1) * length / n) - 1. All cuts are by index, so a

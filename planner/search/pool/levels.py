@@ -1,5 +1,5 @@
 """The search of a pool's plan: one level for each number of stages, scored by Eq. 2 with Eq. 3 (hybrid parameter
-servers, Sec. 3.3). Every level is also scored by Eq. 1 and 2 in full."""
+servers). Every level is also scored by Eq. 1 and 2 in full."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,4 @@
-"""From clusters in the order of their stages to stages: owners, workers, layers, shares (hybrid parameter servers,
-Sec. 3.3)."""
+"""From clusters in the order of their stages to stages: owners, workers, layers, shares (hybrid parameter servers)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""SDPipe's throughput under stragglers (its Section 5.2) and the sizes of its groups (Figure 9)."""
+"""SDPipe's throughput under stragglers (its Section 5.2) and the sizes of its groups."""
 
 import itertools
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def run(out: Path, origin: str, results: Results) -> str:
     results.fill(most_jobs())
     draw(out / "sdpipe.png", results)
     return page(
-        "SDPipe Section 5.2 and Figure 9: stragglers, and the sizes of groups",
+        "SDPipe Section 5.2: stragglers, and the sizes of groups",
         origin,
         [
             ("Targets", targets(results)),
@@ -62,7 +62,7 @@ def run(out: Path, origin: str, results: Results) -> str:
             ("Longer stalls", longer_stalls(results)),
             ("P, the groups that connect a stage", connectivity(results)),
             ("A pipeline that is always slow", slow_pipeline(results)),
-            ("Sizes of groups (Figure 9): least, quartiles, largest", figure_9(results)),
+            ("Sizes of groups: least, quartiles, largest", group_sizes_table(results)),
             ("Deadlocks", deadlocks(results)),
             ("Where ours differs, and why", bullets([out_of_reach(results), *WHY])),
             ("Assumptions", bullets(ASSUMPTIONS)),
@@ -207,7 +207,7 @@ def slow_pipeline(results: Results) -> str:
     return table(["one of 4 pipelines, steps/s of all", *SYSTEMS], rows)
 
 
-def figure_9(results: Results) -> str:
+def group_sizes_table(results: Results) -> str:
     rows = []
     for n_groups, paper in PAPER_FIGURE_9.items():
         ours = [
@@ -272,7 +272,7 @@ ASSUMPTIONS = (
     f"{HETPIPE_SERVERS.staleness}. The earlier simulation had SDPipe at 0.92, 1.57 and 2.98 times HetPipe with stash. "
     "P-Reduce: groups of at most half of the pipelines, nothing enforced.",
     f"Seeds {SEEDS.start} to {SEEDS.stop - 1}; +- is half the width of a 95 % interval (Student's t), seed by seed "
-    "for ratios. A run ends when the first pipeline has done its steps (80; 200 for Figure 9).",
+    "for ratios. A run ends when the first pipeline has done its steps (80; 200 for the sizes of groups).",
 )
 NOT_YET = (
     "The same on the machines of a run in the simulator, with links and an exchange that takes its bytes' time. A test "

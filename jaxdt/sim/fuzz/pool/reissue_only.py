@@ -1,4 +1,4 @@
-"""The control of the pool's fuzzer: a table that keeps to the letter of the paper (hybrid parameter servers, Sec. 3.2).
+"""The control of the pool's fuzzer: a table that keeps to the letter of the paper (hybrid parameter servers).
 
 When a client is lost, its unfinished tasks are issued again. The paper does not say what becomes of tasks that the
 client had finished and not handed in, nor of a client that comes back with more than was asked of it.

