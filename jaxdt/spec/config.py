@@ -66,13 +66,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
-    `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
-    `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
-    that the run has: peers without a common disk send the parts to one another. With `checkpoint_on_stop` the first
-    Ctrl-C at the launcher or the coordinator ends the run after a checkpoint, else at once, as a second one does.
-    `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run, skip the update, or roll
-    back to the last complete checkpoint and draw other samples from there on."""
+    """`microbatch_size` is in samples. The held-out loss of the parameters after every `eval_every_steps` (0: never)
+    steps, and after the last, is measured over `eval_microbatches`. A checkpoint is written every
+    `checkpoint_every_steps` (0: at the end only); the newest `keep_checkpoints` stay. A checkpoint is complete when
+    each stage's part is on `checkpoint_copies` disks, or on all that the run has: peers without a common disk send the
+    parts to one another. With `checkpoint_on_stop` the first Ctrl-C at the launcher or the coordinator ends the run
+    after a checkpoint, else at once, as a second one does. `on_nonfinite` says what happens when the gradient of a step
+    is not finite: stop the run, skip the update, or roll back to the last complete checkpoint and draw other samples
+    from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -84,6 +85,11 @@ class TrainConfig:
     checkpoint_copies: int = 2
     checkpoint_on_stop: bool = True
     on_nonfinite: str = "stop"
+
+
+def is_evaluated(version: int, every_steps: int, n_steps: int) -> bool:
+    """Whether the held-out loss of the parameters after `version` of the run's steps is measured."""
+    return every_steps > 0 and 0 < version <= n_steps and (version % every_steps == 0 or version == n_steps)
 
 
 @dataclass(frozen=True)
