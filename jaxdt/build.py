@@ -34,7 +34,7 @@ from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
 from jaxdt.wiring.base import PeerLoad, WorkerRole, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.load_report import LoadReporter
-from jaxdt.wiring.rebalance import Rebalancer
+from jaxdt.wiring.rebalance import Algorithm2, Rebalancer
 
 LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 
@@ -79,6 +79,11 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
             "fixed stages"
+        )
+    if wiring.rebalance_rule != WiringConfig.rebalance_rule and not wiring.rebalance_s:
+        raise BadInput(
+            f"wiring.rebalance_rule: got {wiring.rebalance_rule}, expected {WiringConfig.rebalance_rule} with "
+            "wiring.rebalance_s 0, with which no peer changes stages"
         )
     if wiring.join_rule != WiringConfig.join_rule and not entry.workers:
         raise BadInput(
@@ -328,7 +333,8 @@ def build_coordinator(
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:
-        balance = Rebalancer(config.wiring.rebalance_s, config.wiring.rebalance_moves)
+        rule = Algorithm2 if config.wiring.rebalance_rule == "algorithm2" else Rebalancer
+        balance = rule(config.wiring.rebalance_s, config.wiring.rebalance_moves)
     agreement = sync_entry(config.sync.kind).build_agreement(coordinator_config, config, plan)
     return Coordinator(coordinator_config, agreement, durable_state, balance)
 

@@ -69,6 +69,7 @@ MEANINGS = {
     "wiring.replan": "whether the planner looks for a better plan after a change of members",
     "wiring.rebalance_s": "seconds from one move of peers between stages to the next; 0: never",
     "wiring.rebalance_moves": "peers that may change stages each time",
+    "wiring.rebalance_rule": "which peers those are: one that its stage can spare, or as SWARM's Algorithm 2 lists it",
     "wiring.join_rule": "which stage a pool's worker joins that the plan does not name",
     "sync.kind": "how the replicas of a stage agree on an update",
     "sync.delay": "1: a step is averaged while the next one computes",

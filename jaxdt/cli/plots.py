@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
+from jaxdt.runtime.reporting.metrics import plain_steps
 from jaxdt.spec.work import UPDATE
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
@@ -104,6 +105,10 @@ def loss(axes: Axes, metrics: list[dict], resumes: Sequence[int] = ()) -> None:
     held_out = [m for m in metrics if "eval_loss" in m]
     if held_out:
         axes.plot(numbers(held_out), [m["eval_loss"] for m in held_out], "o", color=COLOURS["B"], label="held out")
+    if skipped := [m for m in metrics if m.get("verdict") == "skip"]:
+        label = f"skipped: {len(skipped)}, with a gradient that was not finite"
+        shown = axes.get_xaxis_transform()  # the loss of such a step may be NaN
+        axes.plot(numbers(skipped), [0.02] * len(skipped), "x", color=COLOURS["R"], transform=shown, label=label)
     mark_resumed(axes, resumes)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.legend()
@@ -250,7 +255,7 @@ def step_times(
 ) -> None:
     """Measured step times, and the predicted ones of this run and of the same run without codecs, in one line where the
     two are alike. A prediction is of the steps since the run was resumed last."""
-    training = [m for m in metrics if "eval_loss" not in m]
+    training = plain_steps(metrics)
     steps_s = [m["step_s"] for m in training]
     axes.plot(numbers(training), steps_s, ".", color=COLOURS["F"], label="measured")
     begin = 1 + (resumes[-1] if resumes else 0)
@@ -290,7 +295,7 @@ def comparison(path: Path, runs: Sequence) -> None:
     times, traffic, losses = figure.subplots(1, 3)
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
-        training = [m for m in run.metrics if "eval_loss" not in m]
+        training = plain_steps(run.metrics)
         duration = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
         label = f"{run.name} ({run.codecs}): {duration}"
         times.plot(numbers(training), [m["step_s"] for m in training], ".", color=f"C{i}", label=label)

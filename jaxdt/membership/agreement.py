@@ -78,6 +78,7 @@ class Agreement(Protocol):
 
     READS: frozenset[type]  # messages of members that are for the agreement
     HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
+    COUNTS_ROWS: bool  # it decides on rows, which are told also while no further step may be committed
     HAS_FIXED_PLACES: bool  # members are peers of the plan: a newcomer gets the id and the place of one that was lost
     NO_RETURN: str  # why none of these comes back once it was put out, in one line; '' where it may
     n_committed: int
@@ -152,7 +153,7 @@ class Agreement(Protocol):
 
     def has_untold_rows(self, n_rows: int) -> bool:
         """Whether one of the first `n_rows` rows is done and not durable and reported yet. A run that ends after so
-        many does not end before that."""
+        many does not end before that, and their checkpoint is not complete: a run that goes on from it has all rows."""
         ...
 
     @property

@@ -19,11 +19,13 @@ from jaxdt.membership.agreement import (
     RollBack,
 )
 from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.membership.state_check import UnequalBits, deviations
 from jaxdt.protocol.events import (
     Action,
     Committed,
     GroupResult,
+    HeldOutMeasured,
     Message,
     Prepared,
     Record,
@@ -47,14 +49,16 @@ class Disagreement(Exception):
 class TwoPhaseCommit:
     """The agreement of `sync.kind = "allreduce"`: all members commit each step, in order."""
 
-    READS = frozenset({Prepared})
+    READS = frozenset({Prepared, HeldOutMeasured})
     HEARS_ACROSS_VIEWS: bool = False
+    COUNTS_ROWS: bool = False
     HAS_FIXED_PLACES: bool = False
     NO_RETURN: str = ""
 
-    def __init__(self, config: CoordinatorConfig):
+    def __init__(self, config: CoordinatorConfig, rows: HeldOutRows | None = None):
         self.n_committed = config.start_version
         self._config = config
+        self._rows = rows or HeldOutRows()
         self._votes = Votes()
         self._unequal_bits = UnequalBits()
         self._steps: tuple[CommittedStep, ...] = ()  # the last ones
@@ -62,16 +66,23 @@ class TwoPhaseCommit:
         self._last_commit_s = math.nan
 
     def start(self, now_s: float) -> list[Action]:
-        """The last step was durable, but the process may have ended before it said so. Its time is not known, nor is
-        that of the next one, which began under an earlier coordinator."""
-        return [step_report(step, math.nan, self._config.tokens_per_sample) for step in self._steps[-1:]]
+        """The last steps were durable, but the process may have ended before it said so. Their times are not known, nor
+        is that of the next one, which began under an earlier coordinator."""
+        steps = self._steps[-1 - self._config.delay_steps :]
+        return [row for step in steps for row in self._row(step, math.nan)]
+
+    def _row(self, step: CommittedStep, step_s: float) -> list[StepReport]:
+        """The rows that can be told, once this one is there, too."""
+        return self._rows.add(step_report(step, step_s, self._config.tokens_per_sample), self.n_committed)
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._steps = tuple(steps)
         self.n_committed = max([view.n_committed, *(record.step + 1 for record in self.records)])
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        """A vote on the first step that is not committed, or with a delay on one of the next."""
+        """A vote on the first step that is not committed, or with a delay on one of the next; or a held-out loss."""
+        if isinstance(message, HeldOutMeasured):
+            return [*self._rows.measured(message, self.n_committed)]
         assert isinstance(message, Prepared)
         if self.n_committed <= message.step <= self.n_committed + self._config.delay_steps:
             self._votes.add(src, message, admissions)
@@ -140,8 +151,7 @@ class TwoPhaseCommit:
         self.n_committed = record.step + 1
         step_s = now_s - self._last_commit_s
         self._last_commit_s = now_s
-        report = step_report(self._steps[-1], step_s, self._config.tokens_per_sample)
-        return Committed(record), [*self._unequal_bits.reports(votes), report]
+        return Committed(record), [*self._unequal_bits.reports(votes), *self._row(self._steps[-1], step_s)]
 
     def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
         raise AssertionError("its steps are recorded")
@@ -151,7 +161,7 @@ class TwoPhaseCommit:
         return False
 
     def has_untold_rows(self, n_rows: int) -> bool:
-        return False
+        return self._rows.has_untold(n_rows)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -169,6 +179,8 @@ class TwoPhaseCommit:
     def adopt_view(self, now_s: float, view: View) -> list[Action]:
         if view.number == 1 or view.rolled_back:
             self._last_commit_s = now_s
+        if view.rolled_back:
+            self._rows.roll_back(view.n_committed)
         self.n_committed = view.n_committed
         return []
 
@@ -255,5 +267,4 @@ def step_report(step: CommittedStep, step_s: float, tokens_per_sample: SeqLength
         tokens_per_s=n_tokens / step_s if step_s else math.nan,
         gradient_norm=math.sqrt(record.sq_norm) / record.n_samples,
         verdict=record.verdict,
-        eval_loss=tally.eval_sum / tally.n_evals if tally.n_evals else None,
     )

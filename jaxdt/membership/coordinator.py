@@ -108,6 +108,7 @@ from jaxdt.protocol.reports import (
     RollbackReport,
     SaveFailedReport,
     SteppedDownReport,
+    StepReport,
     ViewReport,
     WaitingReport,
     WorkerGoneReport,
@@ -418,6 +419,8 @@ class Coordinator:
                 actions = [*self._addressed(said), *self._decide()]
                 if was_asking and not self._agreement.is_asking:
                     actions += [*self._complete_checkpoint(), *self._end_if_over(), *self._change_view()]
+                elif any(isinstance(action, StepReport) for action in said):  # its checkpoint has waited for the row
+                    actions += [*self._complete_checkpoint(), *self._end_if_over()]
                 return actions
         return []
 
@@ -895,7 +898,8 @@ class Coordinator:
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        is_held = self._operations.holds_steps and not self._agreement.has_untold_rows(self.config.n_steps)
+        tells_rows = self._agreement.COUNTS_ROWS and self._agreement.has_untold_rows(self.config.n_steps)
+        is_held = self._operations.holds_steps and not tells_rows
         if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, ROWS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
@@ -927,11 +931,12 @@ class Coordinator:
         self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
-        return [*self._to_all(announcement), *reports, *changes, *self._decide()]
+        return [*self._to_all(announcement), *reports, *changes, *self._decide(), *self._complete_checkpoint()]
 
     def _counted(self, rows: CountedRows) -> list[Action]:
         announcement, reports = self._agreement.counted(rows)
-        return [*self._to_all(announcement), *reports, *self._end_if_over(), *self._change_view(), *self._decide()]
+        ends = [*self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
+        return [*self._to_all(announcement), *reports, *ends]
 
     def _on_saved(self, src: int, saved: Saved) -> list[Action]:
         self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
@@ -950,6 +955,8 @@ class Coordinator:
             return []
         view, holders = self.roster.current_view, self.roster.holders
         found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
+        if found and self._agreement.has_untold_rows(found.version):
+            return []
         if found:
             return [self._persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
         return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]

@@ -665,6 +665,15 @@ class MeanEvaluated:
 
 
 @frozen_dataclass
+class HeldOutMeasured:
+    """last stage -> coordinator, where replicas are equal: microbatch, samples and sum of losses of held-out
+    microbatches that this member has measured with the parameters of `version`. It is said again in every view."""
+
+    version: int
+    losses: tuple[tuple[int, int, float], ...]
+
+
+@frozen_dataclass
 class ShareDone:
     """First stage's member -> coordinator: its pipeline has done its share of the run's steps, `step` local steps, and
     could begin another one."""
@@ -1064,6 +1073,7 @@ Message = (
     | EndOfSteps
     | EvaluateMean
     | MeanEvaluated
+    | HeldOutMeasured
     | LastStep
     | DonorWaits
     | Finished
@@ -1349,9 +1359,10 @@ class Accumulated:
 
 @frozen_dataclass
 class Evaluated:
-    """wiring -> sync: a held-out microbatch's loss, measured with the parameters of `step`."""
+    """wiring -> sync: a held-out microbatch's loss, measured with the parameters with which `step` is computed."""
 
     step: int
+    microbatch: int
     n_samples: int
     loss_sum: float
 

@@ -37,15 +37,15 @@ class Report:
 @dataclass(frozen=True)
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
-    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it. A
-    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN; that
-    of the first step that it commits is NaN, too, since that one began before. `tokens_per_s` is NaN where `step_s` is
-    NaN or 0.
+    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss of the parameters after
+    this step, where it was measured. A coordinator that was started again reports the last step of the one before once
+    more, with a `step_s` of NaN; that of the first step that it commits is NaN, too, since that one began before.
+    `tokens_per_s` is NaN where `step_s` is NaN or 0.
 
     Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
-    they were done. Rows of which the coordinator hears in one moment were done while it was away, so their `step_s` is
-    NaN. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share of them that
-    were suspended; None if none formed."""
+    they were done, or where all replicas average together, one step of all pipelines. Rows of which the coordinator
+    hears in one moment were done while it was away, so their `step_s` is NaN. `group_size`: the mean of the groups
+    that formed since the row before, `suspended_frac`: the share of them that were suspended; None if none formed."""
 
     kind: ClassVar[str] = "step"
     step: int

@@ -26,6 +26,7 @@ REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
 JOIN_RULES = ("balanced", "bandwidth")
+REBALANCE_RULES = ("bottleneck", "algorithm2")
 ADVISE = "advise"
 REPLANS = ("off", ADVISE)
 OUTERS = ("none", "sgd", "nesterov")
@@ -66,13 +67,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
-    `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
-    `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
-    that the run has: peers without a common disk send the parts to one another. With `checkpoint_on_stop` the first
-    Ctrl-C at the launcher or the coordinator ends the run after a checkpoint, else at once, as a second one does.
-    `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run, skip the update, or roll
-    back to the last complete checkpoint and draw other samples from there on."""
+    """`microbatch_size` is in samples. The held-out loss of the parameters after every `eval_every_steps` (0: never)
+    steps, and after the last, is measured over `eval_microbatches`. A checkpoint is written every
+    `checkpoint_every_steps` (0: at the end only); the newest `keep_checkpoints` stay. A checkpoint is complete when
+    each stage's part is on `checkpoint_copies` disks, or on all that the run has: peers without a common disk send the
+    parts to one another. With `checkpoint_on_stop` the first Ctrl-C at the launcher or the coordinator ends the run
+    after a checkpoint, else at once, as a second one does. `on_nonfinite` says what happens when the gradient of a step
+    is not finite: stop the run, skip the update, or roll back to the last complete checkpoint and draw other samples
+    from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -84,6 +86,11 @@ class TrainConfig:
     checkpoint_copies: int = 2
     checkpoint_on_stop: bool = True
     on_nonfinite: str = "stop"
+
+
+def is_evaluated(version: int, every_steps: int, n_steps: int) -> bool:
+    """Whether the held-out loss of the parameters after `version` of the run's steps is measured."""
+    return every_steps > 0 and 0 < version <= n_steps and (version % every_steps == 0 or version == n_steps)
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,9 @@ class WiringConfig:
     beside the run, and a report says what it would gain and how to take it. It needs a network file with the links.
     `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
     never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
-    peers may change stages each time."""
+    peers may change stages each time. `rebalance_rule`: which one. "bottleneck": only a peer that its stage can spare,
+    to a stage whose load is greater by some Work. "algorithm2": as SWARM's listing, each time, from the stage with the
+    least load to that with the greatest, whatever the difference."""
 
     kind: str = "fixed"
     routers: int = 1
@@ -125,6 +134,7 @@ class WiringConfig:
     replan: str = "off"
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
+    rebalance_rule: str = "bottleneck"
     join_rule: str = "balanced"
 
 
@@ -302,6 +312,7 @@ class RunConfig:
         require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
         require_one_of("wiring.replan", wiring.replan, REPLANS)
         require_one_of("wiring.join_rule", wiring.join_rule, JOIN_RULES)
+        require_one_of("wiring.rebalance_rule", wiring.rebalance_rule, REBALANCE_RULES)
         require_at_least("wiring.routers", wiring.routers, 1)
         require_at_least("wiring.window", wiring.window, 0)
         require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)

@@ -19,6 +19,10 @@ class Delay:
         """The version that a step computes with."""
         return max(0, step - self.steps) if step >= self.after_steps else step
 
+    def computed_with(self, version: int) -> int:
+        """The first step that computes with a version."""
+        return version if version < self.after_steps else version + self.steps
+
     def open(self, version: int) -> tuple[int, ...]:
         """The steps that may be under way at a peer with so many updates seen."""
         return tuple(step for step in range(version, version + 1 + self.steps) if self.version_of(step) <= version)

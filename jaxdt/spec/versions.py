@@ -21,7 +21,7 @@ class Version:
         return f"{self.major}.{self.minor}"
 
 
-PROTOCOL = Version(3, 8)
+PROTOCOL = Version(3, 9)
 CHECKPOINT = Version(2, 0)
 
 

@@ -23,6 +23,7 @@ from collections import Counter
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.protocol.events import (
     COORDINATOR,
     Accumulated,
@@ -36,6 +37,7 @@ from jaxdt.protocol.events import (
     FetchResult,
     Free,
     GoBack,
+    HeldOutMeasured,
     Holds,
     Joined,
     LinkChanged,
@@ -107,6 +109,7 @@ class AllReduce:
         self._abandoned: tuple[Round, ...] = ()  # which were under way beside an update when this peer was evicted
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
+        self._held_out = HeldOutMeasured(0, ())  # the last version's held-out losses that were measured here
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:  # the frequent ones first
@@ -122,8 +125,8 @@ class AllReduce:
                 return self._update_again()
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
-            case Evaluated(step, n_samples, loss_sum):
-                self._ledger.measured(step, Tally(0.0, 0, loss_sum, n_samples))
+            case Evaluated():
+                return self._evaluated(event)
             case Drained(step):
                 return self._gather(step)
             case ViewChanged(view):
@@ -250,6 +253,7 @@ class AllReduce:
         self._view = view
         self._generation = view.generation
         self._state = self._next_record = None
+        self._held_out = HeldOutMeasured(0, ())
         self._set_version(view.n_committed)
         self._drained.clear()
         self._is_joining = False
@@ -329,8 +333,9 @@ class AllReduce:
         return self._prepared(exchange.round.step) if exchange.hold(sum) else []
 
     def _prepared_again(self) -> list[Action | Event]:
-        """Say `Prepared` again for all steps under way."""
-        return [send for step in self._delay.open(self._version) for send in self._prepared(step)]
+        """Say again what counts in one view only: `Prepared` for all steps under way, and held-out losses."""
+        held_out = [Send(COORDINATOR, self._held_out)] if self._held_out.losses else []
+        return [*held_out, *(send for step in self._delay.open(self._version) for send in self._prepared(step))]
 
     def _prepared(self, step: int) -> list[Action | Event]:
         """Say `Prepared` once the results of all groups are here, and again in every view."""
@@ -348,6 +353,14 @@ class AllReduce:
         admission = self._view.by_peer[self._peer].admission
         results = tuple([exchange.result() for exchange in exchanges])
         return [Send(COORDINATOR, Prepared(step, admission, results, state))]
+
+    def _evaluated(self, evaluated: Evaluated) -> list[Action | Event]:
+        """The coordinator knows which held-out microbatches it has heard of: one that is done again counts once."""
+        version = self._delay.version_of(evaluated.step)
+        loss = (evaluated.microbatch, evaluated.n_samples, evaluated.loss_sum)
+        others = self._held_out.losses if self._held_out.version == version else ()
+        self._held_out = HeldOutMeasured(version, (*others, loss))
+        return [Send(COORDINATOR, HeldOutMeasured(version, (loss,)))] if self._view else []
 
     # ------------------------------------------------------------------------------------------------- equal states
 
@@ -434,7 +447,7 @@ def _build(setup: PeerSetup) -> AllReduce:
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
-    return TwoPhaseCommit(config)
+    return TwoPhaseCommit(config, HeldOutRows(run.train, run.delay))
 
 
 def _check(config: RunConfig, plan: Plan) -> str:

@@ -76,6 +76,7 @@ class GroupScheduler(CountedSteps):
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
+    COUNTS_ROWS: bool = True
     HAS_FIXED_PLACES: bool = True
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
@@ -97,7 +98,7 @@ class GroupScheduler(CountedSteps):
         self._n_groups_before = [[0] * groups.fragments for _ in plan.stages]  # of earlier coordinators
         self._states = ReplicaStates()
         self._pipelines = Pipelines(plan)
-        self._budget = StepBudget(config, plan, self._pipelines)
+        self._budget = StepBudget(config, plan, self._pipelines, matcher_entry(run.sync.groups.match).keeps_step)
         keepers = Keepers(lambda stage: tuple(sorted(self._pipelines.replicas(stage))), state_name)
         self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
         self._finished: set[int] = set()  # replicas that have done their last local step
@@ -219,10 +220,8 @@ class GroupScheduler(CountedSteps):
     def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
         """A step is done, or cannot begin yet. A row of steps may be the last one before a checkpoint."""
         actions = self._budget.hear(now_s, src, message)
-        if self._budget.n_rows == self.n_committed:
-            return actions
         self.n_committed = self._budget.n_rows
-        return self._snapshots.after_row(self.n_committed, actions)
+        return self._snapshots.after_rows(actions)
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
         """A replica has done its last local step, so others do not wait for it. After the last of all, the state is

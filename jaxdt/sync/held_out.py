@@ -30,6 +30,7 @@ from jaxdt.protocol.events import (
     Tally,
 )
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
+from jaxdt.spec.config import TrainConfig, is_evaluated
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import boundary_bytes
@@ -128,10 +129,9 @@ class HeldOutLosses:
 
     READS = frozenset({MeanEvaluated})
 
-    def __init__(self, every_steps: int, n_steps: int, plan: Plan, pipelines: Pipelines):
+    def __init__(self, train: TrainConfig, plan: Plan, pipelines: Pipelines):
         self.version: int | None = None
-        self._every = every_steps
-        self._n_steps = n_steps
+        self._train = train
         self._plan = plan
         self._pipelines = pipelines
         self._measuring: int | None = None  # the pipeline that was asked to
@@ -143,12 +143,11 @@ class HeldOutLosses:
 
     def is_due(self, version: int) -> bool:
         """Whether the loss after so many rows is still to be measured."""
-        is_wanted = bool(self._every) and (version % self._every == 0 or version == self._n_steps)
-        return is_wanted and version > self._last
+        return is_evaluated(version, self._train.eval_every_steps, self._train.steps) and version > self._last
 
     def want(self, version: int) -> bool:
         """The loss after so many rows will be measured: False if it is not due, or left out."""
-        is_wanted = self.is_due(version) and (version == self._n_steps or len(self._wanted) < 2)
+        is_wanted = self.is_due(version) and (version == self._train.steps or len(self._wanted) < 2)
         if is_wanted:
             self._wanted.add(version)
         return is_wanted

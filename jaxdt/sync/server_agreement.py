@@ -43,6 +43,7 @@ class ServerAgreement(CountedSteps):
 
     READS = StepBudget.READS | HeldOutLosses.READS | {Finished, ReplicaState, ResultHeld}
     HEARS_ACROSS_VIEWS: bool = True
+    COUNTS_ROWS: bool = True
     HAS_FIXED_PLACES: bool = True
     NO_RETURN: str = "sync.kind server: what a virtual worker has pushed is not handed over yet"
 
@@ -87,10 +88,8 @@ class ServerAgreement(CountedSteps):
     def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
         """A step is done, or cannot begin yet. After a row of steps a snapshot may be due."""
         actions = self._budget.hear(now_s, src, message)
-        if self._budget.n_rows == self.n_committed:
-            return actions
         self.n_committed = self._budget.n_rows
-        return self._snapshots.after_row(self.n_committed, actions)
+        return self._snapshots.after_rows(actions)
 
     def _on_finished(self, src: int, n_steps: int) -> list[Action]:
         """A replica has done its last local step."""

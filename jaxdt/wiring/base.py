@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxdt.protocol.events import Action, Event
-from jaxdt.spec.config import RunConfig
+from jaxdt.protocol.events import Action, Drained, Event
+from jaxdt.spec.config import RunConfig, is_evaluated
+from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
@@ -107,10 +108,11 @@ def wiring_entry(kind: str) -> WiringEntry:
 @dataclass(frozen=True)
 class StepShape:
     """The facts about a step that a peer's wiring needs. `sent_bytes`: for the microbatches of each pipeline, payload
-    of an activation that the stage sends and of a gradient. Held-out microbatches are measured every `eval_every_steps`
-    steps (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step.
-    `received_bytes`: for pipeline 0, payload of an activation that enters the stage and of the gradient of an
-    activation that leaves it."""
+    of an activation that the stage sends and of a gradient. Held-out microbatches are measured with the parameters
+    after every `eval_every_steps` steps (0: never) and after the last, at the start of the first step that computes
+    with them: of the last parameters, of a step that does nothing else. `retain_bytes` bounds the boundary tensors that
+    are kept of one step. `received_bytes`: for pipeline 0, payload of an activation that enters the stage and of the
+    gradient of an activation that leaves it."""
 
     peer: int
     stage: int
@@ -122,6 +124,7 @@ class StepShape:
     eval_microbatches: int = 0
     retain_bytes: int = 0
     received_bytes: tuple[int, int] = (0, 0)
+    delay: Delay = NO_DELAY
 
     @property
     def is_last_stage(self) -> bool:
@@ -134,8 +137,20 @@ class StepShape:
 
     def n_held_out(self, step: int) -> int:
         """Held-out microbatches of a step."""
-        every = self.eval_every_steps
-        return self.eval_microbatches if every and (step % every == 0 or step == self.n_steps - 1) else 0
+        version = self.delay.version_of(step)
+        is_due = is_evaluated(version, self.eval_every_steps, self.n_steps)
+        return self.eval_microbatches if is_due and step == self.delay.computed_with(version) else 0
+
+    def n_trained(self, step: int) -> int:
+        """Microbatches of a step."""
+        return self.n_microbatches if step < self.n_steps else 0
+
+    def has_work(self, step: int) -> bool:
+        return step < self.n_steps or self.n_held_out(step) > 0
+
+    def drained(self, step: int) -> list[Action | Event]:
+        """The sync is told that a step is computed, if that is a step with an update."""
+        return [Drained(step)] if step < self.n_steps else []
 
 
 def step_shape(setup: PeerSetup) -> StepShape:
@@ -161,4 +176,5 @@ def step_shape(setup: PeerSetup) -> StepShape:
             0 if first else boundary_bytes(config, plan, stage - 1, 0, forward=True),
             0 if last else boundary_bytes(config, plan, stage, 0, forward=False),
         ),
+        delay=config.delay,
     )

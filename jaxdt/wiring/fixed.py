@@ -1,6 +1,7 @@
 """Fixed wiring: the plan's pipelines, each peer following its schedule strictly.
 
-A step's order is the schedule's (GPipe or 1F1B), preceded in some steps by the held-out microbatches. The next Work
+A step's order is the schedule's (GPipe or 1F1B), preceded in some steps by the held-out microbatches. After the last
+step these come alone. The next Work
 runs as soon as its input is here; nothing is ever done out of turn. A boundary tensor goes to the neighbour in the same
 pipeline, and nobody is told anything else.
 
@@ -131,13 +132,14 @@ class FixedWiring:
         self._work.clear()
 
     def _begin(self, step: int) -> list[Action | Event]:
-        if step >= self._shape.n_steps:
+        if not self._shape.has_work(step):
             return []
         self._step = step
         self._routed.enter_without_tasks(step)
         if self._pipeline is None:
-            return [Drained(step)]  # in reserve
-        self._work = deque((*self._evaluations(step, self._pipeline), *self._order))
+            return self._shape.drained(step)  # in reserve
+        order = self._order if self._shape.n_trained(step) else ()
+        self._work = deque((*self._evaluations(step, self._pipeline), *order))
         return self._next()
 
     def _evaluations(self, step: int, pipeline: int) -> list[Work]:
@@ -186,7 +188,7 @@ class FixedWiring:
         elif work.kind == EVALUATE:
             assert loss_sum is not None  # the last stage measures it
             self._recovery.count(EVALUATE, m)
-            actions.append(Evaluated(step, n_samples, loss_sum))
+            actions.append(Evaluated(step, m, n_samples, loss_sum))
         return actions
 
     def _send(self, key: Key, neighbour: tuple[int | None, int]) -> Send:

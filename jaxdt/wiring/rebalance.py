@@ -1,4 +1,4 @@
-"""The rule by which peers change stages (SWARM Sec. 3.2, Algorithm 2): a table of queue lengths in, moves out.
+"""The rules by which peers change stages (SWARM Sec. 3.2, Algorithm 2): a table of queue lengths in, moves out.
 
 The stage with the greatest load (the sum of its peers' queues) gets a peer. The paper takes the peer from the stage
 with the least load. But in a pipeline that is in balance with its slowest stage, all other stages have equal loads,
@@ -158,6 +158,57 @@ class Rebalancer:
         fresh = {peer: load for peer, (_, load) in self._reports.items()}
         table = [{peer: fresh[peer] for peer in sorted(peers) if peer in fresh} for peers in stages]
         return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
+
+
+class Algorithm2:
+    """SWARM's Algorithm 2 as its listing says it. Each period the peer with the shortest queue of the stage with the
+    least load (the sum of its peers' queues) moves to the stage with the greatest load, and so do `n_moves` one after
+    the other. Nothing else is asked: not how far the loads differ, nor whether the stage that gives a peer is then the
+    slowest one. A newcomer joins the stage with the greatest load. Not in the listing, but without it the run would
+    end: a stage keeps its last peer."""
+
+    def __init__(self, period_s: float, n_moves: int = 1):
+        self._period_s, self._n_moves = period_s, n_moves
+        self._due_s: float | None = None
+        self._queues: dict[int, float] = {}
+
+    def report(self, now_s: float, peer: int, load: Load) -> None:
+        """A peer's measured queue; the share of time in which it computes does not count."""
+        self._queues[peer] = load.queue
+
+    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
+        """The moves that are due now."""
+        if self._due_s is None:
+            self._due_s = now_s + self._period_s
+        if now_s < self._due_s:
+            return []
+        self._due_s = now_s + self._period_s
+        left = [set(peers) for peers in stages]
+        found: list[Move] = []
+        while len(found) < self._n_moves and (move := self._move(left, set(may_move) - {m.peer for m in found})):
+            left[move.src].remove(move.peer)
+            left[move.dst].add(move.peer)
+            found.append(move)
+        return found
+
+    def _move(self, stages: Stages, may_move: Collection[int]) -> Move | None:
+        loads = self._loads(stages)
+        src, dst = (pick(range(len(loads)), key=loads.__getitem__) for pick in (min, max))
+        candidates = [peer for peer in sorted(stages[src]) if peer in may_move and peer in self._queues]
+        if src == dst or len(stages[src]) < 2 or not candidates:
+            return None
+        return Move(min(candidates, key=self._queues.__getitem__), src, dst)
+
+    def stage_for(self, stages: Stages) -> int:
+        """The stage with the greatest load; without reports the smallest."""
+        loads = self._loads(stages)
+        return max(range(len(loads)), key=loads.__getitem__) if any(loads) else ByNumber().stage_for(stages)
+
+    def better(self, stages: Stages, peer: int) -> int | None:
+        """A newcomer stays with the stage that it was given."""
+
+    def _loads(self, stages: Stages) -> list[float]:
+        return [sum(self._queues.get(peer, 0.0) for peer in sorted(peers)) for peers in stages]
 
 
 def _sizes(stages: Stages) -> list[int]:

@@ -28,7 +28,6 @@ from jaxdt.protocol.events import (
     Action,
     Boundary,
     Committed,
-    Drained,
     Evaluated,
     Event,
     Evicted,
@@ -193,14 +192,14 @@ class RoutedWiring:
         if self._peer not in self._current_view.working(self._stage, step):
             return []
         self._enter(step)
-        if step >= self._shape.n_steps:
+        if not self._shape.has_work(step):
             return []
         of_this_step, self._of_later_steps = self._of_later_steps, []
         actions = [action for given in of_this_step for action in self._accept(given)]
         if self._recovery.is_active:
             return actions + self._tell_inventory(now_s)
         self._routes.begin_step(self._current_view)
-        tasks = whole_step(self._shape.n_stages, self._shape.n_microbatches, self._shape.n_held_out(step))
+        tasks = whole_step(self._shape.n_stages, self._shape.n_trained(step), self._shape.n_held_out(step))
         self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
         return actions + self._begin_tasks(now_s) + self._next() + self._drained()
 
@@ -293,7 +292,7 @@ class RoutedWiring:
             actions.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
         if kind == EVALUATE and self._is_last:
             assert loss_sum is not None  # the last stage measures it
-            actions.append(Evaluated(step, n_samples, loss_sum))
+            actions.append(Evaluated(step, m, n_samples, loss_sum))
         if self._counts(kind):
             self._recovery.count(kind, m)
         given = self._inputs.get((task_kind(kind), m))
@@ -355,13 +354,13 @@ class RoutedWiring:
         replicas = set(self._replicas) & set(self._members)
         if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
             return []
-        return [Drained(self._step)] if self._n_uncounted == 0 else []
+        return self._shape.drained(self._step) if self._n_uncounted == 0 else []
 
     @property
     def _n_uncounted(self) -> int:
         """The number of microbatches of the step that are still to be counted at this stage, as far as is known
         here."""
-        n_expected = self._shape.n_microbatches + (self._shape.n_held_out(self._step) if self._is_last else 0)
+        n_expected = self._shape.n_trained(self._step) + (self._shape.n_held_out(self._step) if self._is_last else 0)
         return n_expected - len(self._counted.get(self._step, ()))
 
     def _begin_tasks(self, now_s: float) -> list[Action | Event]:
@@ -434,7 +433,7 @@ class RoutedWiring:
         """Tell the inventory once this peer is in the view's step and no Work runs that might still be counted."""
         if not self._recovery.owes_inventory or self._slot.is_busy:
             return []
-        if not self._step == self._current_view.n_committed < self._shape.n_steps:
+        if self._step != self._current_view.n_committed or not self._shape.has_work(self._step):
             return []
         inventory = self._recovery.inventory(self._step)
         sends = [Send(peer, inventory) for peer in self._members if peer != self._peer]
@@ -450,7 +449,8 @@ class RoutedWiring:
             return []
         actions: list[Action | Event] = []
         if self._recovery.is_complete:
-            tasks = self._recovery.missing_tasks(self._shape.n_microbatches, self._shape.n_held_out(inventory.step))
+            of_step = inventory.step
+            tasks = self._recovery.missing_tasks(self._shape.n_trained(of_step), self._shape.n_held_out(of_step))
             self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
             actions += self._begin_tasks(now_s)
         return actions + self._next() + self._drained()

@@ -1,6 +1,6 @@
 """Measure throughput after a stage loses two of its peers, with and without rebalancing, and of the best static layout.
 
-    python scripts/bench/bench_rebalance.py [--period_s=20] [--moves=1] [--forward_s=0.1]
+    python scripts/bench/bench_rebalance.py [--period_s=20] [--moves=1] [--rule=algorithm2] [--forward_s=0.1]
     python scripts/bench/bench_rebalance.py --real --run_dir=DIR [...]
 
 The run begins with three stages of two peers. Two newcomers join, then a stage loses two of its three peers. For the
@@ -28,11 +28,13 @@ from jaxdt.sim.faults import CRASH, JOIN, Fault
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as configs
+from jaxdt.spec.config import REBALANCE_RULES
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
 
 PERIOD_S = flags.DEFINE_float("period_s", 20.0, "wiring.rebalance_s.", 0.1)
 MOVES = flags.DEFINE_integer("moves", 1, "wiring.rebalance_moves.", 1)
+RULE = flags.DEFINE_enum("rule", "bottleneck", REBALANCE_RULES, "wiring.rebalance_rule.")
 FORWARD_S = flags.DEFINE_float("forward_s", 0.1, "Seconds of a forward; a backward takes twice that.", 1e-3)
 MICROBATCHES = flags.DEFINE_integer("microbatches", 24, "Microbatches of a step.", 1)
 REAL = flags.DEFINE_bool("real", False, "Run processes of this machine instead of a simulation.")
@@ -60,7 +62,12 @@ def fields(rebalance_s: float) -> dict:
         "plan": dict(stages=STAGES, pipelines=PAIRS, microbatches=MICROBATCHES.value),
         "train": dict(steps=1_000_000, microbatch_size=1),
         "net": dict(heartbeat_s=0.5, deadline_floor_s=600.0),  # a killed peer is noticed by its broken connections
-        "wiring": dict(kind="swarm", rebalance_s=rebalance_s, rebalance_moves=MOVES.value),
+        "wiring": dict(
+            kind="swarm",
+            rebalance_s=rebalance_s,
+            rebalance_moves=MOVES.value,
+            rebalance_rule=RULE.value if rebalance_s else "bottleneck",
+        ),
     }
 
 

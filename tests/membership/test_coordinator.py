@@ -126,10 +126,10 @@ class Driver:
         return self.event(Persisted("steps"), now_s)
 
 
-def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2), evals=(0.0, 0)):
+def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2)):
     """Losses are known on the last stage only."""
     stage = STAGE_OF[peer]
-    tally = Tally(*losses, *evals) if stage == 1 else Tally()
+    tally = Tally(*losses) if stage == 1 else Tally()
     return Prepared(step, 1, (GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples, tally),))
 
 
@@ -345,9 +345,6 @@ def test_metrics_of_a_step():
         "gradient_norm": math.sqrt(18.0) / 4,
         "verdict": "apply",
     }
-    run.prepare(1, now_s=15.0, evals=(6.0, 3))
-    (fields,) = reports(run.event(Persisted("steps"), 15.5), "step")
-    assert (fields["step"], fields["step_s"], fields["eval_loss"]) == (1, 3.5, 2.0)
 
 
 @pytest.mark.parametrize("sq_norm", [math.nan, math.inf])

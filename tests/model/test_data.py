@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import HEADER_BYTES, open_data, permuted, verify_checksum, window_of, write_tokens
+from jaxdt.runtime.storage.store import RESEED_STRIDE
 from jaxdt.spec.errors import BadInput
 
 SEQ_LEN = 8
@@ -237,3 +238,20 @@ def test_eval_batches_are_consecutive_held_out_windows(counted):
 def test_eval_batch_outside_the_held_out_part_is_our_bug(counted, index):
     with pytest.raises(IndexError, match="expected 0..3"):
         counted.eval_batch(index, 3, SEQ_LEN)
+
+
+# The rule on the page
+
+
+def test_the_page_gives_the_order_of_the_samples(counted):
+    """The code of docs/data.md, run as it stands there, says where each sample begins, in all epochs."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    rule: dict = {}
+    exec(code, rule)
+    assert not any("jaxdt" in line for line in code.splitlines())
+    for step, microbatch, size, n_microbatches, seq_len in [(0, 0, 3, 4, 8), (7, 3, 5, 4, 8), (40, 1, 2, 2, 5)]:
+        batch = counted.train_batch(3, step, microbatch, size, seq_len, n_microbatches)
+        first = rule["first_tokens"](3, step, microbatch, size, n_microbatches, N_TRAIN, seq_len)
+        assert batch[:, 0].tolist() == first  # a token says where it stands
+    assert f"{RESEED_STRIDE:,}" in page

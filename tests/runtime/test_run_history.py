@@ -34,8 +34,8 @@ VACANT = VacantReport(1, "it is gone", 0, [0, 1], [], 0.0)
 N_TOKENS = CASE.plan.n_microbatches * CASE.config.train.microbatch_size * CASE.config.seq_lengths.at(0)
 
 
-def step(number, step_s=1.0):
-    return StepReport(number, 5.0, step_s, 10.0, 0.0, "apply")
+def step(number, step_s=1.0, verdict="apply", eval_loss=None):
+    return StepReport(number, 5.0, step_s, 10.0, 0.0, verdict, eval_loss)
 
 
 @pytest.fixture
@@ -165,10 +165,22 @@ def test_what_is_since_the_last_resume_says_so(capsys):
         dict.fromkeys(("eval_loss_last", "step_s_predicted", "pool"))
         | dict(reason="done", steps=9, loss_first=2.0, loss_last=1.0, resumed_at=6, step_s_measured=0.5)
         | dict(tokens_per_s=20.0, tokens_per_s_overall=10.0, prediction_doubt="", bytes_on_links=links)
-        | dict(n_rollbacks=2, n_steps_again=1, stood_still_s=0.0)
+        | dict(n_steps_skipped=0, n_rollbacks=2, n_steps_again=1, stood_still_s=0.0)
     )
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "throughput     20 tokens/s, 10 over the whole time since step 6",
         "interruptions  went back twice, 1 step computed again since step 6",
         "on the links   3.0 MB since step 6",
     ]
+
+
+def test_skipped_steps_are_said_and_steps_that_measure_a_held_out_loss_are_not_timed(clock, tmp_path, capsys):
+    """The loss in the row of a step is measured in the next one."""
+    steps = [step(0), step(1), step(2, 1.0, "skip"), step(3, 1.0, eval_loss=4.0), step(4, 9.0, "skip"), step(5)]
+    moments = [(1001.0 + n, one) for n, one in enumerate(steps)]
+    summary = play(clock, tmp_path, (1000.0, FIRST_VIEW), *moments, (1010.0, EndedReport(0, "done")))
+    assert (summary["n_steps_skipped"], summary["step_s_measured"]) == (2, 1.0)
+    said = capsys.readouterr().out
+    lines = [line for line in said.splitlines() if line.startswith("step ") and "not finite" in line]
+    assert [line.split("/")[0].split()[1] for line in lines] == ["3", "5"]
+    assert "skipped        2 steps, with a gradient that was not finite" in said

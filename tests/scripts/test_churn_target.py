@@ -1,41 +1,11 @@
-"""The simulated study of machines that come and go: the rule of Algorithm 2's listing, who is spared, what is said."""
+"""The simulated study of machines that come and go: who is spared, and what is said."""
 
 import pytest
 from churn_comparison import results
 from experiments.reproduce import churn
-from experiments.reproduce.literal_rule import LiteralRule
 
-from jaxdt.membership.rebalance_api import Move
-from jaxdt.protocol.events import Load
 from jaxdt.runtime.reporting.interval import SEEDS, sentence
 from jaxdt.sim.faults import CRASH, Fault
-
-STAGES = ({0, 1}, {2, 3}, {4, 5})
-
-
-def rule(queues, period_s=5.0):
-    """A rule that has seen its first period begin at 0 s, and a report of each peer."""
-    found = LiteralRule(period_s)
-    assert found.moves(0.0, STAGES, set()) == []
-    for peer, queue in enumerate(queues):
-        found.report(1.0, peer, Load(queue, 0.5))
-    return found
-
-
-def test_the_listing_moves_the_peer_with_the_shortest_queue_each_period():
-    found = rule((3.0, 2.0, 4.0, 5.0, 1.0, 1.5))
-    everybody = set(range(6))
-    assert found.moves(4.9, STAGES, everybody) == []
-    assert found.moves(5.0, STAGES, everybody) == [Move(4, 2, 1)]
-    assert found.moves(9.9, STAGES, everybody) == []
-    assert found.moves(10.0, ({0, 1}, {2, 3, 4}, {5}), everybody - {5}) == [], "a stage keeps its last peer"
-
-
-def test_the_listing_asks_for_no_difference_and_sends_newcomers_to_the_greatest_load():
-    found = rule((1.0, 1.0, 1.0, 1.0, 1.0, 1.001))
-    assert found.moves(5.0, STAGES, set(range(6))) == [Move(0, 0, 2)]
-    assert found.stage_for(STAGES) == 2 and found.better(STAGES, 0) is None
-    assert LiteralRule(5.0).stage_for(({0, 1}, {2})) == 1
 
 
 def test_who_is_alone_at_its_stage_is_spared():

@@ -36,7 +36,7 @@ def test_without_runs_that_exchange_nothing_their_columns_stay_empty():
 
 def test_a_run_is_kept_and_the_page_is_that_of_all(tmp_path):
     for own in RUNS:
-        page.add(tmp_path, "Somewhere.", own)
+        page.add("replicas", tmp_path, "Somewhere.", own)
     assert page.read(tmp_path) == ("Somewhere.", RUNS)
     assert (tmp_path / "README.md").read_text() == page.text("Somewhere.", RUNS)
 
@@ -47,10 +47,29 @@ def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
     assert systems.replica_bytes(tmp_path, on_links) == 70
 
 
-@pytest.mark.parametrize("system", systems.SYSTEMS)
-def test_every_system_has_a_config(system):
-    config, *_ = systems.SYSTEMS[system]
-    assert (systems.ROOT / config.removeprefix("--config=")).is_file()
+@pytest.mark.parametrize(("trial", "system"), [(n, s) for n, trial in systems.TRIALS.items() for s in trial.systems])
+def test_every_system_has_a_config(trial, system):
+    config, *_ = systems.TRIALS[trial].systems[system]
+    assert (systems.ROOT / config.removeprefix("--config=").partition(":")[0]).is_file()
+
+
+def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
+    """Beside them those that the simulator predicted, where it did."""
+    runs = [
+        Run("allreduce", "stalling", 0, 100, 0.6, 1, 2.5, 0.66),
+        Run("allreduce", "stalling", 1, 100, 0.4, 1, 2.7, 0.44),
+        Run("sdpipe_p10", "stalling", 0, 100, 0.3, 1, 2.6, 0.33),
+        Run("sdpipe_p10", "stalling", 1, 100, 0.32, 1, 2.6, None),
+        Run("none", "stalling", 2, 100, 0.2, 1, 2.8, 0.2),
+    ]
+    for own in runs:
+        page.add("sdpipe", tmp_path, "Somewhere.", own)
+    rows = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("| sdp", "| none"))]
+    assert rows == [
+        "| sdpipe_p10 | 2 | 0.310 | 1.62 (1.25 to 2.00) | 2.00 | 2.600 +- 0.000 |",
+        "| none | 1 | 0.200 | - | - | 2.800 |",
+    ]
+    assert page.read(tmp_path) == ("Somewhere.", runs)
 
 
 def test_the_committed_page_is_made_of_the_committed_runs():

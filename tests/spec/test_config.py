@@ -26,7 +26,7 @@ STABLE_NAMES = {
     },
     "wiring": {
         "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
-        "replan", "join_rule",
+        "rebalance_rule", "replan", "join_rule",
     },
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps", "codec", "groups", "server"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s", "copies_gbps"},

@@ -17,7 +17,6 @@ from jaxdt.protocol.events import (
     Accumulated,
     Committed,
     Drained,
-    Evaluated,
     Evicted,
     Free,
     Header,
@@ -239,10 +238,9 @@ def test_nothing_is_added_up_before_the_own_set_is_final():
 
 def test_losses_travel_with_prepared_and_are_forgotten_with_the_step():
     wire, _ = replicas(1, n_microbatches=2)
-    wire.tell(0, Evaluated(STEP, 5, 7.5))
     wire.compute(0, [0, 1], n_samples=2, loss=1.5)
     (prepared,) = wire.prepared().values()
-    assert prepared.results[0].tally == Tally(3.0, 4, 7.5, 5)
+    assert prepared.results[0].tally == Tally(3.0, 4)
 
 
 def test_prepared_names_the_admission_of_the_view():

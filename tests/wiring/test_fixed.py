@@ -32,6 +32,8 @@ PLAN = Plan(3, ((0, 1), (1, 2), (2, 3)), ((0, 5), (1, 4), (2, 3)), (3, 2))
 BOUNDARY_BYTES = {0: (100, 0), 1: (200, 110), 2: (0, 210)}
 VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (1, 1, 1), 0)
 
+VIEW_1 = replace(VIEW, n_committed=1)  # after the first step
+
 
 def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
     stage, _ = plan.seat(peer)
@@ -70,9 +72,9 @@ class Desk:
         return [f"{work.kind}{work.microbatch}" for work in self.runs]
 
 
-def at_desk(peer, **options):
+def at_desk(peer, view=VIEW, **options):
     desk = Desk(wiring(peer, **options))
-    desk.give(ViewChanged(VIEW))
+    desk.give(ViewChanged(view))
     return desk
 
 
@@ -199,38 +201,40 @@ def test_other_events_and_work_do_not_concern_it():
 
 
 def eval_steps(every, n_steps):
-    """The steps that a first stage begins with a held-out microbatch."""
+    """The steps that a first stage begins with a held-out microbatch. Nothing but such a one comes after the last."""
     desks = []
-    for version in range(n_steps):
+    for version in range(n_steps + 2):
         desks.append(Desk(wiring(0, n_steps=n_steps, evals=(every, 1))))
         desks[-1].give(ViewChanged(replace(VIEW, n_committed=version)))
-    return [desk.runs[0].step for desk in desks if desk.runs[0].kind == "E"]
+    begun = [desk.runs[0] for desk in desks if desk.runs]
+    assert not [work for work in begun if work.step >= n_steps and work.kind != "E"]
+    return [work.step for work in begun if work.kind == "E"]
 
 
 @pytest.mark.parametrize(
     ("every", "n_steps", "expected"),
-    [(3, 8, [0, 3, 6, 7]), (3, 7, [0, 3, 6]), (1, 3, [0, 1, 2]), (100, 5, [0, 4]), (0, 5, [])],
+    [(3, 8, [3, 6, 8]), (3, 6, [3, 6]), (1, 3, [1, 2, 3]), (100, 5, [5]), (0, 5, [])],
 )
-def test_evaluation_every_n_steps_and_in_the_last(every, n_steps, expected):
+def test_evaluation_after_every_n_steps_and_after_the_last(every, n_steps, expected):
     assert eval_steps(every, n_steps) == expected
 
 
 def test_held_out_microbatches_are_dealt_over_the_pipelines_and_come_first():
     """Five of them: 0, 2, 4 in pipeline 0 and 1, 3 in pipeline 1."""
-    first = at_desk(0, evals=(1, 5))
+    first = at_desk(0, VIEW_1, evals=(1, 5))
     for _ in range(3):
         first.finish()
     assert first.texts() == ["E0", "E2", "E4", "F0"]
-    assert first.sent()[:3] == [(1, Key("eval", 0, 1, m), 100) for m in (0, 2, 4)]
-    last = at_desk(3, evals=(1, 5))
+    assert first.sent()[:3] == [(1, Key("eval", 1, 1, m), 100) for m in (0, 2, 4)]
+    last = at_desk(3, VIEW_1, evals=(1, 5))
     for m in (1, 3):
-        last.give(arrival("eval", 0, 2, m))
+        last.give(arrival("eval", 1, 2, m))
         last.finish(n_samples=2, loss_sum=4.0)
-    assert last.told == [Evaluated(0, 2, 4.0), Evaluated(0, 2, 4.0)]
+    assert last.told == [Evaluated(1, 1, 2, 4.0), Evaluated(1, 3, 2, 4.0)]
 
 
 def test_a_pipeline_without_held_out_microbatches_begins_to_train():
-    assert at_desk(5, evals=(1, 1)).texts() == ["F3"]
+    assert at_desk(5, VIEW_1, evals=(1, 1)).texts() == ["F3"]
 
 
 # ---------------------------------------------------------------------------------------------------------- open places

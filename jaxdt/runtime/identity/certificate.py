@@ -20,6 +20,7 @@ from jaxdt.spec.errors import BadInput
 
 ROOT, COORDINATOR, OPERATOR, PEER, TOKEN = "root", "coordinator", "operator", "peer", "token"
 SIGNED_BY_ROOT = (ROOT, COORDINATOR, OPERATOR)
+COORDINATORS_CLOCK = "the coordinator's clock says"  # in its refusal of an expired token
 LIFETIME_HOURS = 10 * 365 * 24.0
 _CLOCK_SKEW = datetime.timedelta(days=1)  # clocks of far-apart hosts disagree
 _NAMES_A_PEER = {ROOT: (False,), COORDINATOR: (False,), OPERATOR: (False,), PEER: (True,), TOKEN: (False, True)}
@@ -65,6 +66,10 @@ class Signer:
     @property
     def role(self) -> str:
         return holder_of(self.chain[0]).role
+
+
+def stamp(moment: datetime.datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def now() -> datetime.datetime:

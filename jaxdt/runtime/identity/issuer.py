@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from jaxdt.runtime.identity.certificate import (
+    COORDINATORS_CLOCK,
     PEER,
     TOKEN,
     Holder,
@@ -19,6 +20,7 @@ from jaxdt.runtime.identity.certificate import (
     now,
     requested_key,
     sign,
+    stamp,
     to_pem,
 )
 from jaxdt.spec.errors import BadInput
@@ -63,7 +65,7 @@ class Issuer:
                     raise BadInput(f"token: was redeemed already, for peer {earlier['peer']}")
                 return earlier["certificate"].encode()
             if token.is_expired:
-                raise BadInput(f"token: expired on {token.expires:%Y-%m-%d %H:%M} UTC")
+                raise BadInput(f"token: expired on {stamp(token.expires)}; {COORDINATORS_CLOCK} {stamp(now())}")
             peer = self._newcomer_id() if token.holder.peer is None else token.holder.peer
             pem = to_pem(sign(self._signer, Holder(PEER, peer), key))
             entry = {

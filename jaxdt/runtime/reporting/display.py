@@ -130,9 +130,12 @@ class Display:
         if self._live:
             self._progress.update(self._task, completed=report.step + 1)
             self._refresh()
+            if report.verdict == "skip":
+                self.print(self._line(report))
             return
         last = report.step + 1 == self._n_steps
-        if last or report.eval_loss is not None or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
+        notable = report.eval_loss is not None or report.verdict == "skip"
+        if last or notable or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
             self._printed_s = time.monotonic()
             self.print(self._line(report))
 
@@ -145,7 +148,8 @@ class Display:
         held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
         took = f"{report.step_s:.3f} s  {report.tokens_per_s:.0f} tokens/s"
         took = "in an unknown time" if math.isnan(report.step_s) or math.isnan(report.tokens_per_s) else took
-        return f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {took}{held_out}"
+        skipped = "  skipped: its gradient is not finite" if report.verdict == "skip" else ""
+        return f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {took}{held_out}{skipped}"
 
     def _refresh(self) -> None:
         """Draw the table, unless it was drawn a moment ago: heartbeats come all the time."""
@@ -231,6 +235,8 @@ def _summary_lines(summary: dict) -> list[str]:
     if summary["eval_loss_last"] is not None:
         step = summary["eval_loss_step"]
         lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}, measured at step {step} of {summary['steps']}")
+    if n_skipped := summary["n_steps_skipped"]:
+        lines.append(f"skipped        {n_skipped} step{'s' * (n_skipped > 1)}, with a gradient that was not finite")
     since = f" since step {summary['resumed_at']}" if summary["resumed_at"] else ""
     measured_s = summary["step_s_measured"]
     predicted_s = summary["step_s_predicted"]

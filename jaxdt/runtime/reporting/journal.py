@@ -44,7 +44,7 @@ from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.link_codecs import LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
-from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
 from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.processor_use import ProcessorUse
@@ -315,6 +315,7 @@ class Journal:
             "loss_last": steps[-1]["loss"] if steps else None,
             "eval_loss_last": evaluated[-1]["eval_loss"] if evaluated else None,
             "eval_loss_step": evaluated[-1]["step"] + 1 if evaluated else None,
+            "n_steps_skipped": sum(step.get("verdict") == "skip" for step in steps),
             "resumed_at": self._machine.config.start_version,
             "resumes": history.resumes,
             "step_s_predicted": predicted.step_s,
@@ -367,8 +368,8 @@ class Journal:
         longest = lengths.at(len(steps) - 1)
         timed_s = [
             step["step_s"]
-            for step in self._own(steps)[WARM_UP_STEPS:]
-            if lengths.at(step["step"]) == longest and "eval_loss" not in step and not math.isnan(step["step_s"])
+            for step in plain_steps(self._own(steps), 1 + config.sync.delay)[WARM_UP_STEPS:]
+            if lengths.at(step["step"]) == longest and not math.isnan(step["step_s"])
         ]
         if not timed_s:
             return None, None

@@ -5,7 +5,7 @@ import json
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -88,6 +88,13 @@ class Metrics:
         descriptor = self._open_file.fileno()
         os.ftruncate(descriptor, self._ends[-1])
         os.fsync(descriptor)
+
+
+def plain_steps(steps: Sequence[dict], n_measuring: int = 1) -> list[dict]:
+    """The steps without those that took longer for a held-out loss: it is measured in the step after the one of whose
+    row it is, or with delayed updates in one of the next `n_measuring`."""
+    before = [steps[max(0, i - n_measuring) : i] for i in range(len(steps))]
+    return [step for step, last in zip(steps, before, strict=True) if not any("eval_loss" in one for one in last)]
 
 
 def whole_lines(path: Path) -> Iterator[tuple[bytes, dict]]:

@@ -54,4 +54,4 @@ def _check(config: RunConfig, plan: Plan) -> str:
     return ""
 
 
-ENTRY = MatcherEntry(_build, _check)
+ENTRY = MatcherEntry(_build, _check, keeps_step=True)

@@ -84,11 +84,13 @@ class MatcherEntry:
                enforcement token that the matchers of all stages of a run share
     check      '' if config and plan make sense with it, else a line that names the field and the reason
     averages   whether replicas average at all; if not, nobody says that it is ready
+    keeps_step whether replicas go on in step with one another: then a row of the metrics is of one step of all
     """
 
     build: Callable[[GroupsConfig, int, tuple[int, ...], EnforcementToken], Matcher]
     check: Callable[[RunConfig, Plan], str]
     averages: bool = True
+    keeps_step: bool = False
 
 
 def matcher_entry(match: str) -> MatcherEntry:

@@ -10,16 +10,18 @@ from jaxdt.sync.matching.base import AveragingGroup
 
 class Rows:
     """Rows of the metrics: each of as many steps of pipelines as there are pipelines, in the order in which they are
-    done."""
+    done. Rows `by_step` are of one step of all pipelines, while all of them are there: a pipeline that is ahead
+    waits."""
 
-    def __init__(self, n_pipelines: int, tokens_per_sample: SeqLengths):
+    def __init__(self, n_pipelines: int, tokens_per_sample: SeqLengths, by_step: bool = False):
+        self.by_step = by_step
         self._n_pipelines = n_pipelines
         self._tokens_per_sample = tokens_per_sample
-        self._done: list[StepDone] = []
+        self._done: list[tuple[int | None, StepDone]] = []  # with its pipeline; None if that has come back since then
         self._last_s = 0.0
         self._sizes: list[int] = []
         self._n_suspended = 0
-        self.has_skipped = False  # an update since the last row, since a gradient was not finite
+        self._skipped: set[tuple[int, int]] = set()  # pipeline and step, whose gradient was not finite
 
     def begin(self, now_s: float) -> None:
         """The first step begins."""
@@ -30,12 +32,34 @@ class Rows:
         self._sizes.append(len(group.members))
         self._n_suspended += group.suspended
 
-    def add(self, now_s: float, row: int, step: StepDone) -> StepReport | None:
-        """A pipeline's step is done; the row that it completes."""
-        self._done.append(step)
-        if len(self._done) < self._n_pipelines:
+    def skipped(self, pipeline: int, step: int) -> None:
+        """A pipeline's step is without an update, since its gradient was not finite."""
+        self._skipped.add((pipeline, step))
+
+    def add(self, pipeline: int, step: StepDone) -> None:
+        """A pipeline's step is done."""
+        self._done.append((pipeline, step))
+        if self.by_step:
+            self._done.sort(key=lambda one: one[1].step)
+
+    def n_waiting(self, pipeline: int) -> int:
+        """Steps of a pipeline that are in no row yet."""
+        return sum(one == pipeline for one, _ in self._done)
+
+    def returned(self, pipeline: int) -> None:
+        """A pipeline has come back. Steps that it did before are not among those that it counts from now on."""
+        self._done = [(None if one == pipeline else one, step) for one, step in self._done]
+
+    def next(self, now_s: float, row: int, first_open: float) -> StepReport | None:
+        """The next row, if it is complete. All steps before `first_open` are done at all pipelines that are left."""
+        n = self._n_pipelines
+        if len(self._done) < n or (self.by_step and self._done[n - 1][1].step >= first_open):
             return None
-        done, self._done = self._done, []
+        of_row, self._done = self._done[:n], self._done[n:]
+        done = [step for _, step in of_row]
+        of_steps = {(pipeline, step.step) for pipeline, step in of_row}
+        has_skipped = not of_steps.isdisjoint(self._skipped)
+        self._skipped -= of_steps
         tally = sum((one.tally for one in done), Tally())
         n_tokens = sum(one.n_samples * self._tokens_per_sample.at(one.step) for one in done)
         took_s, self._last_s = now_s - self._last_s, now_s
@@ -43,7 +67,6 @@ class Rows:
         norms = [math.sqrt(one.sq_norm) / one.n_samples for one in done if one.sq_norm is not None]
         sizes, self._sizes = self._sizes, []
         n_suspended, self._n_suspended = self._n_suspended, 0
-        has_skipped, self.has_skipped = self.has_skipped, False
         return StepReport(
             step=row,
             loss=tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,

@@ -50,7 +50,7 @@ class Snapshots:
     ):
         self.view_number = 0
         self.is_held = False
-        self.held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, pipelines)
+        self.held_out = HeldOutLosses(run.train, plan, pipelines)
         self._config = config
         self._checkpoint_every_steps = run.train.checkpoint_every_steps
         self._stages = range(plan.n_stages)
@@ -64,21 +64,24 @@ class Snapshots:
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
-    def after_row(self, version: int, actions: Sequence[Action]) -> list[Action]:
-        """So many rows are done. The rows among these actions wait for their held-out losses. Returns the other
-        actions, and the next snapshots to begin."""
+    def after_rows(self, actions: Sequence[Action]) -> list[Action]:
+        """The rows among these actions are done, and wait for their held-out losses. Returns the other actions, and the
+        next snapshots to begin."""
+        rows = [action for action in actions if isinstance(action, StepReport)]
+        for row in rows:
+            self._after_row(row.step + 1, row)
+        others = [action for action in actions if not isinstance(action, StepReport)]
+        return [*others, *(self._next() if rows else [])]
+
+    def _after_row(self, version: int, row: StepReport) -> None:
         is_last = version == self._config.n_steps
         if self.held_out.want(version) and not is_last:
             self._todo.append((mean_name, version))
-        for action in actions:
-            if isinstance(action, StepReport):
-                self._budget.tell(self.held_out.row(action))
+        self._budget.tell(self.held_out.row(row))
         every = self._checkpoint_every_steps
         is_due = version == self._promised or (every and version % every == 0)
         if is_due and not is_last:
             self._todo.append((self._keepers.checkpoint_name, version))
-        others = [action for action in actions if not isinstance(action, StepReport)]
-        return [*others, *self._next()]
 
     def end(self, has_result: bool) -> list[Action]:
         """All replicas that are left have done their last step. Unless the run `has_result` without one, a snapshot of

@@ -39,12 +39,12 @@ class StepBudget:
 
     READS = frozenset({StepDone, NotFinite, ShareDone})
 
-    def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines):
+    def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines, rows_by_step: bool = False):
         self.n_rows = self.n_told = config.start_version
         self.n_steps = [config.start_version] * plan.n_pipelines
         self._n_counted = plan.n_pipelines * config.start_version
         self.end: EndRun | None = None
-        self.rows = Rows(plan.n_pipelines, config.tokens_per_sample)
+        self.rows = Rows(plan.n_pipelines, config.tokens_per_sample, rows_by_step)
         self._config = config
         self._plan = plan
         self._pipelines = pipelines
@@ -72,7 +72,7 @@ class StepBudget:
                 raise AssertionError(f"{type(message).__name__} is not among READS")
 
     def _not_finite(self, pipeline: int, step: int) -> list[Action]:
-        self.rows.has_skipped = True
+        self.rows.skipped(pipeline, step)
         if self._config.on_nonfinite == "stop":
             self.end = EndRun(4, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
         return []
@@ -88,12 +88,20 @@ class StepBudget:
     def _step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
         self.n_steps[pipeline] += 1
         self._n_counted += 1
-        report = self.rows.add(now_s, self.n_rows, done) if self.n_rows < self._config.n_steps else None
-        if report:
-            self._n_steps_in[self.n_rows] = tuple(self.n_steps)
-            self.n_rows += 1
-        reports: list[Action] = [report] if report else []
+        self.rows.add(pipeline, done)
+        reports = self._complete_rows(now_s)
         return reports if self.n_missing > 0 else [*reports, *self._end_of_steps()]
+
+    def _complete_rows(self, now_s: float) -> list[Action]:
+        """The rows that are done. After a loss one step may complete several, and the last step completes all."""
+        going_on = [self.n_steps[pipeline] for pipeline in self._pipelines.whole if pipeline not in self._ended]
+        first_open = min(going_on, default=math.inf) if self.n_missing > 0 else math.inf
+        reports: list[Action] = []
+        while self.n_rows < self._config.n_steps and (row := self.rows.next(now_s, self.n_rows, first_open)):
+            self._n_steps_in[self.n_rows] = tuple(n - self.rows.n_waiting(p) for p, n in enumerate(self.n_steps))
+            self.n_rows += 1
+            reports.append(row)
+        return reports
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
         """A pipeline has done its share. It goes on if others are slower by more than a step each, and does the steps
@@ -129,6 +137,7 @@ class StepBudget:
         them."""
         pipeline = join.pipeline
         self.n_steps[pipeline] = join.step
+        self.rows.returned(pipeline)
         for row, n_steps in self._n_steps_in.items():
             self._n_steps_in[row] = (*n_steps[:pipeline], join.step, *n_steps[pipeline + 1 :])
         self._ended.discard(pipeline)

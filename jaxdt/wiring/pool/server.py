@@ -49,7 +49,6 @@ from jaxdt.protocol.events import (
     Committed,
     ContributionReceived,
     ContributionVoid,
-    Drained,
     Ended,
     Enlist,
     Enlisted,
@@ -354,7 +353,7 @@ class PoolServer:
             self._begun.add(step)
             if step < self._strict_from:
                 actions += self._fallback_of(step).routed.handle(now_s, Updated(self._stage, step))
-            elif step < self._shape.n_steps:
+            elif self._shape.has_work(step):
                 actions += self._open(step)
         return actions
 
@@ -376,7 +375,7 @@ class PoolServer:
     def _own_cut(self, number: int) -> range:
         """The microbatches of a step that this server owns."""
         servers = self._servers(self._stage, number)
-        return part(self._shape.n_microbatches, len(servers), servers.index(self._peer))
+        return part(self._shape.n_trained(number), len(servers), servers.index(self._peer))
 
     def _servers(self, stage: int, step: int) -> tuple[int, ...]:
         assert self._view is not None
@@ -591,7 +590,7 @@ class PoolServer:
             return [Send(owner, Boundary(key), self._shape.sent_bytes[0][0])]
         assert loss_sum is not None  # the last stage measures it
         self._fallback_of(step.number).recovery.count(EVALUATE, m)
-        return [Evaluated(step.number, n_samples, loss_sum)]
+        return [Evaluated(step.number, m, n_samples, loss_sum)]
 
     def _count(self, step: StepUnderWay, m: int) -> list[Action | Event]:
         """A microbatch's gradient is in this server's accumulator."""
@@ -654,7 +653,7 @@ class PoolServer:
             if self._contributions.are_waiting(step) or step.steals.is_open:
                 return []
             step.is_drained = True
-            return [Drained(step.number)]
+            return self._shape.drained(step.number)
         if table.n_left or not (table.n_committed or table.is_done):
             return []
         missing = [peer for peer in table.contributors if peer not in step.asked and not table.held(peer)]

@@ -1,4 +1,4 @@
-"""configs/replicas: the raw data of runs whose replicas are equal or may differ, and the page made of them."""
+"""The raw data of runs whose replicas are equal or may differ, and the page made of them, one for each trial."""
 
 import json
 import statistics
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RAW = "runs.jsonl"
+EQUAL = "allreduce"
 ALONE = "none"  # the system whose replicas never exchange anything before the end
 HIDDEN = "streaming_diloco"  # the one that does not wait for its exchanges
 
@@ -14,7 +15,8 @@ HIDDEN = "streaming_diloco"  # the one that does not wait for its exchanges
 @dataclass(frozen=True)
 class Run:
     """One run. `peers`: even, or stalling. `step_s`: mean seconds of a step after the first ones. `replica_bytes`: what
-    replicas of one stage sent one another in the whole run. `held_out`: loss of the result, nats per byte."""
+    replicas of one stage sent one another in the whole run. `held_out`: loss of the result, nats per byte.
+    `predicted_s`: seconds of a step that the simulator has predicted at the start of the run, where that is kept."""
 
     system: str
     peers: str
@@ -23,6 +25,7 @@ class Run:
     step_s: float
     replica_bytes: int
     held_out: float
+    predicted_s: float | None = None
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -38,17 +41,46 @@ def read(folder: Path) -> tuple[str, list[Run]]:
     return head["about"], [Run(**line) for line in lines]
 
 
-def add(folder: Path, about: str, run: Run) -> None:
+def add(trial: str, folder: Path, about: str, run: Run) -> None:
     """Add a run to the raw data, and write the page again."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = [*read(folder)[1], run]
     lines = [{"about": about}, *map(asdict, runs)]
     (folder / RAW).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "README.md").write_text(text(about, runs))
+    (folder / "README.md").write_text({"replicas": text, "sdpipe": text_of_stragglers}[trial](about, runs))
+
+
+def text_of_stragglers(about: str, runs: Sequence[Run]) -> str:
+    """The page of the trial sdpipe."""
+    return SDPIPE_HEAD.format(about=about, steps=runs[0].steps) + "\n" + table_of_gains(runs) + "\n" + SDPIPE_FOOT
+
+
+def table_of_gains(runs: Sequence[Run]) -> str:
+    """A row for each system: its throughput over that of all-reduce, seed by seed."""
+    by_system = grouped(runs)
+    equal = by_system.get(EQUAL, {})
+    lines = [
+        "| system | seeds | s a step, median | over all-reduce, median (least to most) | predicted | loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for system, own in by_system.items():
+        gains = ratios(equal, own)
+        predicted = [
+            equal[seed].predicted_s / run.predicted_s
+            for seed, run in own.items()
+            if seed in equal and run.predicted_s and equal[seed].predicted_s
+        ]
+        spread_of_gains = f"{statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})" if gains else "-"
+        lines.append(
+            f"| {system} | {len(own)} | {statistics.median(run.step_s for run in own.values()):.3f} | "
+            f"{spread_of_gains} | {f'{statistics.median(predicted):.2f}' if predicted else '-'} | "
+            f"{spread([run.held_out for run in own.values()])} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def text(about: str, runs: Sequence[Run]) -> str:
-    """The page."""
+    """The page of the trial replicas."""
     sections = [HEAD.format(about=about, steps=runs[0].steps)]
     for peers in dict.fromkeys(run.peers for run in runs):
         own = [run for run in runs if run.peers == peers]
@@ -132,4 +164,26 @@ It is a small model and a short run: 0.4 million parameters a stage, so an excha
 average every 20 steps happens five times. On a larger model the links count for more, and what is between two averages
 is less of the run. Two pipelines cannot show what groups of a few among many are for
 ([SDPipe](../reproduce/sdpipe/README.md)).
+"""
+
+SDPIPE_HEAD = """# SDPipe's stragglers, measured with real processes
+
+    python scripts/experiments/compare_replicas.py --trial=sdpipe --run_dir=runs/sdpipe_measured \\
+        --page=configs/reproduce/sdpipe_measured --about=TEXT
+
+The model of `configs/sdpipe.py`, 2 stages x 4 pipelines, {steps} steps with the same tokens, as real processes of one
+machine, beside [the simulated page](../sdpipe/README.md), whose rules and stalls these are: each peer pauses for 0.3 s
+before the first forward of a step with probability 0.1, by the same draws under each system. Forwards take at least
+30 ms and backwards 60, so that the machine's cores are not what is measured. The first system is another one from seed
+to seed. {about} Raw data: [`runs.jsonl`](runs.jsonl), from which this page is written. A run that is there is not made
+again, so the same command goes on after an interruption.
+"""
+
+SDPIPE_FOOT = """\
+A step is 8 microbatches, 2 of each pipeline; the first 10 are not timed. Throughput is compared seed by seed.
+"Predicted" is the same ratio of what the simulator of a whole run said at the start of each run, from the times that
+the peers had measured. `sdpipe_p10` and `sdpipe_p4n` are SDPipe with P = 10 and P = 4N. `pairs` and `first_come` are
+the two readings of AD-PSGD; with four pipelines `preduce` has the settings of `first_come`, so the two differ by chance
+alone. `hetpipe` has a wave of 10 steps and a staleness of 4. `none` never averages before the end. The loss is the
+held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
 """

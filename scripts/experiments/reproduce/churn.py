@@ -11,7 +11,6 @@ from pathlib import Path
 
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
 from experiments.churn_comparison.setup import Setup, fields
-from experiments.reproduce.literal_rule import LiteralRule
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import TRACES, read
@@ -98,13 +97,12 @@ def simulated(case: Case, faults: Sequence[Fault]) -> Outcome:
     """The run, and some seconds more, since the step under way at its end counts in part."""
     wiring = dict(kind="fixed") if case.arm == FIXED else dict(kind="swarm", routers=ROUTERS)
     if case.arm in (OURS, LITERAL):
-        wiring["rebalance_s"] = PERIOD_S
+        wiring |= dict(rebalance_s=PERIOD_S, rebalance_rule="algorithm2" if case.arm == LITERAL else "bottleneck")
     given = fields(SETUP, wiring)
     config = configs.parse(given | {"model": {"preset": "debug"} | given["model"]})
     plan = replace(configs.default_plan(config), in_flight=(*[SETUP.microbatches] * (SETUP.stages - 1), 1))
-    balance = LiteralRule(PERIOD_S) if case.arm == LITERAL else None
     until_s = BEGIN_S + case.seconds + 60.0
-    return simulate(config, plan, conditions_of(config, plan), faults=faults, until_s=until_s, balance=balance)
+    return simulate(config, plan, conditions_of(config, plan), faults=faults, until_s=until_s)
 
 
 def conditions_of(config: RunConfig, plan: Plan) -> Conditions:

@@ -1,12 +1,16 @@
 """Admission over real connections: certificates against peer ids, tokens, the standby's admissions, revocation."""
 
+import datetime
+
 import pytest
 import transport_nodes
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
-from jaxdt.runtime.identity import authority, credential
+from jaxdt.runtime import joining
+from jaxdt.runtime.identity import authority, certificate, credential
+from jaxdt.runtime.identity import issuer as issuer_module
 from jaxdt.runtime.identity.certificate import PEER, TOKEN, Holder, SignedCertificate, new_key, signing_request
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.joining import credential_for
@@ -186,6 +190,34 @@ def test_an_expired_token_is_refused(issuer, run_credential, new_token):
         issuer().redeem(seen, signing_request(new_key()))
     with pytest.raises(BadInput, match="expired on "):
         credential.load(token)
+
+
+def test_a_refusal_of_an_expired_token_names_both_clocks_where_they_differ(
+    start, run_credential, issuer, new_token, monkeypatch
+):
+    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    token = new_token(hours=1.0)
+    own = certificate.now()
+    for module in (certificate, issuer_module):
+        monkeypatch.setattr(module, "now", lambda: own + datetime.timedelta(hours=3))
+    monkeypatch.setattr(joining, "now", lambda: own)
+    with pytest.raises(BadInput) as refused:
+        credential_for(token, coordinator.address)
+    expired, theirs = (own + datetime.timedelta(hours=hours) for hours in (1, 3))
+    assert str(refused.value).endswith(
+        f"token: expired on {expired:%Y-%m-%d %H:%M} UTC; "
+        f"the coordinator's clock says {theirs:%Y-%m-%d %H:%M} UTC, this host's {own:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def test_a_host_whose_clock_is_ahead_may_redeem_a_token(start, run_credential, issuer, new_token, monkeypatch):
+    """Only the coordinator's clock counts."""
+    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    token = new_token(hours=1.0)
+    ahead = certificate.now() + datetime.timedelta(hours=3)
+    monkeypatch.setattr(SignedCertificate, "is_expired", False)
+    monkeypatch.setattr(certificate, "now", lambda: ahead)
+    assert credential_for(token, coordinator.address).exists()
 
 
 def test_a_token_is_no_certificate_and_a_certificate_no_token(start, run_credential, issuer, new_token):
