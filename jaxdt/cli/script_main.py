@@ -75,11 +75,9 @@ def run(
         _refuse(str(error), BUG)
     except BrokenPipeError:  # nobody reads on, as in `script | head`
         os._exit(NOBODY_READS)
-    except OSError as error:  # a disk that is full, or a folder that may not be written
+    except (OSError, MemoryError) as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
-        if not (reason := refusal(error, run_dir or "disk")):
-            raise
-        _refuse(reason)
+        _refuse(refusal(error, run_dir or "the system"))
     try:
         sys.stdout.flush()
     except OSError:  # the log may be on a disk that is full; the code is that of the run all the same

@@ -39,6 +39,14 @@ def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     return f"{to_go_on}: start each process again with its flag file and --resume_from={newest}{steps}"
 
 
+def what_is_left(run_dir: Path) -> str:
+    """A line about the checkpoint that a run has left which ended before its last step, and the command that goes on
+    from it."""
+    if (run_dir / "run").exists() and not complete_checkpoints(run_dir):
+        return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
+    return how_to_go_on(run_dir)
+
+
 def _more_steps(run_dir: Path) -> str:
     """The flag without which a run that has done all its steps is not resumed; '' for another run."""
     checkpoints = complete_checkpoints(run_dir)

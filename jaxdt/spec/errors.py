@@ -35,7 +35,7 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_fold
 def why(error: Exception) -> str:
     """The reason of an error in one line, without the path that an OSError repeats."""
     reason = error.strerror if isinstance(error, OSError) else None
-    return reason or (str(error).splitlines() or [type(error).__name__])[0]
+    return reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def require_at_least(name: str, value: int, least: int) -> None:
