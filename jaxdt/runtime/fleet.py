@@ -122,8 +122,8 @@ class LocalFleet:
         return self._coordinator
 
     def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
-        """Start the coordinator. Returns its address, or '' if it ended before it had one. The address of an earlier one
-        stays where others read it, since this one gets the same."""
+        """Start the coordinator. Returns its address, or '' if it ended before it had one. The address of an earlier
+        one stays where others read it, since this one gets the same."""
         address_file = self._run_dir / ADDRESS
         written_before = _identity(address_file)
         own_flags = [f"--began_s={self._launcher.began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]

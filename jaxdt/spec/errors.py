@@ -38,6 +38,20 @@ def why(error: Exception) -> str:
     return reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold the text: not one of a file name, or of JSON, with halves of surrogate pairs."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def require_text(name: str, value: str) -> None:
+    """BadInput for a text that UTF-8 cannot hold, such as a file name in another encoding."""
+    if not is_text(value):
+        raise BadInput(f"{name}: got {value!a}, expected text that UTF-8 can hold")
+
+
 def require_at_least(name: str, value: int, least: int) -> None:
     """BadInput for a field below `least`."""
     if value < least:

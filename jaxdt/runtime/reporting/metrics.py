@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from jaxdt.runtime.storage.durable import append_whole, naming
 from jaxdt.spec.errors import why
+from jaxdt.spec.serialize import parse_json
 
 
 class Metrics:
@@ -98,7 +99,7 @@ def whole_lines(path: Path) -> Iterator[tuple[bytes, dict]]:
     with path.open("rb") as file:
         for number, line in enumerate(file):
             try:
-                step = json.loads(line)
+                step = parse_json(line)
             except ValueError:
                 return
             if not isinstance(step, dict) or step.get("step") != number or "loss" not in step or line[-1:] != b"\n":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput, why
-from jaxdt.spec.serialize import is_object
+from jaxdt.spec.serialize import is_object, parse_json
 
 BUFFERED_BYTES = 1 << 16
 BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many seconds
@@ -163,8 +163,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The value that write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     if not is_object(content) or set(content) != {"sha256", "value"}:
         raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
