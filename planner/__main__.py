@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NoReturn
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, why
 from planner.model.pool import EQ3, STOPS
 from planner.search.base import POOL_SOLVERS, SOLVERS
 
@@ -239,6 +239,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise  # ours, and so a mistake of ours
         hint = "expected the environment of this repository: source .venv/bin/activate"
         print(f"error: this Python ({sys.executable}) has no {error.name}, {hint}", file=sys.stderr)
+        return 2
+    except (OSError, MemoryError, UnicodeEncodeError) as error:
+        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        hint = "; PYTHONUTF8=1 shows all text" if isinstance(error, UnicodeEncodeError) else ""
+        print(f"error: {where}{type(error).__name__}: {why(error)}{hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -32,9 +32,9 @@ from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_end import how_to_go_on
+from jaxdt.runtime.run_end import has_steps, what_is_left
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
-from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, complete_checkpoints, newest
+from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, newest
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -97,8 +97,8 @@ def main() -> int:
     if code and run.summary.get("steps"):
         print(to_draw)
     is_stopped = run.summary.get("reason", "").startswith(STOPPED)
-    if code == INTERRUPTED or (code == LOST and run.summary.get("steps")) or is_stopped:
-        print(saved(run.run_dir))
+    if code == INTERRUPTED or (code == LOST and has_steps(run.run_dir)) or is_stopped:
+        print(what_is_left(run.run_dir))
     if code == 0 and REPORT.value:
         print("draws the report", flush=True)
         print(run.report().text)
@@ -139,14 +139,6 @@ def config_table(config: RunConfig, plan: Plan) -> str:
     kept = resume_flags.kept(folders.job) if RESUME.value else {}
     rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
     return config_sources.table(rows)
-
-
-def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that a run has left which was interrupted, was stopped, or has lost a peer, and the
-    command that goes on from it."""
-    if not complete_checkpoints(run_dir):
-        return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
-    return how_to_go_on(run_dir)
 
 
 def check_used_flags() -> None:

@@ -26,6 +26,7 @@ from jaxdt.runtime.storage.durable import older_part
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.serialize import parse_json
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
@@ -71,7 +72,7 @@ def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
 def read_summary(path: Path) -> dict:
     """The summary. BadInput if a value that is used here is damaged."""
     try:
-        summary = json.loads(path.read_text())
+        summary = parse_json(path.read_text())
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
     if not isinstance(summary, dict):
@@ -100,7 +101,7 @@ def read_metrics(path: Path) -> list[dict]:
     steps = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            step = json.loads(line)
+            step = parse_json(line)
         except ValueError:
             step = None
         kinds = {"step": int, "loss": int | float, "step_s": int | float}

@@ -8,7 +8,6 @@ Uses the newest complete checkpoint of the run and computes on the CPU.
 import check_installed  # noqa: F401
 
 # isort: split
-import json
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from jaxdt.runtime.storage.checkpoint import newest
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput, require_at_least
+from jaxdt.spec.serialize import parse_json
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint; by default the newest one of run_dir.")
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")
@@ -38,7 +38,7 @@ def main() -> int:
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} has no config.json, expected the folder of a run")
     try:
-        config = configs.parse(json.loads((run_dir / "config.json").read_text()))
+        config = configs.parse(parse_json((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     tokenizer = load_tokenizer(run_inputs.token_file(config.data.path).tokenizer)

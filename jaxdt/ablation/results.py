@@ -44,7 +44,7 @@ def load(path: Path, mark: str) -> dict[Case, dict]:
     text = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            record = json.loads(line)
+            record = serialize.parse_json(line)
             case = Case(**record["case"])
         except (ValueError, KeyError, TypeError):
             raise BadInput(f"{path}:{number}: got no result, expected a JSON object with a case") from None

@@ -31,7 +31,7 @@ from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.sim.stragglers import stalls
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.cpus import cores_text, usable_cores
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, require_text
 from jaxdt.spec.plan import Plan
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
@@ -190,6 +190,7 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     changes and where it goes on. If the coordinator's output goes to a log, that begins with what was said.
     `began_s`: since when the user waits, on the monotonic clock."""
     run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
+    require_text("run_dir", str(run_dir))
     began_s = time.monotonic() if began_s is None else began_s
     if not (SCRIPTS / "train.py").exists():
         raise BadInput(f"{SCRIPTS}: has no train.py, expected an installation from the repository: pip install -e .")

@@ -6,11 +6,11 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
-from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.coordinator_client import CoordinatorAway, ask_coordinator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
-from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.run_dir import CREDENTIALS
+from jaxdt.runtime.net.address import format_address, parse_address
+from jaxdt.runtime.run_dir import CREDENTIALS, live_holder
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.spec.errors import BadInput
@@ -45,9 +45,13 @@ def ask(command: str, peer: int | None = None) -> str:
     patience_s = 0.0 if _known_end() else PATIENCE_S
     try:
         answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, patience_s)
-    except BadInput:
+    except BadInput as error:
         if ended := _known_end():
             raise BadInput(f"{command}: {ended}") from None
+        is_here = RUN_DIR.value and not COORDINATOR.value
+        if isinstance(error, CoordinatorAway) and is_here and (pid := live_holder(folders().run_dir)):
+            again = f"but the run goes on (process {pid}), and launch.py starts a coordinator again that has died"
+            raise BadInput(f"{command}: nobody answers at {format_address(address)}, {again}: ask again") from None
         raise
     if not isinstance(answer, OperatorAnswer):
         raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")

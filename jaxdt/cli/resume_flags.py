@@ -1,7 +1,6 @@
 """The flags of a run that is resumed: those that it was launched with, unless they are given anew. Needs no jax."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +112,7 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     """One line for each field or kept flag in which a resumed run differs from what the run in this folder was."""
     path = run_dir / "config.json"
     try:
-        before = dict(_flat(json.loads(path.read_bytes())))
+        before = dict(_flat(serialize.parse_json(path.read_bytes())))
     except (OSError, ValueError, AttributeError) as error:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     after = dict(_flat(serialize.write(config)))

@@ -15,7 +15,7 @@ from absl import app, command_name, flags, logging
 
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
-from jaxdt.spec.errors import BadInput, ThreadDied, nearest, unreadable
+from jaxdt.spec.errors import BadInput, ThreadDied, nearest, require_text, unreadable
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
@@ -56,7 +56,11 @@ def run(
     words may follow it. `complete` may change the command line before its flags are read. `help_text` is what --help
     prints, instead of the docstring and the flags of the script alone."""
     raise_descriptor_limit()
+    _restart_in_utf8()
     try:
+        for word in sys.argv:
+            require_text("argument", word)
+        require_text("current folder", os.getcwd())
         if help_text and HELP.intersection(sys.argv[1:]):
             print(help_text(), flush=True)
             sys.exit(0)
@@ -75,16 +79,22 @@ def run(
         _refuse(str(error), BUG)
     except BrokenPipeError:  # nobody reads on, as in `script | head`
         os._exit(NOBODY_READS)
-    except OSError as error:  # a disk that is full, or a folder that may not be written
+    except (OSError, MemoryError) as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
-        if not (reason := refusal(error, run_dir or "disk")):
-            raise
-        _refuse(reason)
+        _refuse(refusal(error, run_dir or "the system"))
     try:
         sys.stdout.flush()
     except OSError:  # the log may be on a disk that is full; the code is that of the run all the same
         os._exit(code)
     sys.exit(code)
+
+
+def _restart_in_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode where its locale has another encoding: paths, prompts and files
+    are UTF-8 here, and so are those of the processes that it starts."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _refuse(reason: str, code: int = 2) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.serialize import is_object
+from jaxdt.spec.serialize import is_object, parse_json
 from jaxdt.spec.work import Work, parse_work
 
 TraceRecord = dict[str, Any]  # of one line, as JSON gives it
@@ -86,7 +86,7 @@ def read(lines: Iterable[str], source: str = "trace") -> list[TraceRecord]:
     records: list[TraceRecord] = []
     for number, line in enumerate(lines, start=1):
         try:
-            record: Any = json.loads(line)
+            record: Any = parse_json(line)
         except ValueError:
             if number == len(lines):
                 break

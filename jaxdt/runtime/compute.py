@@ -9,6 +9,8 @@ from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
 
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins the text of XLA's error
+
 
 def compute(
     loop: Loop,
@@ -22,7 +24,7 @@ def compute(
 
     A Work that replaces the state waits until the checkpointer has copied it. A Work of a kind takes at least
     work_s_min[kind], which emulates a slower device, and `stalls` makes some Work begin late, which emulates a
-    straggler. An exception is posted too, and ends the process."""
+    straggler. An exception is posted too, and ends the process: one of XLA for want of memory as a MemoryError."""
     try:
         loop.post(prepare())
         while (action := loop.work.get()) is not None:
@@ -49,4 +51,4 @@ def compute(
                 loop.running = None
                 loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
     except BaseException as error:
-        loop.post(error)
+        loop.post(MemoryError(str(error)) if str(error).startswith(NO_MEMORY) else error)

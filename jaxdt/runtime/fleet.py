@@ -1,7 +1,9 @@
 """The processes of a run on this machine: the coordinator and every peer are children of the launcher."""
 
 import contextlib
+import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,21 +14,32 @@ from pathlib import Path
 from typing import IO
 
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
+from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
+from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.reporting.console import has_own_terminal
-from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
+from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.cpus import allowed_cpus, cpus_text, usable_cores
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
-RUN_CODES = (0, 2, 3, 4, INTERRUPTED)
+LOST = 3  # exit code: the run has lost a peer, or all of them
+RUN_CODES = (0, 2, LOST, 4, INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
 RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", TERMINATED: "terminated"}
 NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
 ADDRESS_S = 60.0
+ASKS_EVERY_S = 2.0
+RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 1.0, 30.0  # between restarts of a coordinator that dies soon after each
+STEADY_S = 30.0  # a coordinator that has lived for so long did not die of its start
+DESERTED_S = 10.0  # a run of which no process was heard for so long has none that lives
 
 
 @dataclass(frozen=True)
@@ -58,8 +71,9 @@ class Launcher:
 class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
-    Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. A coordinator that
-    is killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another."""
+    Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. The run ends when
+    all peers of this launcher have ended, and no other process of the run is there or on its way. A coordinator that is
+    killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another."""
 
     def __init__(self, run_dir: Path, plan: Plan, launcher: Launcher, devices: PeerDevices):
         self._run_dir = run_dir
@@ -72,7 +86,11 @@ class LocalFleet:
         self._peers: dict[int, subprocess.Popen] = {}
         self._workers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
+        self._coordinator_since_s = 0.0
+        self._restart_pause_s = 0.0  # before the next restart, unless the coordinator lives for long
         self._interrupted = False
+        self._asked_s = 0.0  # when the coordinator was last asked who is there
+        self._heard_s = 0.0  # when a peer was last known to live
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
@@ -81,10 +99,11 @@ class LocalFleet:
         (self._run_dir / "logs").mkdir(exist_ok=True)
         try:
             self._first_view.unlink(missing_ok=True)
+            (self._run_dir / ADDRESS).unlink(missing_ok=True)
             address = self._start_coordinator()
             if not address and self._started_coordinator.poll() is None:
                 self._say(f"coordinator: has no address after {ADDRESS_S:.0f} s")
-                return 3
+                return LOST
             if address:
                 self._say(f"coordinator at {address}; starts {len(self._all)} processes, which load jax and compile")
                 for peer in self._all:
@@ -104,12 +123,14 @@ class LocalFleet:
         return self._coordinator
 
     def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
-        """Start the coordinator. Returns its address, or '' if it ended before it had one."""
+        """Start the coordinator. Returns its address, or '' if it ended before it had one. The address of an earlier
+        one stays where others read it, since this one gets the same."""
         address_file = self._run_dir / ADDRESS
-        address_file.unlink(missing_ok=True)
+        written_before = _identity(address_file)
         own_flags = [f"--began_s={self._launcher.began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
         own_flags += [] if has_own_terminal() else ["--nolive"]
         command = [sys.executable, str(self._launcher.scripts / "coordinate.py"), *own_flags, *self._flags]
+        self._release([self._coordinator] if self._coordinator else [])
         with self._log() as log:
             self._coordinator = subprocess.Popen(
                 command,
@@ -121,9 +142,12 @@ class LocalFleet:
                 pass_fds=[self._launcher.lock],
             )
         deadline_s = time.monotonic() + ADDRESS_S
-        while not address_file.exists() and self._coordinator.poll() is None and time.monotonic() < deadline_s:
+        self._coordinator_since_s = time.monotonic()
+        while (is_unwritten := _identity(address_file) == written_before) and time.monotonic() < deadline_s:
+            if self._coordinator.poll() is not None:
+                break
             time.sleep(POLL_S)
-        return address_file.read_text() if address_file.exists() else ""
+        return "" if is_unwritten else address_file.read_text()
 
     def _start(self, peer: int, flags: Sequence[str]) -> subprocess.Popen:
         """Start the process of a peer, or of a pool's worker."""
@@ -166,6 +190,12 @@ class LocalFleet:
                 cut_log(self._log_path(peer))
             ended = [peer for peer, child in self._peers.items() if child.poll() is not None]
             if self._first_view.exists():
+                if len(ended) < len(self._peers):
+                    self._heard_s = time.monotonic()
+                elif self._is_deserted(address):
+                    self._end_deserted(ended)
+                    self._coordinator_ends_within(GRACE_S)
+                    break
                 continue
             if ended and not self._coordinator_ends_within(NOTICED_S):
                 self._end_for_lost_peer(ended[0])
@@ -179,16 +209,62 @@ class LocalFleet:
             code = INTERRUPTED  # by a system that shuts down and signals every process, or by a second Ctrl-C
         if code is not None and code not in RUN_CODES:
             self._say(f"coordinator: lost, its process ended with exit code {code}")
-        return code if code in RUN_CODES else 3
+        return code if code in RUN_CODES else LOST
 
     def _restarts_coordinator(self, address: str) -> bool:
-        """Start the coordinator again at its old address if it alone was killed or terminated and the run had begun.
-        Returns whether it runs again."""
+        """Start the coordinator again at its old address if it was killed or terminated, the run had begun, and peers
+        wait for it. Returns whether it was. One that dies soon after its start is started again after a pause, which
+        grows each time."""
         code = self._started_coordinator.poll()
         if self._interrupted or code not in RESTARTED_CODES or not self._first_view.exists():
             return False
-        self._say(f"coordinator: {RESTARTED_CODES[code]}, started again")
-        return bool(self._start_coordinator(address))
+        if all(child.poll() is not None for child in self._peers.values()):
+            return False
+        if time.monotonic() - self._coordinator_since_s > STEADY_S:
+            self._restart_pause_s = 0.0
+        pause_s = self._restart_pause_s
+        self._restart_pause_s = min(max(RESTART_PAUSE_S, 2 * pause_s), RESTART_PAUSE_S_MAX)
+        self._say(f"coordinator: {RESTARTED_CODES[code]}, started again{f' in {pause_s:.0f} s' if pause_s else ''}")
+        deadline_s = time.monotonic() + pause_s
+        while time.monotonic() < deadline_s and not self._interrupted:
+            time.sleep(POLL_S)
+        if not self._interrupted:
+            self._start_coordinator(address)
+        return not self._interrupted
+
+    def _is_deserted(self, address: str) -> bool:
+        """Whether the coordinator has heard no member for DESERTED_S, and knew of none that comes."""
+        if time.monotonic() - self._asked_s < ASKS_EVERY_S:
+            return False
+        try:
+            own_id, question = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS), OperatorRequest("status")
+            credential = load(authority.operator_file(self._run_dir / CREDENTIALS))
+            coordinator = parse_address("coordinator", address)
+            answer = ask_coordinator("status", own_id, question, coordinator, credential, False, patience_s=0.0)
+        except BadInput:
+            return False  # it ends, or is started again
+        finally:
+            self._asked_s = time.monotonic()
+        if not isinstance(answer, OperatorAnswer) or not answer.accepted:
+            return False
+        status = json.loads(answer.text)
+        silences_s = [member["silent_s"] for member in status["members"] if member["silent_s"] is not None]
+        if min(silences_s, default=DESERTED_S) < DESERTED_S or status["coming"] or status["candidates"]:
+            self._heard_s = time.monotonic()
+        return time.monotonic() - self._heard_s > DESERTED_S
+
+    def _end_deserted(self, ended: Sequence[int]) -> None:
+        """All peers have ended: tell the coordinator to end the run."""
+        crashed = [peer for peer in ended if self._peers[peer].returncode not in EXPECTED_CODES]
+        last = f"; of peer {crashed[0]}: {self._last_line(crashed[0])}" if crashed else ""
+        self._tell([self._started_coordinator], f"{LOST} all peers have ended, and no other is on its way{last}")
+
+    def _tell(self, children: Iterable[subprocess.Popen], line: str) -> None:
+        """Ask children to end, with the code and the reason that begin and end the line."""
+        for child in children:
+            assert child.stdin is not None, "every child is started with a pipe"
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(f"{line}\n".encode())
 
     def _end_for_lost_peer(self, peer: int) -> None:
         """A peer has ended before the coordinator knew of it: tell all other processes to end."""
@@ -197,11 +273,8 @@ class LocalFleet:
         reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): {how}"
         if code == 2:
             reason = self._last_line(peer)
-        line = f"{2 if code == 2 else 3} {reason}\n".encode()
-        for child in (self._started_coordinator, *self._peers.values(), *self._workers.values()):
-            assert child.stdin is not None, "every child is started with a pipe"
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(line)
+        children = [self._started_coordinator, *self._peers.values(), *self._workers.values()]
+        self._tell(children, f"{2 if code == 2 else LOST} {reason}")
 
     def _log(self) -> contextlib.AbstractContextManager[IO[str] | None]:
         """The file for what would be printed, if it is not printed."""
@@ -262,3 +335,11 @@ class LocalFleet:
         for child in children:
             if child.stdin:
                 child.stdin.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Differs after each time that a file is written durably; None while there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        stat = path.stat()
+        return stat.st_ino, stat.st_mtime_ns
+    return None

@@ -226,7 +226,7 @@ class Loop:
         try:
             self._checkpoint_writer.put_slice(key, words)
         except OSError as error:
-            self._events.put(LostPart(key.part, refusal(error, "run_dir") or str(error)))
+            self._events.put(LostPart(key.part, refusal(error, "run_dir")))
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
@@ -261,8 +261,8 @@ class Loop:
         """Start the machine and go on until it stops, or until another machine must take its place. `address` is where
         others reach this process.
 
-        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, the
-        OSError of a disk, or ThreadDied at a peer is raised after the other processes have been told of it."""
+        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, an
+        error of the system, or ThreadDied at a peer is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         self._busy_since_s = time.monotonic()
         writer = threading.Thread(target=self._write_durably, name="durable", daemon=True)
@@ -276,9 +276,9 @@ class Loop:
                 self._turn()
             if self._has_last_message:
                 flush_s = FLUSH_S
-        except (BadInput, OSError) as error:
+        except (BadInput, OSError, MemoryError) as error:
             flush_s = FLUSH_S
-            self._announce_failure(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
+            self._announce_failure(str(error) if isinstance(error, BadInput) else refusal(error, "run_dir"))
             raise
         except ThreadDied as error:
             if self._durable is None:  # peers wait for a coordinator, which may be started again
@@ -437,8 +437,7 @@ class Loop:
         try:
             self._checkpoint_writer.mark_complete(checkpoint)
         except OSError as error:
-            what = f"checkpoint of {checkpoint.version} steps"
-            self._perform(WriteFailedReport(f"{what}: {error.filename}: {error.strerror}"))
+            self._perform(WriteFailedReport(f"checkpoint of {checkpoint.version} steps: {refusal(error, 'run_dir')}"))
 
     @property
     def _checkpoint_writer(self) -> CheckpointWriter:

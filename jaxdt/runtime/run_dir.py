@@ -100,7 +100,7 @@ def clear(run_dir: Path, overwrite: bool) -> str:
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
     places = [run_dir, *filter(Path.is_dir, [run_dir / EMITTED_RUN_DIR])]
     for place in places:
-        if holder := _live_holder(place):
+        if holder := _in_use(place):
             raise BadInput(f"run_dir: {place} is in use: {holder}")
     if not overwrite:
         resume = ", or --resume" if has_checkpoints(run_dir) else ""
@@ -128,9 +128,9 @@ def has_checkpoints(run_dir: Path) -> bool:
     return any(run_dir.glob("checkpoints/*/"))
 
 
-def _live_holder(run_dir: Path) -> str:
-    """A text that says which process has locked the folder and how to end it or its run, if it lives; else ''. If
-    several processes share the lock, the one that came last counts."""
+def live_holder(run_dir: Path) -> int:
+    """The process that has locked the folder, if it lives; else 0. If several processes share the lock, the one that
+    came last counts."""
     try:
         with (run_dir / LOCK).open("rb") as lock:
             pid = int(lock.read(20) or b"0")
@@ -139,9 +139,15 @@ def _live_holder(run_dir: Path) -> str:
             except BlockingIOError:
                 os.kill(pid, 0)
             else:
-                return ""
+                return 0
     except (OSError, ValueError):  # no such file, or no such process
-        return ""
+        return 0
+    return pid
+
+
+def _in_use(run_dir: Path) -> str:
+    """A text that says which live process has locked the folder and how to end it or its run; '' if there is none."""
+    pid = live_holder(run_dir)
     if not pid:
         return ""
     if ended_run(run_dir):
@@ -170,7 +176,7 @@ def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if (holder := _live_holder(run_dir)) or time.monotonic() > deadline_s:
+            if (holder := _in_use(run_dir)) or time.monotonic() > deadline_s:
                 os.close(lock)
                 raise BadInput(f"run_dir: {run_dir} is in use: {holder or NOT_ENDED}") from None
         else:

@@ -1,10 +1,12 @@
 """Reads from the files of a run that has ended how it ended, and which command goes on."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
+from jaxdt.spec.errors import BadInput, why
+from jaxdt.spec.serialize import parse_json
 
 
 def ended_run(run_dir: Path) -> str:
@@ -13,7 +15,7 @@ def ended_run(run_dir: Path) -> str:
     summary, address = run_dir / "summary.json", run_dir / ADDRESS
     if not summary.exists() or (address.exists() and address.stat().st_mtime > summary.stat().st_mtime):
         return ""
-    reason = json.loads(summary.read_text())["reason"]
+    reason = _read(summary)["reason"]
     return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
 
 
@@ -39,10 +41,26 @@ def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     return f"{to_go_on}: start each process again with its flag file and --resume_from={newest}{steps}"
 
 
+def _read(path: Path) -> Any:
+    """The content of a file that a run wrote; BadInput for a damaged one."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
+
+
+def what_is_left(run_dir: Path) -> str:
+    """A line about the checkpoint that a run has left which ended before its last step, and the command that goes on
+    from it."""
+    if (run_dir / "run").exists() and not complete_checkpoints(run_dir):
+        return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
+    return how_to_go_on(run_dir)
+
+
 def _more_steps(run_dir: Path) -> str:
     """The flag without which a run that has done all its steps is not resumed; '' for another run."""
     checkpoints = complete_checkpoints(run_dir)
     n_done = int(checkpoints[-1].name) if checkpoints else 0
-    if not n_done or n_done < json.loads((run_dir / "config.json").read_bytes())["train"]["steps"]:
+    if not n_done or n_done < _read(run_dir / "config.json")["train"]["steps"]:
         return ""
     return f" --config.train.steps={2 * n_done}"

@@ -4,7 +4,6 @@ A trace is JSON: `nodes[k]` machines from second `t_s[k]` on. Where the number f
 where it grows, newcomers join on the machines that have been away for longest.
 """
 
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.faults import CRASH, JOIN, Fault
+from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
 Counts = list[tuple[float, int]]
@@ -20,7 +20,7 @@ Counts = list[tuple[float, int]]
 def load(path: str | Path) -> Counts:
     """(second, number of machines from then on), in order; raises BadInput for anything else."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = serialize.parse_json(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     times, nodes = (data.get(name) for name in ("t_s", "nodes")) if isinstance(data, dict) else (None, None)

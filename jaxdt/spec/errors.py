@@ -35,7 +35,21 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_fold
 def why(error: Exception) -> str:
     """The reason of an error in one line, without the path that an OSError repeats."""
     reason = error.strerror if isinstance(error, OSError) else None
-    return reason or (str(error).splitlines() or [type(error).__name__])[0]
+    return reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold the text: not one of a file name, or of JSON, with halves of surrogate pairs."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def require_text(name: str, value: str) -> None:
+    """BadInput for a text that UTF-8 cannot hold, such as a file name in another encoding."""
+    if not is_text(value):
+        raise BadInput(f"{name}: got {value!a}, expected text that UTF-8 can hold")
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

@@ -8,7 +8,6 @@ one currency.
 
 import functools
 import itertools
-import json
 import math
 import sys
 from dataclasses import dataclass, field, replace
@@ -143,7 +142,7 @@ def uniform(n_devices: int, latency_s: float = 0.0, bandwidth_gbps: float = UNLI
 def parse(text: str, source: str) -> Network:
     """A network from the text of a network.json; `source` names it in errors."""
     try:
-        data: Any = json.loads(text)
+        data: Any = serialize.parse_json(text)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error}), expected a network file such as those in {EXAMPLES}") from None
     if not is_object(data):

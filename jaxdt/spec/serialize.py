@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, is_text, nearest
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60
@@ -83,11 +83,19 @@ def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
         raise BadInput(f"{path.removeprefix('.')}: {mismatch.text}") from None
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError for one that is none, or that is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("objects or lists are nested too deeply") from None
+
+
 def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
     """The object that a file of this format holds, without its fields `format` and `$schema`; `source` names the file
     in errors."""
     try:
-        data: Any = json.loads(text)
+        data: Any = parse_json(text)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not is_object(data) or data.pop("format", None) != file_format:
@@ -116,6 +124,8 @@ def _reader(kind: Any, lenient: bool) -> Reader:
         return lambda data: data
     if kind is float:
         return _read_float
+    if kind is str:
+        return _read_str
     return functools.partial(_read_scalar, kind)
 
 
@@ -123,6 +133,14 @@ def _read_scalar(kind: Any, data: Any) -> Any:
     if type(data) is kind or (kind is dict and is_object(data)):
         return data
     raise _Mismatch(f"got {_short(data)}, expected {getattr(kind, '__name__', kind)}")
+
+
+def _read_str(data: Any) -> str:
+    if type(data) is not str:
+        raise _Mismatch(f"got {_short(data)}, expected str")
+    if not is_text(data):
+        raise _Mismatch(f"got {_short(data)}, expected text that UTF-8 can hold")
+    return data
 
 
 def _read_float(data: Any) -> float:

@@ -14,7 +14,6 @@ stage, "*" those of every region (spread over failure domains: a region's loss t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +102,7 @@ class Rule:
 def load_constraints(path: str | Path) -> Constraints:
     """Read a constraints.json."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = serialize.parse_json(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
     except ValueError as error:

@@ -10,7 +10,6 @@ build than the run's, rounding differs, and so it does with another number of th
 on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.serialize import parse_json
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 THREADED = flags.DEFINE_bool("threaded", False, "Compute on several threads, as peers did with --cpus of their own.")
@@ -61,7 +61,7 @@ def main() -> int:
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     try:
-        config = configs.parse(json.loads((run_dir / "config.json").read_text()))
+        config = configs.parse(parse_json((run_dir / "config.json").read_text()))
         lines = kept_lines(run_dir / "trace" / "coordinator.jsonl")
     except (OSError, ValueError) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run ({error})") from None

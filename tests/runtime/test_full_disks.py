@@ -7,7 +7,15 @@ import threading
 
 import pytest
 
-from jaxdt.protocol.events import Checkpoint, CheckpointFailed, MarkCheckpoint, Started, Stop, WriteCheckpoint
+from jaxdt.protocol.events import (
+    Checkpoint,
+    CheckpointFailed,
+    Interrupted,
+    MarkCheckpoint,
+    Started,
+    Stop,
+    WriteCheckpoint,
+)
 from jaxdt.protocol.reports import RefusedReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace, read
 from jaxdt.runtime.loop import Loop
@@ -160,3 +168,29 @@ def test_a_checkpoint_of_a_state_that_has_changed_fails_and_is_never_written(tmp
     (failed,) = outcomes
     assert failed.version == 4 and failed.reason.endswith("/stage_0: the state is that of 5 steps by now, not of 4")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (OSError(errno.ESTALE, "Stale file handle"), "run_dir: Stale file handle"),
+    (OSError("odd"), "run_dir: odd"),
+    (MemoryError(), "memory: the system gave this process no more (MemoryError)"),
+])  # fmt: skip
+def test_the_others_are_told_of_an_error_of_the_system(error, reason):
+    class Machine:
+        heard = ()
+
+        def handle(self, now_s, event):
+            self.heard += (event,) if isinstance(event, Interrupted) else ()
+            return []
+
+    class Durable:
+        def put(self, name, value):
+            raise error
+
+    machine = Machine()
+    loop = Loop(-1, machine, Trace(lambda line: None), print, durable=Durable())
+    loop.transport = NoTransport()
+    loop._durable_writes.put(("view", {}))
+    with pytest.raises(type(error)):
+        loop.run("")
+    assert machine.heard == (Interrupted(2, reason),)

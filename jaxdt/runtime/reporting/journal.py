@@ -53,7 +53,7 @@ from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.storage.durable import FileStore, write_durably
+from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
 from jaxdt.spec.config import ADVISE
 from jaxdt.spec.cpus import allowed_cpus, usable_cores
 from jaxdt.spec.network import Network
@@ -340,7 +340,7 @@ class Journal:
         try:
             write_durably(self._job.run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         except OSError as error:
-            self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
+            self.report(WriteFailedReport(refusal(error, "run_dir")))
         self._display.summary(summary)
 
     def _doubt(self, predicted_s: float | None, measured_s: float | None, n_steps: int) -> str:

@@ -10,7 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxdt.runtime.storage.durable import append_whole
+from jaxdt.runtime.storage.durable import append_whole, naming
+from jaxdt.spec.errors import why
+from jaxdt.spec.serialize import parse_json
 
 
 class Metrics:
@@ -81,13 +83,14 @@ class Metrics:
             with contextlib.suppress(OSError):
                 self._open_file.truncate(self._ends[-1])  # half a line
             if self._failed and not was_waiting:
-                self._failed(f"{self._path}: {error.strerror}")
+                self._failed(f"{self._path}: {why(error)}")
 
     def _truncate(self) -> None:
         """Cut the file behind the lines that count."""
         descriptor = self._open_file.fileno()
-        os.ftruncate(descriptor, self._ends[-1])
-        os.fsync(descriptor)
+        with naming(self._path):
+            os.ftruncate(descriptor, self._ends[-1])
+            os.fsync(descriptor)
 
 
 def plain_steps(steps: Sequence[dict], n_measuring: int = 1) -> list[dict]:
@@ -103,7 +106,7 @@ def whole_lines(path: Path) -> Iterator[tuple[bytes, dict]]:
     with path.open("rb") as file:
         for number, line in enumerate(file):
             try:
-                step = json.loads(line)
+                step = parse_json(line)
             except ValueError:
                 return
             if not isinstance(step, dict) or step.get("step") != number or "loss" not in step or line[-1:] != b"\n":

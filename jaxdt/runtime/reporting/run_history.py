@@ -12,7 +12,7 @@ from jaxdt.protocol.reports import (
     RestartedReport,
     VacantReport,
 )
-from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
@@ -138,4 +138,4 @@ class RunHistory:
         try:
             self._durable.put(HISTORY, serialize.write(history))
         except OSError as error:
-            self._failed(f"{error.filename}: {error.strerror}")
+            self._failed(refusal(error, "run_dir"))

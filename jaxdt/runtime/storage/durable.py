@@ -9,19 +9,21 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput, why
-from jaxdt.spec.serialize import is_object
+from jaxdt.spec.serialize import is_object, parse_json
 
 BUFFERED_BYTES = 1 << 16
 BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many seconds
 # The size of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part
 # holds the reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
 LOG_BYTES_MAX = 1 << 24
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# A file system answers so in passing, one of a network above all: the whole write is tried once more.
+PASSING = (errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT)
+RETRY_S = 0.2
 
 
 class FileStore:
@@ -45,7 +47,8 @@ class FileStore:
         """Forget a value; durable on return."""
         path = self._folder / f"{name}.json"
         if path.exists():
-            path.unlink()
+            with naming(path):
+                path.unlink()
             fsync(self._folder)
 
     def get(self, name: str) -> Any:
@@ -109,7 +112,7 @@ class LateFile:
         except OSError as error:
             was_failing, self._is_failing = self._is_failing, True
             if self._failed and not was_failing:
-                self._failed(f"{self._path}: {error.strerror}")
+                self._failed(f"{self._path}: {why(error)}")
         else:
             self._is_failing = False
 
@@ -160,7 +163,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The value that write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     if not is_object(content) or set(content) != {"sha256", "value"}:
@@ -195,41 +198,69 @@ def cut_log(path: Path) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace the content of a file: write a temporary file, fsync it, rename it, fsync the folder. Also after a crash
-    the file holds either all of its old content or all of the new one. An OSError names the file."""
+    the file holds either all of its old content or all of the new one. An OSError names the file, or its folder.
+
+    A file system may fail in passing, so all up to the rename is tried once more: nothing relies on the temporary file.
+    The fsync of the folder is not repeated: after one that has failed the system may have dropped what it should have
+    written, and a second one would say nothing of it."""
     # Peers of one host, and threads of one process, may write the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            _put(temporary, path, content)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            time.sleep(RETRY_S)
+            _put(temporary, path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, why(error), str(path)) from None
     fsync(path.parent)
+
+
+def _put(temporary: Path, path: Path, content: bytes) -> None:
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that leaves this context names a file: this one if the system named none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, why(error), str(path)) from None
 
 
 def disk_id(run_dir: Path) -> str:
     """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "disk_id"
-    if not path.exists():
-        temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
-        temporary.write_text(secrets.token_hex(8))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
-    return path.read_text()
+    with naming(path):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
+            temporary.write_text(secrets.token_hex(8))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+            temporary.unlink()
+        return path.read_text()
 
 
 def fsync(path: Path) -> None:
     """Make the content of a file, or the names in a folder, survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def fsync_tree(folder: Path) -> None:
@@ -240,12 +271,11 @@ def fsync_tree(folder: Path) -> None:
         fsync(Path(root))
 
 
-def refusal(error: OSError, default: str) -> str:
-    """One line that says which file a disk refused and why, with `default` in place of a file that the system does not
-    name; '' for an error of another kind."""
-    if error.filename is None and error.errno not in REFUSALS:
-        return ""
+def refusal(error: OSError | MemoryError, default: str) -> str:
+    """One line that says what the system refused and why, with `default` in place of a file that it does not name."""
+    if isinstance(error, MemoryError):
+        return f"memory: the system gave this process no more ({why(error)})"
     if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).exists():
         moved = f"{error.filename}: {folder} is not there any more: it was moved or deleted meanwhile"
         return f"{moved}; a run that was moved goes on with launch.py --resume --run_dir=..."
-    return f"{error.filename or default}: {error.strerror}"
+    return f"{error.filename or default}: {why(error)}"

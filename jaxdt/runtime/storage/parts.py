@@ -12,7 +12,6 @@ files in the manifest's order, and zeros up to a whole word.
 
 import errno
 import hashlib
-import json
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -194,7 +193,7 @@ def unpack(stream: Path, digest: str, temporary: Path) -> Manifest:
         text = file.read(min(length, stream.stat().st_size))
         if hashlib.sha256(text).hexdigest() != digest:
             raise BadInput(f"{stream}: the manifest in it has not the digest {digest:.16}")
-        manifest = serialize.read(Manifest, json.loads(text), str(stream))
+        manifest = serialize.read(Manifest, serialize.parse_json(text), str(stream))
         for name, (size, expected) in manifest.files.items():
             path = temporary / name
             if not path.resolve().is_relative_to(temporary.resolve()):
