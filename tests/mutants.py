@@ -71,6 +71,7 @@ from jaxdt.sim.fuzz.invariants import (
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.download import FetchedStates
 
 
 class Mutant:
@@ -249,6 +250,20 @@ class WithoutRetention(SymbolicTensors):
         if isinstance(tensor_key(body), Key):
             del self._boundaries[body.key]
         return tensor
+
+
+@contextmanager
+def one_buffer():
+    """The slices of all downloads of a peer lie in one buffer, from which its compute thread takes what is there."""
+
+    def put(self, key, words):
+        self._slices[key.lo] = (key, words)
+
+    def take(self, version):
+        return [self._slices[lo] for lo in sorted(self._slices)]
+
+    with mock.patch.multiple(FetchedStates, begin=lambda self: None, put=put, take=take):
+        yield
 
 
 class LatestVersion(SymbolicTensors):

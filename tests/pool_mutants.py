@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from mutants import Mutant, unchanged
+from mutants import Mutant, one_buffer, unchanged
 
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install, WakeAt
@@ -181,6 +181,7 @@ POOL_MUTANTS = {
         {COVER, PROGRESS, WHOLE_SUMS},
         range(40),
     ),
+    "a worker's versions share one buffer": (unchanged, one_buffer, {COVER}, range(15, 18)),
     "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(60, 67)),
     "a late worker gets the same task again": (unchanged, late_workers_and_no_steals, {COVER}, range(50, 60)),
     "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),

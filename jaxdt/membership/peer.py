@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     Post,
     Received,
     Send,
+    State,
     StoreTensor,
     View,
     ViewChanged,
@@ -77,7 +78,7 @@ _readers = functools.lru_cache(maxsize=16)(Readers)
 class Peer:
     """Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
     that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
-    with their tensors."""
+    with their tensors. A slice of a state is kept by the machine that has asked for it (jaxdt.sync.download)."""
 
     def __init__(self, membership: PeerMembership, *others: Machine):
         self.membership = membership
@@ -98,7 +99,7 @@ class Peer:
                 if verdict != ACCEPT and verdict != PASS_ON:
                     actions += self._hold_or_drop(event, verdict)
                     continue
-                if event.tensor is not None and verdict == ACCEPT:
+                if event.tensor is not None and verdict == ACCEPT and type(body) is not State:
                     actions.append(StoreTensor(event.header.src, body, event.tensor))
                 kind = type(body)
             for i, handle in self._readers[kind]:

@@ -1219,6 +1219,14 @@ class Installed:
 
 
 @frozen_dataclass
+class NotInstalled:
+    """The fetched state of `version` is not what was sent, and the state that was here stays."""
+
+    version: int
+    reason: str
+
+
+@frozen_dataclass
 class Digested:
     """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
 
@@ -1661,9 +1669,10 @@ class Free:
 
 @frozen_dataclass
 class Discard:
-    """Forget a boundary tensor, if it is here."""
+    """Forget a boundary tensor, if it is here. With a StateKey: a download of a state begins, so forget the slices of
+    one that was given up."""
 
-    key: Key
+    key: Key | StateKey
 
 
 @frozen_dataclass
@@ -1738,8 +1747,8 @@ class Restore:
 @frozen_dataclass
 class Install:
     """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
-    Installed answers. `beside_work`: a pool worker gets the next version; its results of later steps stay, and where
-    updates are delayed the version before stays too."""
+    Installed or NotInstalled answers. `beside_work`: a pool worker gets the next version; its results of later steps
+    stay, and where updates are delayed the version before stays too."""
 
     version: int
     generation: int
@@ -1795,6 +1804,7 @@ Event = (
     | LostPart
     | Restored
     | Installed
+    | NotInstalled
     | Digested
     | LinkChanged
     | NoWay

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from jaxdt.protocol.events import Digested, DigestState, Event, Install, Installed, Ran, Restore, Restored
+from jaxdt.protocol.events import Digested, DigestState, Event, Install, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
@@ -33,8 +33,7 @@ def compute(
                 loop.tensors.restore(action)
                 loop.post(Restored(action.version))
             elif isinstance(action, Install):
-                loop.tensors.install(action)
-                loop.post(Installed(action.version))
+                loop.post(loop.tensors.install(action))
             elif isinstance(action, DigestState):
                 loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
             else:

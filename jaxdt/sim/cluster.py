@@ -4,7 +4,7 @@ Time is a queue of callbacks; links and hosts are models. Each peer has a `Tenso
 alone, or the runtime's store for real arithmetic under virtual time. Equal inputs give equal traces, byte for byte.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,6 @@ from jaxdt.protocol.events import (
     Free,
     Header,
     Install,
-    Installed,
     Interrupted,
     Join,
     KeepPart,
@@ -98,6 +97,7 @@ from jaxdt.spec.work import MESSAGE, ON_A_CORE, TIMED_AS, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
+Computation = Run | Restore | Install | DigestState  # for a compute thread
 
 CRASH_STOP = Stop(CRASHED, "crashed")
 ASKED_AGAIN_S = 1.0  # an operator without an answer asks again
@@ -141,8 +141,7 @@ class Simulation:
         self._n_holds = 0
         self._accepted: set[int] = set()  # operators whose last request was accepted
         self._paused: dict[int, list[Event]] = {}
-        self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
-        self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
+        self._compute: dict[int, deque[Computation]] = {}  # what each compute thread does, and then what waits
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
         self._links = LinkTable(environment.link, self._queue.at, host_of, environment.link_options)
@@ -178,7 +177,7 @@ class Simulation:
             Send: self._send,
             Post: self._post,
             StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
-            Run: self._run,
+            **dict.fromkeys((Run, Restore, Install, DigestState), self._hand_to_compute_thread),
             Offer: lambda peer, offer: self._peers[peer].tensors.offer(offer.round, offer.step),
             Sum: self._sum,
             Free: lambda peer, free: self._peers[peer].tensors.free(free.step, free.rounds),
@@ -190,9 +189,6 @@ class Simulation:
             WriteCheckpoint: self._write_checkpoint,
             FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
             KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
-            Restore: self._restore,
-            Install: self._install,
-            DigestState: self._digest_state,
             **dict.fromkeys(SCHEMAS.values(), self._report),
             MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
@@ -362,8 +358,7 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
-        self._running.pop(peer, None)  # what an earlier process has begun does not hold up this one
-        self._waiting_for_work.pop(peer, None)
+        self._compute.pop(peer, None)  # what an earlier process has begun does not hold up this one
         self._n_starts[peer] += 1
         self.disks.ended(peer)
         self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
@@ -401,17 +396,10 @@ class Simulation:
 
     def _wake(self, peer: int, machine: DrivenMachine, woke: Woke) -> None:
         """As in the runtime, a peer hears what its device does before its timer."""
-        if self._running.get(peer):
-            self._handle_own_event(peer, machine, Status({}, {}, self._running[peer][0]))
+        computation = next(iter(self._compute.get(peer, ())), None)
+        if isinstance(computation, Run):
+            self._handle_own_event(peer, machine, Status({}, {}, computation.work))
         self._handle_own_event(peer, machine, woke)
-
-    def _handle_after_work(self, peer: int, event: Event) -> None:
-        """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
-        own_event = (peer, self._machines[peer], event)
-        if self._running.get(peer):
-            self._waiting_for_work.setdefault(peer, []).append(own_event)
-        else:
-            self._queue.at(self.outcome.now_s, self._handle_own_event, own_event)
 
     def _handle_message(self, peer: int, callback: Callable[..., None], args: tuple) -> None:
         """Spend the time that handling a message takes at one end of its link, then call callback(*args)."""
@@ -463,8 +451,51 @@ class Simulation:
     def _post(self, src: int, post: Post) -> None:
         self._delivery.post(src, post.letters, post.priority, post.header)
 
-    def _run(self, peer: int, run: Run) -> None:
-        sim_peer, work, now_s = self._peers[peer], run.work, self.outcome.now_s
+    def _hand_to_compute_thread(self, peer: int, computation: Computation) -> None:
+        """The compute thread of a peer does one thing after another."""
+        computations = self._compute.setdefault(peer, deque())
+        computations.append(computation)
+        if len(computations) == 1:
+            self._begin_computation(self._peers[peer], peer)
+
+    def _begin_computation(self, sim_peer: SimPeer, peer: int) -> None:
+        """The compute thread comes to the first thing that is to be done, or is busy for a while."""
+        busy_s = sim_peer.busy_s() if sim_peer.busy_s else 0.0
+        if busy_s:
+            self._queue.at(self.outcome.now_s + busy_s, self._compute_first, (sim_peer, peer))
+        else:
+            self._compute_first(sim_peer, peer)
+
+    def _compute_first(self, sim_peer: SimPeer, peer: int) -> None:
+        if sim_peer is not self._peers[peer] or peer in self.outcome.stopped:
+            return
+        tensors = sim_peer.tensors
+        match self._compute[peer][0]:
+            case Run() as run:
+                self._run(sim_peer, peer, run)
+                return
+            case Restore(version) as restore:
+                tensors.restore(restore)
+                event = Restored(version)
+            case Install() as install:
+                event = tensors.install(install)
+            case DigestState(version, generation):
+                event = Digested(version, generation, *tensors.digest())
+        self._queue.at(self.outcome.now_s, self._computed, (sim_peer, peer, event))
+
+    def _computed(self, sim_peer: SimPeer, peer: int, event: Event) -> None:
+        """The compute thread is done with something, and comes to the next one."""
+        if sim_peer is not self._peers[peer]:
+            return
+        computations = self._compute[peer]
+        computations.popleft()
+        is_more = bool(computations)
+        self._handle_event(peer, event)
+        if is_more and sim_peer is self._peers[peer]:
+            self._begin_computation(sim_peer, peer)
+
+    def _run(self, sim_peer: SimPeer, peer: int, run: Run) -> None:
+        work, now_s = run.work, self.outcome.now_s
         values = sim_peer.tensors.run(work, run.scale, run.rounds)
         timed = TIMED_AS.get(work.kind, work.kind)
         seconds = sim_peer.seconds[timed]
@@ -472,7 +503,6 @@ class Simulation:
         if self._active_faults:
             factor = self._active_faults.slow_factor(peer)
             seconds, on_a_core_s = factor * seconds, factor * on_a_core_s
-        self._running.setdefault(peer, []).append(work)
         stall_s = sim_peer.stalls.before_s(work) if sim_peer.stalls else 0.0
         finished, args = self._finish_work, (sim_peer, peer, work, now_s, values)
         if on_a_core_s < seconds:
@@ -494,12 +524,7 @@ class Simulation:
         seconds = self.outcome.now_s - start_s
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)
-        if sim_peer.machine is self._machines[peer]:
-            self._running[peer].remove(work)
-            self._handle_event(peer, Ran(work, start_s, seconds, values))
-            if not self._running[peer]:
-                for own_event in self._waiting_for_work.pop(peer, ()):
-                    self._handle_own_event(*own_event)
+        self._computed(sim_peer, peer, Ran(work, start_s, seconds, values))
 
     def _sum(self, peer: int, action: Sum) -> None:
         digest, sq_norm = self._peers[peer].tensors.sum(action.key, action.members)
@@ -531,18 +556,6 @@ class Simulation:
     def _answer(self, peer: int, event: Event) -> None:
         """Hand a process the answer of its disk, after what it does now."""
         self._queue.at(self.outcome.now_s, self._handle_own_event, (peer, self._machines[peer], event))
-
-    def _restore(self, peer: int, restore: Restore) -> None:
-        self._peers[peer].tensors.restore(restore)
-        self._handle_after_work(peer, Restored(restore.version))
-
-    def _install(self, peer: int, install: Install) -> None:
-        self._peers[peer].tensors.install(install)
-        self._handle_after_work(peer, Installed(install.version))
-
-    def _digest_state(self, peer: int, state: DigestState) -> None:
-        digested = Digested(state.version, state.generation, *self._peers[peer].tensors.digest())
-        self._handle_after_work(peer, digested)
 
     def _report(self, peer: int, report: Report) -> None:
         if not isinstance(report, HeartbeatReport):

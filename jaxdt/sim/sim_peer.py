@@ -21,8 +21,9 @@ class SimPeer:
     """A simulated peer on its host. Peers with an equal `disk` see one another's parts of checkpoints. `seconds`: per
     kind of Work on one core; a kind + ON_A_CORE is what a core computes of it, if the rest is slept. It may also hold
     MESSAGE, the seconds of handling one message; if any peer of a simulation has that, each peer handles messages
-    beside its Work. `stalls` holds some of its Work up. One that `is_outside` is no member of the run, and the
-    coordinator knows nothing of it."""
+    beside its Work. `stalls` holds some of its Work up. `busy_s()` draws for how long its compute thread does something
+    else before the next thing that it has to do. One that `is_outside` is no member of the run, and the coordinator
+    knows nothing of it."""
 
     machine: DrivenMachine
     tensors: Tensors
@@ -30,6 +31,7 @@ class SimPeer:
     seconds: Mapping[str, float]
     disk: str = ""
     stalls: PeerStalls | None = None
+    busy_s: Callable[[], float] | None = None
     is_outside: bool = False
 
 

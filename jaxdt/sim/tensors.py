@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxdt.protocol.events import Install, Key, Message, Restore, Round, SliceKey
+from jaxdt.protocol.events import Install, Installed, Key, Message, NotInstalled, Restore, Round, SliceKey, StateKey
 from jaxdt.spec.work import Work
 
 
@@ -34,8 +34,8 @@ class Tensors(Protocol):
     def reopen(self, round: Round) -> None:
         """Keep the tensors of a round that come from now on, also if it was void."""
 
-    def discard(self, key: Key) -> None:
-        """Drop a boundary tensor."""
+    def discard(self, key: Key | StateKey) -> None:
+        """Drop a boundary tensor, or the slices of a state that a download has not made whole."""
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         """Drop the boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
@@ -46,8 +46,9 @@ class Tensors(Protocol):
     def restore(self, restore: Restore) -> None:
         """Go back to a checkpoint; in place the state stays, and only the results of earlier Work go."""
 
-    def install(self, install: Install) -> None:
-        """Replace the state by the one that was fetched."""
+    def install(self, install: Install) -> Installed | NotInstalled:
+        """Replace the state by the one that was fetched, if it is what was sent."""
+        ...
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         """The digest of the state, and the norm and sums of the parameters (StateDigest)."""
@@ -90,7 +91,7 @@ class NoTensors:
     def reopen(self, round: Round) -> None:
         return None
 
-    def discard(self, key: Key) -> None:
+    def discard(self, key: Key | StateKey) -> None:
         return None
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
@@ -102,8 +103,8 @@ class NoTensors:
     def restore(self, restore: Restore) -> None:
         return None
 
-    def install(self, install: Install) -> None:
-        return None
+    def install(self, install: Install) -> Installed:
+        return Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return 0, 0.0, ()

@@ -2,16 +2,19 @@
 
 A peer asks one donor for each slice, and each donor for a few slices at a time. A donor that leaves meanwhile, that
 does not have the slice, or that sends a damaged one is replaced, and the slices that are here stay here. A download
-that nobody waits for keeps below a rate.
+that nobody waits for keeps below a rate. Only slices of a state that were asked for are kept, those of each download
+apart (FetchedStates): so a state that is installed is that of one download.
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from jaxdt.protocol.events import Fetch, Fetching, Send, StateKey
+from jaxdt.protocol.events import Action, Discard, Fetch, Fetching, Received, Send, StateKey, StoreTensor
 
 WORD_BYTES = 4
+Slices = list[tuple[StateKey, Any]]
 IN_FLIGHT = 2  # slices asked of one donor at a time
 
 
@@ -20,6 +23,11 @@ def slice_problem(key: StateKey, n_words: int, slice_words: int) -> str:
     is_slice = 0 <= key.lo < n_words and key.lo % slice_words == 0 and key.hi == min(key.lo + slice_words, n_words)
     where = f"words {key.lo}..{key.hi} of a state that has {n_words} in slices of {slice_words}"
     return "" if is_slice else f"asks for {where}"
+
+
+def kept(event: Received) -> list[Action]:
+    """The slice that has arrived is kept."""
+    return [] if event.tensor is None else [StoreTensor(event.header.src, event.body, event.tensor)]
 
 
 class Rate:
@@ -52,6 +60,7 @@ class Download:
         slices = [StateKey(whole.version, lo, min(lo + slice_words, self.n_words), whole.part) for lo in starts]
         self._left = [key for key in reversed(slices) if (key.lo, key.hi) not in here]
         self._asked: dict[StateKey, int] = {}
+        self._begins = not whole.part  # the slices of a part lie in its own file
 
     @property
     def version(self) -> int:
@@ -73,12 +82,13 @@ class Download:
         """Whether only the rate keeps the download from asking for more."""
         return bool(self._left) and now_s < self.rate.free_s
 
-    def ask(self, now_s: float, donors: Sequence[int]) -> list[Send]:
+    def ask(self, now_s: float, donors: Sequence[int]) -> list[Action]:
         """Ask for what can be asked for now. Slices that a donor owed when it left are asked of the others."""
         for key, donor in list(self._asked.items()):
             if donor not in donors:
                 self._ask_again(key)
-        sends: list[Send] = []
+        actions: list[Action] = [Discard(self.whole)] if self._begins else []
+        self._begins = False
         load = Counter(self._asked.values())
         for _ in range(IN_FLIGHT):
             for donor in donors:
@@ -87,8 +97,8 @@ class Download:
                     self._asked[key] = donor
                     load[donor] += 1
                     self.rate.spend(now_s, WORD_BYTES * (key.hi - key.lo))
-                    sends.append(Send(donor, Fetch(key)))
-        return sends
+                    actions.append(Send(donor, Fetch(key)))
+        return actions
 
     def arrived(self, key: StateKey) -> bool:
         """A slice is here; False if it was not asked for."""
@@ -103,3 +113,39 @@ class Download:
     def _ask_again(self, key: StateKey) -> None:
         del self._asked[key]
         self._left.append(key)
+
+
+class FetchedStates:
+    """The states that downloads bring to a peer, for the compute thread that installs them. `n_words`: words of one.
+
+    That thread may be busy for any time, while slices of the next version arrive. So the slices of each download lie
+    apart, and a state that is whole belongs to the Install that its last slice makes the machine ask for: nothing is
+    added to it any more. Installs take their states in the order in which these became whole. The driver's loop calls
+    `begin` and `put`, the compute thread calls `take`."""
+
+    def __init__(self, n_words: int):
+        self._n_words = n_words
+        self._slices: dict[StateKey, Any] = {}  # of the download under way
+        self._n_missing = n_words
+        self._whole: deque[tuple[int, Slices]] = deque()  # with their versions: those of the compute thread
+
+    def begin(self) -> None:
+        """A download begins. What the one before has brought is of no use, unless it is whole."""
+        self._slices, self._n_missing = {}, self._n_words
+
+    def put(self, key: StateKey, words: Any) -> None:
+        """Hold a slice, which its download asked for. Nobody else may write into `words`."""
+        if self._slices and next(iter(self._slices)).version != key.version:
+            self.begin()
+        self._n_missing -= 0 if key in self._slices else key.hi - key.lo
+        self._slices[key] = words
+        if not self._n_missing:
+            self._whole.append((key.version, sorted(self._slices.items())))
+            self.begin()
+
+    def take(self, version: int) -> Slices:
+        """The slices of the state that an Install of `version` makes this peer's own, in order."""
+        found, slices = self._whole.popleft() if self._whole else (None, [])
+        if found != version:
+            raise RuntimeError(f"installs the state of {version} steps: the one that is whole is of {found}")
+        return slices

@@ -24,6 +24,7 @@ from jaxdt.protocol.events import (
     Install,
     Installed,
     Joined,
+    NotInstalled,
     Ready,
     Received,
     Record,
@@ -39,14 +40,15 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport, RefusedReport
-from jaxdt.sync.download import WORD_BYTES, Download, slice_problem
+from jaxdt.sync.download import WORD_BYTES, Download, kept, slice_problem
 
 
 class StateTransfer:
     """One peer's side of it, as a newcomer and as a donor. `slice_bytes` is the size of a slice."""
 
     READS = frozenset(
-        {ViewChanged, Evicted, Updated, Holds, Ready, Installed, Refused, Fetch, State, Committed, Repairing}
+        {ViewChanged, Evicted, Updated, Holds, Ready, Installed, NotInstalled, Refused, Fetch, State, Committed}
+        | {Repairing}
     )
 
     def __init__(self, peer: int, stage: int, slice_bytes: int):
@@ -58,6 +60,7 @@ class StateTransfer:
         self._has = (-1, -1)  # generation and version of the state that is here
         self._is_updating = False
         self._download: Download | None = None
+        self._n_installing = 0  # fetched states; the last one is that of the download, if that is done
         self._donor: int | None = None  # for a repair: the only peer that is asked
         self._waiting: list[tuple[int, StateKey]] = []
 
@@ -79,6 +82,8 @@ class StateTransfer:
                 self._is_updating = False
             case Installed(version):
                 return self._installed(now_s, version)
+            case NotInstalled(version, reason):
+                return [RefusedReport(f"{reason}; it is fetched again"), *self._fetch_again(now_s, version)]
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
                 return self._ask(now_s, self._download)
@@ -87,15 +92,15 @@ class StateTransfer:
                 self._donor = donor
                 return self._go_on(now_s, self._download)
             case Received(header, body) if self._view:
-                return self._received(now_s, header.src, body)
+                return self._received(now_s, header.src, body, event)
         return []
 
-    def _received(self, now_s: float, src: int, body: object) -> list[Action | Event]:
+    def _received(self, now_s: float, src: int, body: object, event: Received) -> list[Action | Event]:
         match body:
             case Fetch(key) if not key.part:
                 return self._give(src, key)
             case State(key) if self._download and self._download.arrived(key):
-                return self._go_on(now_s, self._download)
+                return [*kept(event), *self._go_on(now_s, self._download)]
             case Committed(record):
                 self._expect_updates((record,))
         return []
@@ -185,6 +190,7 @@ class StateTransfer:
     def _go_on(self, now_s: float, download: Download) -> list[Action | Event]:
         if download.done:
             view = self._current_view
+            self._n_installing += 1
             return [download.progress, Install(download.version, view.generation, view.n_reseeds)]
         return self._ask(now_s, download)
 
@@ -193,10 +199,24 @@ class StateTransfer:
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
         """The state is installed, unless a view has made its download void."""
-        if not self._download or self._download.version != version:
+        if not (download := self._answered(version)):
             return []
-        download, self._download = self._download, None
+        self._download = None
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
         report = DownloadReport(version, n_bytes, seconds, self._donors())
         self._donor = None
         return [report, Joined(version), *self._updated(version)]
+
+    def _fetch_again(self, now_s: float, version: int) -> list[Action | Event]:
+        """The state could not be installed: fetch it once more, unless a view has made its download void."""
+        if not (download := self._answered(version)):
+            return []
+        self._download = Download(download.whole, self._slice_words, download.began_s)
+        return self._go_on(now_s, self._download)
+
+    def _answered(self, version: int) -> Download | None:
+        """The download whose Install has been answered; None if that was an earlier one's."""
+        self._n_installing -= 1
+        download = self._download
+        is_its = download and download.version == version and download.done and not self._n_installing
+        return download if is_its else None

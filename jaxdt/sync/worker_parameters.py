@@ -19,6 +19,7 @@ from jaxdt.protocol.events import (
     Free,
     Install,
     Installed,
+    NotInstalled,
     Received,
     Refused,
     Restore,
@@ -30,7 +31,8 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
-from jaxdt.sync.download import WORD_BYTES, Download
+from jaxdt.protocol.reports import RefusedReport
+from jaxdt.sync.download import WORD_BYTES, Download, kept
 
 FIRST_VERSION = (0, 0)  # of the first generation
 
@@ -79,7 +81,7 @@ class ParameterDownload:
     is dropped then, unless this is the next version under the same admission: with delayed updates Work of later steps
     goes on."""
 
-    READS = frozenset({Admitted, State, Installed, Restored, Refused})
+    READS = frozenset({Admitted, State, Installed, NotInstalled, Restored, Refused})
 
     def __init__(self, stage: int, server: int, n_words: int, slice_words: int):
         self._stage = stage
@@ -97,19 +99,27 @@ class ParameterDownload:
             case Admitted():
                 return self._admitted(now_s, event)
             case Received(_, State(key)) if self._download and self._download.arrived(key):
-                return self._go_on(now_s, self._download)
+                return [*kept(event), *self._go_on(now_s, self._download)]
             case Refused(peer, _) if self._download and peer == self._server:
                 self._download.refused(self._server)
                 return self._go_on(now_s, self._download)
             case Installed() | Restored():
                 self._n_changing -= 1
                 return self._changed()
+            case NotInstalled(_, reason):
+                self._n_changing -= 1
+                return [RefusedReport(f"{reason}; it is fetched again"), *self._fetch_again(now_s)]
         return []
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether nothing is to come of what is wanted."""
+        return not self._n_changing and self._download is None
 
     def _changed(self) -> list[Action | Event]:
         """The state is another one. Unless more is to come: it is what is wanted, and nothing is left of before."""
         wanted = self._wanted
-        if self._n_changing or self._download or wanted is None:
+        if wanted is None or not self._is_settled:
             return []
         self._wanted = None
         self._here = (wanted.generation, wanted.version)
@@ -125,8 +135,15 @@ class ParameterDownload:
             self._n_changing += 1
             return [*free, Restore(version, generation, n_reseeds, in_place=True)]
         self._here = None
+        return [*free, *self._fetch(now_s, version)]
+
+    def _fetch(self, now_s: float, version: int) -> list[Action | Event]:
         self._download = Download(StateKey(version, 0, self._n_words), self._slice_words, now_s)
-        return [*free, *self._go_on(now_s, self._download)]
+        return self._go_on(now_s, self._download)
+
+    def _fetch_again(self, now_s: float) -> list[Action | Event]:
+        """Fetch what is wanted once more, if it was that which could not be installed."""
+        return self._fetch(now_s, self._wanted.version) if self._wanted and self._is_settled else []
 
     def _go_on(self, now_s: float, download: Download) -> list[Action | Event]:
         if not download.done:

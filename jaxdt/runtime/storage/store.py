@@ -25,8 +25,10 @@ from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.protocol.events import (
     Boundary,
     Install,
+    Installed,
     Key,
     Message,
+    NotInstalled,
     Part,
     Restore,
     Round,
@@ -43,7 +45,7 @@ from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.weight_stash import WeightStash
-from jaxdt.runtime.storage.words import WORD
+from jaxdt.runtime.storage.words import WORD, joined
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -76,6 +78,7 @@ from jaxdt.spec.work import (
     UPDATE,
     Work,
 )
+from jaxdt.sync.download import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
 # those that people choose. After any other return to a checkpoint the samples are the same again, and so are the
@@ -89,6 +92,10 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
     lo, hi = plan.stages[stage]
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, devices)
     return build_stage(config.model, lo, hi, optimizer(config.optim, plan.n_pipelines), options)
+
+
+class StepFreed(Exception):
+    """A Work's tensors have been deleted, since its step was given up after the Work was requested."""
 
 
 class Store:
@@ -123,7 +130,7 @@ class Store:
         self._data = data
         self._load_entries = load_entries
         self._stage, pipeline = plan.seat(peer)
-        self._fetched: np.ndarray | None = None
+        self._fetched = FetchedStates(self.n_words)
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
@@ -162,18 +169,21 @@ class Store:
         entries = self._load_entries(restore.version, restore.parts, names)
         self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
 
-    def install(self, install: Install) -> None:
-        """Take parameters and optimizer state from the slices that other peers have sent."""
-        assert self._fetched is not None, "all slices have been received"
+    def install(self, install: Install) -> Installed | NotInstalled:
+        """Take parameters and optimizer state from the slices that other peers have sent. Nothing changes if they are
+        not those any more."""
+        try:
+            state = self._state_vector.tree(joined(self._fetched.take(install.version)))
+        except BadInput as error:
+            return NotInstalled(install.version, str(error))
         is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
         if not is_repaired and not install.beside_work:  # else Work under way goes on
             self._begin(install.generation, install.n_reseeds)
-        state = self._state_vector.tree(self._fetched)
-        self._fetched = None
         if self._is_worker:
             self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
         else:
             self.parameter_versions.put(install.version, state)
+        return Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""
@@ -186,6 +196,7 @@ class Store:
         self.generation = generation
         self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
+        self._freed_step = -1
         self._accumulators.clear()
         self._residuals.clear()
         self._stash.clear()
@@ -199,8 +210,13 @@ class Store:
         names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
         if work.step < self.parameter_versions.version and not names_its_input:
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
-        if self._is_worker and work.kind in (FORWARD, BACKWARD):
-            return self._run_leased(work)
+        try:
+            return self._compute(work, scale, rounds)
+        except StepFreed:
+            return {}  # the step was given up while the Work waited, and nobody waits for its result
+
+    def _compute(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+        assert work.step is not None, "all Work that runs belongs to a step"
         if work.kind == FORWARD:
             return self._forward(work)
         if work.kind == BACKWARD:
@@ -218,17 +234,6 @@ class Store:
         if work.kind == NORM:
             return {"sq_norm": self._gradient_sq_norm(work.step)}
         return self._run_local(work, scale, rounds)
-
-    def _run_leased(self, work: Work) -> dict[str, float]:
-        """A pool's worker hears at any moment that a step is over, also while it computes for it. Then the step's
-        tensors are freed at once, before the next parameters are here; nobody waits for the result."""
-        assert work.step is not None, "all Work that runs belongs to a step"
-        try:
-            return self._forward(work) if work.kind == FORWARD else self._backward(work)
-        except KeyError:
-            if work.step > self._freed_step:
-                raise
-            return {}
 
     def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         """Work of replicas that may differ."""
@@ -363,7 +368,7 @@ class Store:
         else:
             assert functions.backward is not None, "only the last stage has none"
             gy = self._received(self._key("grad", work, 1))
-            residual = self._residuals.pop(self._key("act", work))
+            residual = self._taken(self._residuals, self._key("act", work))
             gx, accumulator = functions.backward(params, residual, gy, accumulator)
         if not functions.first:
             self._encode_boundary("grad", work, 0, gx)
@@ -429,8 +434,22 @@ class Store:
     def _received(self, key: Key):
         """Decode a received boundary tensor, and drop it. Only a pool's worker holds the tensor until the step has
         ended: its lease may run out and be given to it again, with the same tensor, before the first Work has begun."""
-        wire = self._boundaries[key] if self._is_worker else self._boundaries.pop(key)
-        return self.boundary_codec.decode(key, wire)
+        return self.boundary_codec.decode(key, self._taken(self._boundaries, key, stays=self._is_worker))
+
+    def _taken(self, tensors: dict[Key, Any], key: Key, stays: bool = False) -> Any:
+        """A tensor that a Work takes away, unless it stays; StepFreed if its step was given up while the Work
+        waited."""
+        try:
+            return tensors[key] if stays else tensors.pop(key)
+        except KeyError:
+            if self._is_freed(key, self._freed_step):
+                raise StepFreed from None
+            raise
+
+    def _is_freed(self, key: Key, step: int) -> bool:
+        """Whether a Free of `step` deletes a tensor. Where replicas may differ a held-out tensor names no local step,
+        and is given away when it is used."""
+        return key.step <= step and (self._frees_held_out or key.kind != HELD_OUT)
 
     def _tokens(self, work: Work) -> np.ndarray:
         """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the
@@ -474,9 +493,7 @@ class Store:
         if isinstance(body, Boundary | TaskOutput):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
-            if self._fetched is None:
-                self._fetched = np.empty(self.n_words, WORD)
-            self._fetched[body.key.lo : body.key.hi] = tensor[:-1]
+            self._fetched.put(body.key, tensor)
         else:
             key = tensor_key(body)
             assert isinstance(key, SliceKey), "no other message comes with a tensor"
@@ -536,20 +553,22 @@ class Store:
         """The result of a round of averaging comes, which may have been aborted here."""
         self._slices.reopen(round)
 
-    def discard(self, key: Key) -> None:
-        """A boundary tensor need not be held any longer."""
-        self._boundaries.pop(key, None)
+    def discard(self, key: Key | StateKey) -> None:
+        """A boundary tensor need not be held any longer, or the slices of a download that was given up."""
+        if isinstance(key, StateKey):
+            self._fetched.begin()
+        else:
+            self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
-        are over. Where replicas may differ a held-out tensor names no local step, and is given away when it is used."""
+        are over."""
         self._freed_step = step
         for past_step in [held_step for held_step in list(self._accumulators) if held_step <= step]:
             self._accumulators.pop(past_step, None)  # the compute thread may take it meanwhile
         for tensors in (self._residuals, self._boundaries):
-            for key in [key for key in list(tensors) if key.step <= step]:
-                if self._frees_held_out or key.kind != HELD_OUT:
-                    tensors.pop(key, None)
+            for key in [key for key in list(tensors) if self._is_freed(key, step)]:
+                tensors.pop(key, None)
         self._slices.free(rounds)
 
     def write_checkpoint(self, version: int) -> None:

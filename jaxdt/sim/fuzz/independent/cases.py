@@ -34,7 +34,7 @@ from jaxdt.sim.faults import (
     Fault,
     draw,
 )
-from jaxdt.sim.fuzz.cases import finding_of, work_seconds
+from jaxdt.sim.fuzz.cases import Busy, finding_of, work_seconds
 from jaxdt.sim.fuzz.independent.invariants import Invariants, limit_s
 from jaxdt.sim.fuzz.independent.log_replay import RunShape
 from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
@@ -62,7 +62,8 @@ Mutate = Callable[[int, DrivenMachine, ResidueTensors | None], DrivenMachine]
 
 @dataclass(frozen=True)
 class Case:
-    """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `stalls`: of all peers."""
+    """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `stalls` and `busy`: of all
+    peers."""
 
     seed: int
     shape: RunShape
@@ -70,6 +71,7 @@ class Case:
     links: Mapping[tuple[int, int], Link]
     persist_s: float
     stalls: Stalls
+    busy: Busy
     faults: tuple[Fault, ...]
 
     @property
@@ -85,7 +87,7 @@ class Case:
         """The time limit of the run: the end of the last fault, DETECTION_S for each fault, and the time in which one
         pipeline does all steps three times, each Work and message after the other, and each Work with a stall."""
         config, plan = self.config, self.plan
-        work_s = 3 * (max(seconds["F"] for seconds in self.seconds.values()) + self.stalls.seconds)
+        work_s = 3 * (max(seconds["F"] for seconds in self.seconds.values()) + self.stalls.seconds + self.busy.seconds)
         message_s = max(link.latency_s for link in self.links.values()) + 0.05
         n_messages = 4 * plan.n_stages + 8 * plan.n_pipelines
         step_s = plan.n_stages * max(plan.shares) * work_s + n_messages * message_s + max(self._window_s, 0.0)
@@ -105,7 +107,7 @@ class Case:
             f"{self.plan.schedule}, checkpoint every {train.checkpoint_every_steps}, held-out loss every "
             f"{train.eval_every_steps}, clip {self.config.optim.clip_norm}, codec {sync.codec}, "
             f"{train.on_nonfinite} at {self.shape.nonfinite}, slices of {sync.slice_bytes} bytes, {self.stalls}, "
-            f"persist {self.persist_s} s, {settings}"
+            f"{self.busy}, persist {self.persist_s} s, {settings}"
         )
 
 
@@ -137,6 +139,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
         links=links,
         persist_s=rng.choice((0.0, 0.05, 0.5)),
         stalls=replace(stalls, seconds=min(stalls.seconds, 2.0)),
+        busy=Busy.draw(seed),
         faults=(),
     )
     run_s = config.train.steps * (step_s + stalls.prob * case.stalls.seconds)
@@ -394,8 +397,9 @@ class _Processes:
 
     def _process(self, peer: int, machine: DrivenMachine, tensors: ResidueTensors) -> SimPeer:
         stalls = PeerStalls(self._case.stalls, peer)
-        seconds = self._case.seconds[peer]
-        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, stalls=stalls)
+        seconds, busy_s = self._case.seconds[peer], self._case.busy.of(self._case.seed, peer)
+        mutated = self._mutate(peer, machine, tensors)
+        return SimPeer(mutated, tensors, f"host{peer}", seconds, stalls=stalls, busy_s=busy_s)
 
     def _layout(self, peer: int) -> ReplicaLayout:
         config, plan = self._case.config, self._case.plan

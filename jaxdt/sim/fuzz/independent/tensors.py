@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Install, Key, Message, Restore, Round, SliceKey, StateKey
+from jaxdt.protocol.events import Boundary, Install, Installed, Key, Message, Restore, Round, SliceKey, StateKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
@@ -16,6 +16,7 @@ from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import GroupsConfig
 from jaxdt.spec.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_push, state_name
 from jaxdt.spec.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
+from jaxdt.sync.download import FetchedStates
 
 N_WORDS = 600  # of a state: several slices where those are small
 STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # what a trail has
@@ -86,7 +87,7 @@ class ResidueTensors:
         self._own: dict[Round, Vector] = {}
         self._slices: dict[SliceKey, Vector] = {}
         self._forgotten: set[Round] = set()
-        self._fetched: dict[tuple[int, int], tuple[int, State]] = {}  # of another replica's state, by words
+        self._fetched = FetchedStates(self.n_words)  # another replica's steps and state, in each slice
         self._work: Mapping[str, Callable[[Work, float, tuple[Round, ...]], dict[str, float]]] = {
             FORWARD: self._forward,
             BACKWARD: self._backward,
@@ -316,8 +317,8 @@ class ResidueTensors:
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
         key = tensor_key(body)
-        if isinstance(key, StateKey) and not key.part:
-            self._fetched[key.lo, key.hi] = tensor
+        if isinstance(key, StateKey):
+            self._fetched.put(key, tensor)
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(key, SliceKey) and key.round not in self._forgotten:
@@ -356,8 +357,11 @@ class ResidueTensors:
     def reopen(self, round: Round) -> None:
         self._forgotten.discard(round)
 
-    def discard(self, key: Key) -> None:
-        self._boundaries.pop(key, None)
+    def discard(self, key: Key | StateKey) -> None:
+        if isinstance(key, StateKey):
+            self._fetched.begin()
+        else:
+            self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         for freed in [other for other in self._accumulators if other <= step]:
@@ -378,10 +382,10 @@ class ResidueTensors:
     def restore(self, restore: Restore) -> None:
         self.broken(f"goes back to {restore}")
 
-    def install(self, install: Install) -> None:
+    def install(self, install: Install) -> Installed:
         """Take over another replica's state, all slices of which have to be of one moment."""
-        fetched, self._fetched = self._fetched, {}
-        held, found = sum(hi - lo for lo, hi in fetched), set(fetched.values())
+        fetched = self._fetched.take(install.version)
+        held, found = sum(key.hi - key.lo for key, _ in fetched), {state for _, state in fetched}
         if held != self.n_words or len(found) != 1:
             self.broken(f"{install}: has {held} of {self.n_words} words, of the states {found}")
         self.n_steps, self.state = found.pop()
@@ -390,6 +394,7 @@ class ResidueTensors:
         if any(entry.what != TAKEN_OVER for entry in self.trail):
             self.broken(f"{install}: it has a state of its own already")
         self.trail = [TrailEntry(TAKEN_OVER, self.n_steps, self.state)]  # that of a donor before is void
+        return Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return residues.mixed(*self.state.flat()) & 0xFFFFFFFF, 1.0, (0.0,)
