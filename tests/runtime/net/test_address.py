@@ -127,7 +127,7 @@ def test_a_peer_without_a_way_to_the_coordinator_is_told_to_advertise(monkeypatc
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses.socket, "getaddrinfo", unresolvable)
-    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --advertise"):
+    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --listen=HOST"):
         advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", ("host", 7700))
 
 
