@@ -19,6 +19,7 @@ from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import refusal, write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.shell import shell_line
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
@@ -49,7 +50,7 @@ def main() -> int:
         raise BadInput(f"{refusal(error, str(job.run_dir))}; {what_is_left(job.run_dir)}") from None
     if code != TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
-            print(f"to draw the run: python scripts/report.py --run_dir={job.run_dir}")
+            print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")
         print(how_to_go_on(job.run_dir), flush=True)
     return code
 

@@ -26,19 +26,33 @@ from absl import flags
 
 from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
+from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
+from jaxdt.protocol.events import View
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
-from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.issuer import ISSUED
+from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, what_is_left
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
-from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, newest
+from jaxdt.runtime.storage.checkpoint import (
+    about_run,
+    check_resumable,
+    complete_record,
+    newest,
+)
+from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.runtime.storage.parts import part_name
 from jaxdt.spec import plan as plans
+from jaxdt.spec import serialize
+from jaxdt.spec.address import is_host, is_loopback, why_unreachable
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.shell import shell_line
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
@@ -63,7 +77,7 @@ PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
 )
 LOST = 3  # exit code: a peer was lost, and the run could not go on
-EMULATED = "emulated_network.json"  # beside the flag files
+NETWORKS = {"emulate": "emulated_network.json", "network": "measured_network.json"}  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
     "The folder of the run": ("run_dir", "resume", "overwrite", "report"),
@@ -92,7 +106,7 @@ def main() -> int:
         signal.signal(number, lambda *_: run.stop())
     code = run.wait()
     assert code is not None, "it has waited without a limit"
-    to_draw = f"to draw these steps: python scripts/report.py --run_dir={run.run_dir}"
+    to_draw = f"to draw these steps: {shell_line('python', 'scripts/report.py', f'--run_dir={run.run_dir}')}"
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
@@ -156,12 +170,18 @@ def check_used_flags() -> None:
 
 
 def check_hosts(plan: Plan) -> None:
-    """BadInput unless every peer has a host and a port."""
-    peers = sorted(plan.peers)
+    """BadInput unless every peer has a port, and a host that the others reach."""
+    peers, hosts = sorted(plan.peers), [host.strip("[]") for host in HOSTS.value]
     if len(HOSTS.value) != len(peers):
         raise BadInput(f"--hosts: got {len(HOSTS.value)} addresses, expected {len(peers)}, one per peer {peers}")
-    if not all(HOSTS.value):
-        raise BadInput(f"--hosts: got {','.join(HOSTS.value)}, expected no empty address")
+    for given, host in zip(HOSTS.value, hosts, strict=True):
+        if not is_host(host):
+            expected = "a name or address alone, without user, port and mask (--port is the coordinator's)"
+            raise BadInput(f"--hosts: got {given!r}, which no other host can resolve; expected {expected}")
+        other = next((other for other in hosts if not is_loopback(other)), None)
+        if (reason := why_unreachable(host)) and not (is_loopback(host) and other is None):
+            unreached = f", so {other} cannot reach it" if other not in (None, host) else ""
+            raise BadInput(f"--hosts: {host} {reason}{unreached}; expected its address on the network of the hosts")
     if PORT.value + len(peers) > 65535:
         raise BadInput(f"--port: got {PORT.value}, expected at most {65535 - len(peers)} for {len(peers)} peers")
 
@@ -173,57 +193,93 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
     checkpoint = checkpoint_of(run_dir, checked) if RESUME.value else None
     resumed = [f"--resume_from={checkpoint}"] if checkpoint else []
-    if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
+    lacking = lacking_parts(run_dir, checkpoint) if checkpoint else []
+    if checkpoint:
+        drop_redeemed_tokens(folder / run_dirs.CREDENTIALS, run_dir)
+    elif replaced := run_dirs.clear(folder, OVERWRITE.value):
         say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
-    resume_flags.save(folder, checked.options, hosts=",".join(HOSTS.value), port=str(PORT.value))
-    emulated = with_network(folder, checked.options)
-    shared = [*run_dirs.job_flags(folder), f"--run_dir={run_dir}", *resumed, *api.process_flags(emulated)]
-    coordinator = _address(HOSTS.value[0], PORT.value)
+    options = with_networks(folder, checked.options)
+    resume_flags.save(folder, options, hosts=",".join(HOSTS.value), port=str(PORT.value))
+    shared = [*run_dirs.job_flags(folder), f"--run_dir={run_dir}", *resumed, *api.process_flags(options)]
+    coordinator = (HOSTS.value[0].strip("[]"), PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
-    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
-    own_flags += api.network_flags(checked.options)
+    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder), *api.network_flags(options)]
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
-    files = ["config.json", "config.py", "plan.json", "run", *([EMULATED] if emulated.emulate else [])]
-    files += [str(checkpoint.relative_to(folder))] if checkpoint else []
+    inputs = [Path(path) for path in (options.emulate, checked.config.data.path) if path]
+    files = [folder / name for name in ("config.json", "config.py", "plan.json", "run")] + inputs
+    files += [checkpoint] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
-    needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
-    print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
+    needed[HOSTS.value[0]] += [folder / COORDINATOR_FLAGS, folder / ADDRESS, folder / resume_flags.LAUNCH]
+    needed[HOSTS.value[0]] += [Path(options.network)] if options.network else []
+    needed[HOSTS.value[0]].append(authority.coordinator_file(folder / run_dirs.CREDENTIALS))
+    start = shell_line("python", "scripts/coordinate.py", f"--flagfile={folder / COORDINATOR_FLAGS}")
+    print_line(f"on {HOSTS.value[0]}: {start}")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
-        own = _address(host, PORT.value + offset)
+        own = (host.strip("[]"), PORT.value + offset)
         own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
         own_flags.append(run_dirs.token_flag(folder, f"host_{peer}", peer))
-        _write_flags(folder / f"host_{peer}.flags", [*shared, *own_flags, *gpus.get(peer, [])])
-        needed[host] += [f"host_{peer}.flags", f"credentials/host_{peer}.token"]
-        print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
-    for host, names in needed.items():
-        print_line(f"{host} needs of {folder}: {', '.join(names)}")
-    if checkpoint and (absent := absent_parts(checkpoint)):
-        print_line(f"{checkpoint} lacks {', '.join(absent)}; each lies there on a host where a peer of its stage ran")
+        flag_file = folder / f"host_{peer}.flags"
+        _write_flags(flag_file, [*shared, *own_flags, *gpus.get(peer, [])])
+        needed[host] += [flag_file, run_dirs.token_file(folder, f"host_{peer}")]
+        print_line(f"on {host}: {shell_line('python', 'scripts/train.py', f'--flagfile={flag_file}')}")
+    for host, paths in needed.items():
+        print_line(f"{host} needs: {shell_line(*paths)}")
+    for line in lacking:
+        print_line(line)
     if checked.plan.workers:
-        shared_by_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
-        _emit_workers(folder, checked.plan.workers, [*shared_by_workers, *api.process_flags(emulated)])
-    operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
-    print_line(f"to end the run early: python scripts/fleet.py stop {operator}")
+        of_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
+        _emit_workers(folder, checked.plan.workers, [*of_workers, *api.process_flags(options)], inputs)
+    operator = authority.operator_file(folder / run_dirs.CREDENTIALS)
+    flags_of_operator = (f"--coordinator={format_address(coordinator)}", f"--credential={operator}")
+    where = "" if operator.exists() else f", where {operator.name} is"
+    stop = shell_line("python", "scripts/fleet.py", "stop", *flags_of_operator)
+    print_line(f"to end the run early{where}: {stop}")
 
 
-def with_network(folder: Path, options: api.LaunchOptions) -> api.LaunchOptions:
-    """The options with a copy of the emulated network in the folder, for the hosts."""
-    if not options.emulate:
-        return options
-    (folder / EMULATED).write_bytes(Path(options.emulate).read_bytes())
-    return replace(options, emulate=folder / EMULATED)
+def with_networks(folder: Path, options: api.LaunchOptions) -> api.LaunchOptions:
+    """The options with copies of the network files in the folder, for the hosts."""
+    copies: dict[str, Path] = {}
+    for option, name in NETWORKS.items():
+        if path := getattr(options, option):
+            copies[option] = folder / name
+            copies[option].write_bytes(Path(path).read_bytes())
+    return replace(options, **copies)
 
 
-def _emit_workers(folder: Path, workers: Sequence[int], shared: Sequence[str]) -> None:
-    """A pool's workers may run on any hosts, and ask the coordinator for the job of the run."""
+def _emit_workers(folder: Path, workers: Sequence[int], shared: Sequence[str], inputs: Sequence[Path]) -> None:
+    """A pool's workers may run on any hosts, and ask the coordinator for the job of the run. `inputs`: files that are
+    no part of it."""
     for worker in workers:
-        token = run_dirs.token_flag(folder, f"worker_{worker}", worker)
-        _write_flags(folder / f"worker_{worker}.flags", [f"--peer={worker}", *shared, token])
-        print_line(f"on any host: python scripts/train.py --flagfile={folder}/worker_{worker}.flags")
-    network = f", {EMULATED}" if (folder / EMULATED).exists() else ""
-    print_line(f"the host of worker N needs of {folder}: worker_N.flags, credentials/worker_N.token{network}")
+        flag_file, token = folder / f"worker_{worker}.flags", run_dirs.token_flag(folder, f"worker_{worker}", worker)
+        _write_flags(flag_file, [f"--peer={worker}", *shared, token])
+        print_line(f"on any host: {shell_line('python', 'scripts/train.py', f'--flagfile={flag_file}')}")
+        needed = shell_line(flag_file, run_dirs.token_file(folder, f"worker_{worker}"), *inputs)
+        print_line(f"the host of worker {worker} needs: {needed}")
+
+
+def drop_redeemed_tokens(credentials: Path, run_dir: Path) -> None:
+    """Delete the tokens that earlier processes of the run have redeemed: a peer that is now on another host needs a new
+    one. On its former host it has its credential."""
+    folder = run_dir / "coordinator"
+    issued = (FileStore(folder).get(ISSUED) or []) if folder.exists() else []
+    authority.drop_tokens(credentials, {entry["token"] for entry in issued})
+
+
+def lacking_parts(run_dir: Path, checkpoint: Path) -> list[str]:
+    """A line for each part of a checkpoint that is not in its folder here: on which hosts of the last view it lies."""
+    folder = run_dir / "coordinator"
+    stored = FileStore(folder).get(VIEW) if folder.exists() else None
+    members = serialize.read(View, stored, VIEW).members if stored else ()
+    lines: list[str] = []
+    for part in complete_record(checkpoint).checkpoint.parts:
+        path = checkpoint / part_name(part.stage, part.digest)
+        if not path.exists():
+            hosts = sorted({member.address.rpartition(":")[0] for member in members if member.disk in part.disks})
+            where = " and ".join(hosts) or "a host where a peer of its stage ran"
+            lines.append(f"bring {shell_line(path)} here before you copy: it lies on {where}")
+    return lines
 
 
 def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
@@ -236,13 +292,6 @@ def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
     for line in [*drop_damaged(run_dir), *changed]:
         say(line)
     return folder
-
-
-def _address(host: str, port: int) -> Address:
-    """The address of a host of --hosts; BadInput if that is none."""
-    address = (host.strip("[]"), port)
-    check_address("--hosts", address)
-    return address
 
 
 def _listen_flags(address: Address) -> list[str]:

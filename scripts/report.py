@@ -17,16 +17,18 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import plots, run_comparison, run_flags
+from jaxdt.cli import plots, resume_flags, run_comparison, run_flags
 from jaxdt.protocol import trace
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.events import COORDINATOR, View
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.runtime.run_folders import RunFolders
-from jaxdt.runtime.storage.durable import older_part
+from jaxdt.runtime.storage.durable import older_part, read_json
 from jaxdt.spec import plan as plans
+from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.serialize import parse_json
+from jaxdt.spec.shell import shell_line
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
@@ -47,6 +49,8 @@ def main() -> int:
     if TENSORBOARD.value:
         write_tensorboard(run_dir / "tensorboard", metrics)
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")
+    for line in missing_traces(run_dir, plan, records):
+        print(line)
     if others:
         runs = [run_comparison.run_of(str(run_dir), summary, metrics, records)]
         runs += [run_comparison.run_of(name, *files[1:]) for name, files in others.items()]
@@ -119,6 +123,25 @@ def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]
     for peer in sorted({*plan.peers, *stages_in_views(records), *stages_of_workers(records)}):
         records += traced(run_dir / "trace" / f"peer_{peer}.jsonl", offsets_s.get(str(peer), 0.0))
     return sorted(records, key=lambda record: record["t"])
+
+
+def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
+    """A line for each other host whose peers have left their traces there: which files have to be brought here."""
+    job = RunFolders.of(run_dir).job
+    if job == run_dir:  # launched here
+        return []
+    hosts = dict(zip(sorted(plan.peers), resume_flags.kept(job).get("hosts", "").split(","), strict=False))
+    view = run_dir / "coordinator" / "view.json"
+    if view.exists():
+        members = serialize.read(View, read_json(view), str(view)).members
+        hosts |= {member.peer: member.address.rpartition(":")[0] for member in members}
+    missing: dict[str, list[Path]] = {}
+    for peer in sorted({*plan.peers, *stages_in_views(records)}):
+        path = run_dir / "trace" / f"peer_{peer}.jsonl"
+        if not path.exists():
+            missing.setdefault(hosts.get(peer) or f"the host of peer {peer}", []).append(path)
+    begin = "not in this report, and to bring to the same place here"
+    return [f"{begin} from {host}: {shell_line(*paths)}" for host, paths in missing.items()]
 
 
 def traced(path: Path, offset_s: float) -> list[dict]:

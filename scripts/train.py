@@ -39,7 +39,12 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordin
 JOIN = flags.DEFINE_string("join", None, "host:port of the coordinator of a run to join as a newcomer.")
 AS = flags.DEFINE_enum("as", "member", ["member", "worker"], "With --join: what to be in the run (docs/pool.md).")
 DATA = flags.DEFINE_string("data", "", "With --join: where the run's token file is here, if not where its config says.")
-LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; empty where nobody can dial this peer.")
+LISTEN = flags.DEFINE_string(
+    "listen",
+    None,
+    "host:port to listen on; empty where nobody can dial this peer. By default a free port of the interface that leads "
+    "to the coordinator.",
+)
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which others reach this peer, if it is not --listen.")
 DEVICES = flags.DEFINE_integer(
     "devices", None, "Local devices to spread the stage's microbatches over; by default those of --gpus, else one."
@@ -77,6 +82,8 @@ def member() -> NoReturn:
     from jaxdt.runtime.joining import claim_peer
     from jaxdt.runtime.transport_setup import OwnAddress
 
+    coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
+    own = OwnAddress.of_peer(coordinator, LISTEN.value, ADVERTISE.value)
     if JOIN.value:
         job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
         peer = welcome.peer
@@ -86,8 +93,7 @@ def member() -> NoReturn:
         job = run_flags.job(COORDINATOR.value, PEER.value)
         check_not_ended(job)
         peer, welcome = PEER.value, None
-    name, own = f"peer {peer}", OwnAddress(LISTEN.value, ADVERTISE.value)
-    coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
+    name = f"peer {peer}"
     n_steps = None if replicas_may_differ(job.config) else job.config.train.steps
     log = PeerLog(name, coordinator, n_steps)
     stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
+from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.runtime.reporting.metrics import plain_steps
@@ -172,7 +173,7 @@ def per_stage(axes: Axes, who: str, counts_at: list[tuple[float, dict[int, int]]
 
 
 def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
-    """Tokens per second of each committed step over time."""
+    """Tokens per second of each committed step over time, and when peers were lost and the run went back."""
     steps = [r for r in records if r["what"] == "report" and r["kind"] == "step"]
     times = [r["t"] - zero_s for r in steps]
     rates = [r["fields"]["tokens_per_s"] for r in steps]
@@ -182,6 +183,21 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
     above = f" ({n_above} step{'s' * (n_above != 1)} above the picture)" if n_above else ""
     axes.set(title=f"Throughput{above}", xlabel="seconds", ylabel="tokens/s")
     axes.set_ylim(bottom=0, top=top if n_above else None)
+    mark_losses(axes, records, zero_s)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend()
+
+
+def mark_losses(axes: Axes, records: list[dict], zero_s: float) -> None:
+    """A line at each moment at which the coordinator took peers for lost, or the run went back to a checkpoint."""
+    reports = [r for r in records if r["what"] == "report" and r["kind"] in ("lost", "rollback")]
+    lost = [r for r in reports if r["kind"] == "lost" and r["peer"] == COORDINATOR]
+    rollbacks = [r for r in reports if r["kind"] == "rollback" and r["peer"] == COORDINATOR]
+    names = ", ".join(f"p{peer}" for peer in dict.fromkeys(r["fields"]["peer"] for r in lost))
+    steps = ", ".join(str(r["fields"]["to"]) for r in rollbacks)
+    for found, label, style in ((lost, f"lost: {names}", ":"), (rollbacks, f"back to step {steps}", "--")):
+        for i, record in enumerate(found):
+            axes.axvline(record["t"] - zero_s, color=COLOURS["R"], ls=style, label=None if i else label)
 
 
 def run_under_faults(path: Path, records: list[dict]) -> None:

@@ -31,6 +31,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import NO_CODEC, DeviceKind, PartTimes, Profile
+from jaxdt.spec.shell import shell_line
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 SEARCH_S = 10.0
@@ -148,11 +149,11 @@ class ReplanSearch:
     def _command(self, folder: Path, is_running: bool) -> str:
         """The command that a person types to take the plan. A run that stands still makes no checkpoint, and is
         interrupted."""
-        run_dir = self._run.run_dir
-        stop = f"python scripts/fleet.py stop --run_dir={run_dir} && " if is_running else "interrupt the run, then "
-        emulate = f" --emulate={folder / 'after.json'}" if self._run.emulates else f" --network={folder / 'after.json'}"
-        launch = f"python scripts/launch.py --run_dir={run_dir} --resume"
-        return f"{stop}{launch} --plan={folder / 'plan.json'}{emulate}"
+        run_dir = f"--run_dir={self._run.run_dir}"
+        stop = f"{shell_line('python', 'scripts/fleet.py', 'stop', run_dir)} && "
+        network = f"--{'emulate' if self._run.emulates else 'network'}={folder / 'after.json'}"
+        words = ("python", "scripts/launch.py", run_dir, "--resume", f"--plan={folder / 'plan.json'}", network)
+        return f"{stop if is_running else 'interrupt the run, then '}{shell_line(*words)}"
 
 
 def new_folder(parent: Path) -> Path:

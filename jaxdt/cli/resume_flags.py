@@ -15,6 +15,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput, why
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.shell import shell_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,9 +42,12 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     places = folders(given.run_dir, given.emit)
     run_dir = places.run_dir
     if not (run_dir / "config.py").exists():
-        raise BadInput(f"--resume: {run_dir} holds no run, expected the folder of one")
+        hosts = kept(places.job).get("hosts", "") if places.job != run_dir else ""
+        where = f"; on {hosts.split(',')[0]}, where its coordinator ran, the same command finds it" if hosts else ""
+        raise BadInput(f"--resume: {run_dir} holds no run, expected the folder of one{where}")
     if places.job != run_dir and not given.emit:
-        raise BadInput(f"--resume: {run_dir} is of a run on several hosts, expected --emit={places.job}")
+        expected = shell_line(f"--emit={places.job}")
+        raise BadInput(f"--resume: {run_dir} is of a run on several hosts, expected {expected}")
     if given.config:
         print(f"--resume: {given.config} is not read, the run goes on with {run_dir / 'config.json'}", flush=True)
     added = [f"--config={run_dir / 'config.py'}"]
@@ -90,8 +94,11 @@ def completed(run_dir: Path, options: Options) -> Options:
 
 def save(folder: Path, options: object, **of_hosts: str) -> None:
     """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags, and of
-    those of KEPT_OF_HOSTS."""
-    write_json(folder / LAUNCH, _as_kept(options) | of_hosts)
+    those of KEPT_OF_HOSTS. A file in the folder goes with it to another host, and is named without it."""
+    fields = _as_kept(options)
+    paths = {name: Path(fields[name]) for name in PATHS if name in fields}
+    in_folder = {name: path.name for name, path in paths.items() if path.parent == folder.resolve()}
+    write_json(folder / LAUNCH, fields | in_folder | of_hosts)
 
 
 def _as_kept(options: object) -> dict[str, str]:
@@ -105,7 +112,7 @@ def kept(run_dir: Path) -> Mapping[str, Any]:
     fields = read_json(path) if path.exists() else {}
     if not serialize.is_object(fields):
         raise BadInput(f"{path}: got {fields!r:.40}, expected an object")
-    return fields
+    return fields | {name: str((run_dir / str(fields[name])).resolve()) for name in PATHS if name in fields}
 
 
 def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> list[str]:

@@ -116,6 +116,7 @@ from jaxdt.protocol.reports import (
     WorkerPlacedReport,
 )
 from jaxdt.spec import serialize
+from jaxdt.spec.address import why_undialable
 from jaxdt.spec.errors import BadInput
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
@@ -171,6 +172,7 @@ class Coordinator:
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
+        self._address = ""  # at which the peers reach this coordinator
         if durable_state:
             self._restore(durable_state)
 
@@ -189,7 +191,8 @@ class Coordinator:
             self._held.append(event)
             return []
         match event:
-            case Started():
+            case Started(address):
+                self._address = address
                 return [self._persist(TERM, self.coordinator_term)]
             case Woke(tag) if tag.startswith(TIMER):
                 return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
@@ -545,6 +548,9 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        if problem := why_undialable(hello.address, self._address):
+            reason = f"{self.roster.name(src)}: {problem}; expected --listen=HOST:PORT that the other hosts can dial"
+            return [RefusedReport(reason), Connect(src, hello.address), self._send(src, Ended(2, reason))]
         if self._operations.put_out(hello):
             return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)

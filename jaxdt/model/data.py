@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.shell import shell_line
 
 MAGIC = b"JAXDTTOK"
 VERSION = 1
@@ -163,10 +164,9 @@ def open_data(path: str | Path) -> TokenFile:
 
 def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
     if blob[: len(MAGIC)] != MAGIC:
-        raise BadInput(
-            f"{path}: got first bytes {blob[: len(MAGIC)]!r}, expected a token file; to make one of a text: "
-            f"python scripts/prepare_data.py --train={path} --out={path.with_suffix('.tok')}"
-        )
+        words = ("python", "scripts/prepare_data.py", f"--train={path}", f"--out={path.with_suffix('.tok')}")
+        expected = f"expected a token file; to make one of a text: {shell_line(*words)}"
+        raise BadInput(f"{path}: got first bytes {blob[: len(MAGIC)]!r}, {expected}")
     if len(blob) < HEADER_BYTES:
         raise BadInput(f"{path}: got {len(blob)} bytes, expected a header of {HEADER_BYTES}")
     header = TokenFileHeader(*HEADER.unpack_from(blob))

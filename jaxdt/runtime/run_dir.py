@@ -18,6 +18,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan, to_json
+from jaxdt.spec.shell import shell_line
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
@@ -81,9 +82,14 @@ def peer_credential(folder: Path, peer: int) -> str:
     return f"--credential={authority.peer_file(folder / CREDENTIALS, peer)}"
 
 
+def token_file(folder: Path, name: str) -> Path:
+    """The token of this name."""
+    return folder / CREDENTIALS / f"{name}.token"
+
+
 def token_flag(folder: Path, name: str, peer: int | None = None) -> str:
     """The flag with the token of this name, for this peer or for a newcomer. It is made where it is missing."""
-    path = folder / CREDENTIALS / f"{name}.token"
+    path = token_file(folder, name)
     if not path.exists():
         authority.create_token(folder / CREDENTIALS, path, peer)
     return f"--token={path}"
@@ -152,7 +158,8 @@ def _in_use(run_dir: Path) -> str:
         return ""
     if ended_run(run_dir):
         return f"process {pid} is left of the run that has ended there, or begins another; kill {pid} ends it"
-    return f"a run goes on there (process {pid}); python scripts/fleet.py stop --run_dir={run_dir} ends it"
+    stop = shell_line("python", "scripts/fleet.py", "stop", f"--run_dir={run_dir}")
+    return f"a run goes on there (process {pid}); {stop} ends it"
 
 
 def _content(run_dir: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec.errors import BadInput, why
 from jaxdt.spec.serialize import parse_json
+from jaxdt.spec.shell import shell_line
 
 
 def ended_run(run_dir: Path) -> str:
@@ -27,18 +28,20 @@ def has_steps(run_dir: Path) -> bool:
 
 def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     """The command that goes on from a run's newest checkpoint. `makes_one`: the run is about to make it."""
-    steps, checkpoints = _more_steps(run_dir), complete_checkpoints(run_dir)
+    checkpoints = complete_checkpoints(run_dir)
+    words, steps = ("python", "scripts/launch.py", "--resume"), _more_steps(run_dir)
     to_go_on = f"to go on from step {int(checkpoints[-1].name)}" if checkpoints and not makes_one else "to go on"
     if (run_dir / "run").exists():  # launched here
-        return f"{to_go_on}: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
+        return f"{to_go_on}: {shell_line(*words, f'--run_dir={run_dir}', *steps)}"
     if not checkpoints and not makes_one:
         return f"{run_dir} holds no complete checkpoint to go on from"
     job = RunFolders.of(run_dir).job
     if job != run_dir:
-        resume = f"python scripts/launch.py --resume --emit={job}{steps}"
+        resume = shell_line(*words, f"--emit={job}", *steps)
         return f"{to_go_on}: {resume}, and start each process again with its flag file as that prints"
     newest = "the newest of its checkpoints" if makes_one else checkpoints[-1]
-    return f"{to_go_on}: start each process again with its flag file and --resume_from={newest}{steps}"
+    added = shell_line(f"--resume_from={newest}", *steps)
+    return f"{to_go_on}: start each process again with its flag file and {added}"
 
 
 def _read(path: Path) -> Any:
@@ -57,10 +60,10 @@ def what_is_left(run_dir: Path) -> str:
     return how_to_go_on(run_dir)
 
 
-def _more_steps(run_dir: Path) -> str:
-    """The flag without which a run that has done all its steps is not resumed; '' for another run."""
+def _more_steps(run_dir: Path) -> list[str]:
+    """The flag without which a run that has done all its steps is not resumed; none for another run."""
     checkpoints = complete_checkpoints(run_dir)
     n_done = int(checkpoints[-1].name) if checkpoints else 0
     if not n_done or n_done < _read(run_dir / "config.json")["train"]["steps"]:
-        return ""
-    return f" --config.train.steps={2 * n_done}"
+        return []
+    return [f"--config.train.steps={2 * n_done}"]

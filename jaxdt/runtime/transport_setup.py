@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxdt.protocol.message import from_plain
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.address import Address, advertised, format_address, parse_address
+from jaxdt.runtime.net.address import Address, advertised, default_listen, format_address, parse_address
 from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
@@ -27,6 +27,16 @@ class OwnAddress:
     def __post_init__(self):
         if self.advertise and not self.listen:
             raise BadInput(f"advertise: got {self.advertise}, expected none for a peer that does not listen")
+
+    @classmethod
+    def of_peer(cls, coordinator: Address, listen: str | None, advertise: str = "") -> "OwnAddress":
+        """The address of a peer of this coordinator's run; `listen` None chooses it. BadInput, before the peer asks for
+        a place in the run, if the run's other hosts cannot dial it."""
+        own = cls(default_listen(coordinator) if listen is None else listen, advertise)
+        if own.listen:
+            address = parse_address("listen", own.listen)
+            advertised(address, address, own.advertise, coordinator)
+        return own
 
 
 def start_transport(

@@ -164,6 +164,18 @@ def assert_lost(actions, peer, reason):
 # --------------------------------------------------------------------------------------------------------- beginning
 
 
+def test_a_peer_that_the_run_s_other_hosts_cannot_dial_is_refused_and_not_let_in():
+    driver = Driver()
+    driver.event(Started("10.0.0.1:7700"))
+    driver.event(Persisted("coordinator_term"))
+    driver.begin()
+    for number, address in enumerate(("127.0.0.1:7", "localhost:7", "0.0.0.0:7")):
+        told = driver.message(0, Hello(0, 0, "f", address, process=7 + number))
+        assert sent(told, Ended)[0].code == 2 and "--listen" in sent(told, Ended)[0].reason, told
+        assert Connect(0, address) in told and 0 in driver.machine.roster.members, "the peer in its place stays"
+    assert not sent(driver.message(0, Hello(0, 0, "f", "10.0.0.2:7", process=9)), Ended)
+
+
 def test_the_first_view_waits_for_the_last_profile():
     run = Driver()
     for peer in (0, 1, 2):

@@ -9,12 +9,15 @@ from forks import run_scripts
 from report_fields import report_fields
 
 from jaxdt.cli import plots, run_comparison
+from jaxdt.protocol.events import Member, View
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.run_end import has_steps
+from jaxdt.runtime.storage.durable import FileStore, write_json
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.spec import config as configs
+from jaxdt.spec import serialize
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import to_json
 from jaxdt.spec.sizes import boundary_bytes
@@ -137,6 +140,43 @@ def test_the_trace_of_a_newcomer_is_merged_and_one_of_an_earlier_run_is_not(simu
     peers = {record["peer"] for record in map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())}
     assert peers == {-1, 4}
     assert "peer 4 (stage 1)" in (tmp_path / "timeline.json").read_text()
+
+
+def test_a_run_on_several_hosts_says_which_traces_are_on_others(simulated, tmp_path):
+    plan, records, metrics = simulated
+    run_dir = tmp_path / "my run/run_dir"
+    view = {"what": "report", "peer": -1, "t": 0.5, "kind": "view", "fields": {"members": {0: 0, 1: 1, 4: 0}}}
+    traces = {"coordinator": [view], "peer_0": [r for r in records if r["peer"] == 0]}
+    (run_dir / "trace").mkdir(parents=True)
+    for name, lines in traces.items():
+        (run_dir / "trace" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in metrics))
+    (run_dir / "summary.json").write_text('{"clock_offset_s": {}}')
+    (run_dir / "plan.json").write_text(json.dumps(to_json(plan)))
+    (run_dir.parent / "coordinator.flags").touch()
+    write_json(run_dir.parent / "launch.json", {"hosts": "10.0.0.1,10.0.0.2,10.0.0.2,10.0.0.3"})
+    members = (Member(1, 1, 1, "10.0.0.4:7"), Member(4, 0, 1, "10.0.0.5:7"))  # peer 1 was started again elsewhere
+    FileStore(run_dir / "coordinator").put("view", serialize.write(View(1, 1, 1, members, (1, 1), 4)))
+    script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
+    command = [str(script), "--run_dir=my run"]
+    ((code, out, error),) = run_scripts([tuple(command)], "from jaxdt.cli import plots", tmp_path)
+    assert code == 0, error
+    told = [line.rpartition(" from ")[2] for line in out.splitlines() if line.startswith("not in this report")]
+    wanted = {"10.0.0.2": 2, "10.0.0.3": 3, "10.0.0.4": 1, "10.0.0.5": 4}
+    assert sorted(told) == [f"{host}: 'my run/run_dir/trace/peer_{peer}.jsonl'" for host, peer in wanted.items()]
+
+
+def test_a_lost_host_and_a_rollback_are_in_the_picture():
+    axes = plots.Figure().subplots()
+    found = {"lost": [{"peer": 2}, {"peer": 3}, {"peer": 2}], "rollback": [{"to": 6}], "step": [{"tokens_per_s": 9.0}]}
+    reports = [(kind, fields) for kind in found for fields in found[kind]]
+    records = [
+        {"what": "report", "peer": -1, "t": 10.0 + i, "kind": kind, "fields": fields}
+        for i, (kind, fields) in enumerate(reports)
+    ]
+    plots.throughput(axes, records, 10.0)
+    assert axes.get_legend_handles_labels()[1] == ["lost: p2, p3", "back to step 6"]
+    assert [line.get_xdata()[0] for line in axes.get_lines()[1:]] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_one_step_does_not_flatten_the_throughput_of_the_others():

@@ -7,8 +7,10 @@ peer_3.pem         of peer 3
 NAME.token         lets one process come: it gets a peer certificate for it, once
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from jaxdt.runtime.identity import credential
 from jaxdt.runtime.identity.certificate import (
@@ -59,8 +61,9 @@ def create_peer(folder: Path, peer: int) -> None:
 
 
 def create_missing(folder: Path, peers: Iterable[int] = ()) -> None:
-    """Make the credentials of a run and of these peers, but for those that the folder has."""
-    if not (folder / "root.pem").exists():
+    """Make the credentials of a run and of these peers, but for those that the folder has. On the coordinator's host
+    the root may be missing: it stays with who starts the run, and signs nothing that a resumed run needs."""
+    if not (folder / "root.pem").exists() and not coordinator_file(folder).exists():
         create_run(folder)
     for peer in peers:
         if not peer_file(folder, peer).exists():
@@ -72,6 +75,18 @@ def create_token(folder: Path, path: Path, peer: int | None = None, hours: float
     if not 0 < hours <= LIFETIME_HOURS:
         raise BadInput(f"--hours: got {hours:g}, expected more than 0 and at most {LIFETIME_HOURS:g}")
     _create(folder, path, Holder(TOKEN, peer), hours)
+
+
+def drop_tokens(folder: Path, redeemed: Collection[str]) -> None:
+    """Delete the tokens of a folder that nobody can redeem any more: those with a fingerprint in `redeemed`, and those
+    that have expired."""
+    for path in folder.glob("*.token"):
+        try:
+            is_spent = credential.load_signer(path).chain[0].fingerprint(SHA256()).hex() in redeemed
+        except BadInput:  # the line of a process that is started with it would say so
+            is_spent = True
+        if is_spent:
+            path.unlink()
 
 
 def _create(folder: Path, path: Path, holder: Holder, hours: float) -> None:

@@ -6,15 +6,16 @@ which a process listens is not always the one at which others reach it: it may l
 router that forwards a port.
 """
 
-import ipaddress
 import os
 import socket
 
+from jaxdt.spec.address import is_host, is_loopback, is_wildcard, why_unreachable
 from jaxdt.spec.errors import BadInput
 
 Address = tuple[str, int]
 
 _PORTS = 1 << 16
+REACHABLE = "--listen=HOST:PORT or --advertise=HOST:PORT, at which others reach this peer"
 _BACKLOG = 1024  # connections that the system keeps until they are accepted; a full queue would keep members out
 
 
@@ -41,20 +42,8 @@ def format_address(address: Address) -> str:
 def check_address(name: str, address: Address) -> None:
     """BadInput, which begins with `name`, unless a resolver and a socket accept the pair."""
     host, port = address
-    if not _is_host(host) or not 0 <= port < _PORTS:
+    if not is_host(host) or not 0 <= port < _PORTS:
         raise BadInput(f"{name}: got {host!r}:{port}, expected a host name or address and a port")
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all interfaces of its own host, so that others cannot dial it."""
-    ip = _ip(host)
-    return ip is not None and ip.is_unspecified
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this one, whoever dials it."""
-    ip = _ip(host)
-    return host == "localhost" if ip is None else ip.is_loopback
 
 
 def bind(address: Address) -> socket.socket:
@@ -82,49 +71,49 @@ def bind(address: Address) -> socket.socket:
     return listener
 
 
+def default_listen(coordinator: Address) -> str:
+    """The address at which a peer listens that was given none: a free port of the interface that leads to the
+    coordinator, which is that of loopback only if the whole run is on this host. BadInput if it is not known."""
+    return "127.0.0.1:0" if is_loopback(coordinator[0]) else format_address((_host_towards(coordinator), 0))
+
+
 def advertised(listen: Address, bound: Address, advertise: str, towards: Address | None) -> Address:
     """The address at which others reach this process: `advertise` if it is not '', else what it listens at.
 
-    A process that listens on all interfaces gives the address of that interface which leads to `towards`. BadInput for
-    an address that others cannot dial.
+    A process that listens on all interfaces gives the address of that interface which leads to `towards`, the
+    coordinator. BadInput for an address that others cannot dial: all of a run are on loopback, or none.
     """
     if advertise:
         address = parse_address("advertise", advertise)
         if is_wildcard(address[0]) or not address[1]:
             raise BadInput(f"advertise: got {advertise}, expected an address and a port that others can dial")
-        return address
-    if is_loopback(listen[0]):
-        return bound
-    if not is_wildcard(listen[0]):
-        return listen[0], bound[1]
-    if towards is None:
+    elif is_loopback(listen[0]):
+        address = bound
+    elif not is_wildcard(listen[0]):
+        address = listen[0], bound[1]
+    elif towards is None:
         hint = "expected --advertise=HOST:PORT as well"
         raise BadInput(f"listen: {format_address(bound)} is all interfaces, which nobody can dial; {hint}")
-    return _host_towards(towards), bound[1]
+    else:
+        address = _host_towards(towards, socket.AF_UNSPEC if ":" in listen[0] else socket.AF_INET), bound[1]
+    if towards and not is_loopback(towards[0]) and (reason := why_unreachable(address[0])):
+        name, hint = ("advertise", "an address") if advertise else ("listen", f"none, or {REACHABLE}")
+        others = f"the coordinator is {format_address(towards)}, so other hosts have to reach this peer"
+        raise BadInput(f"--{name}: {address[0]} {reason}; {others}; expected {hint} that they can dial")
+    return address
 
 
-def _host_towards(address: Address) -> str:
-    """The address of this host on the interface that leads to another one; nothing is sent."""
+def _host_towards(address: Address, family: socket.AddressFamily = socket.AF_UNSPEC) -> str:
+    """The address of this host on the interface that leads to another one; nothing is sent. BadInput if that is no
+    address at which the other one reaches this host."""
+    where = format_address(address)
     try:
-        family, _, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(*address, family, socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(target)
-            return str(sock.getsockname()[0])
+            host = str(sock.getsockname()[0])
     except OSError as error:
-        reason = f"no way to {format_address(address)} ({error.strerror})"
-        raise BadInput(f"listen: {reason}; expected --advertise=HOST:PORT, at which others reach this peer") from None
-
-
-def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
-def _is_host(host: str) -> bool:
-    """Whether the resolver accepts the name. For other names it raises exceptions that are no OSError."""
-    try:
-        return bool(host.encode("idna")) and "\0" not in host
-    except UnicodeError:
-        return False
+        raise BadInput(f"--listen: no way to {where} ({error.strerror}); expected {REACHABLE}") from None
+    if why_unreachable(host) and not is_loopback(address[0]):
+        raise BadInput(f"--listen: {where} is {target[0]} here, which shows no interface; expected {REACHABLE}")
+    return host

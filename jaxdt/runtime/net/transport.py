@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
-from jaxdt.runtime.net.address import Address, check_address, is_loopback, is_wildcard
+from jaxdt.runtime.net.address import Address, check_address
 from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
@@ -22,6 +22,7 @@ from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
 from jaxdt.runtime.net.shaper import Shaper
+from jaxdt.spec.address import is_loopback, is_wildcard
 from jaxdt.spec.errors import BadInput
 
 _DROPPED_MAX = 128  # dropped peers whose received messages stay known

@@ -39,7 +39,6 @@ from jaxdt.protocol.reports import (
     WorkerPlacedReport,
     WriteFailedReport,
 )
-from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.link_codecs import LinkCodecs
@@ -54,10 +53,12 @@ from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
+from jaxdt.spec.address import is_loopback
 from jaxdt.spec.config import ADVISE
 from jaxdt.spec.cpus import allowed_cpus, usable_cores
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.shell import shell_line
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
@@ -404,12 +405,14 @@ def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
     if report.refusal:
         parts.append(f"refused meanwhile: {report.refusal}")
     if (to_start := [*report.absent, *planned]) and is_emitted:
-        commands = [f"python scripts/train.py --flagfile={folders.job}/host_{peer}.flags" for peer in to_start]
+        flag_files = [folders.job / f"host_{peer}.flags" for peer in to_start]
+        commands = [shell_line("python", "scripts/train.py", f"--flagfile={path}") for path in flag_files]
         parts.append(f"to start: {', '.join(commands)}")
     if report.stages:
-        token = f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir})"
-        join = f"python scripts/train.py --join=$(cat {folders.job / ADDRESS}) {token} --run_dir={run_dir}"
-        parts.append(f"to start a newcomer: {join}")
+        folder = f"--run_dir={run_dir}"
+        token = shell_line("python", "scripts/tools/credential.py", "token", folder)
+        join = f'--join="$({shell_line("cat", folders.job / ADDRESS)})" --token="$({token})" {shell_line(folder)}'
+        parts.append(f"to start a newcomer: python scripts/train.py {join}")
     return "; ".join(parts)
 
 
@@ -419,7 +422,8 @@ def last_of_its_stage(run_dir: Path, on_stage_lost: str) -> str:
     cost = "waits for another and goes back to its last checkpoint" if on_stage_lost == "wait" else "ends with code 3"
     return (
         "; it is the last of its stage, and stays until another joins; a second interrupt ends it at once, and the run "
-        f"then {cost}; to end the run with a checkpoint: python scripts/fleet.py stop --run_dir={run_dir}"
+        f"then {cost}; to end the run with a checkpoint: "
+        + shell_line("python", "scripts/fleet.py", "stop", f"--run_dir={run_dir}")
     )
 
 

@@ -24,6 +24,7 @@ from jaxdt.runtime.storage.parts import Manifest, part_name, step_folder, whole_
 from jaxdt.spec import serialize, versions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.shell import shell_line
 
 COMPLETE = "complete.json"
 
@@ -56,13 +57,6 @@ def complete_record(folder: Path) -> CompleteRecord:
     if folder.name != step_folder(folder, record.checkpoint.version).name:
         raise BadInput(f"{path}: version: got {record.checkpoint.version}, expected the {folder.name} of its folder")
     return record
-
-
-def absent_parts(folder: Path) -> list[str]:
-    """The names of the parts of a complete checkpoint that are not in its folder here, since they are on other
-    hosts."""
-    parts = complete_record(folder).checkpoint.parts
-    return [part_name(part.stage, part.digest) for part in parts if not _path(folder, part).exists()]
 
 
 def mark_complete(run_dir: Path, checkpoint: Checkpoint, about: dict[str, Any]) -> None:
@@ -138,7 +132,7 @@ def newest(run_dir: Path) -> Path:
     complete = complete_checkpoints(run_dir)
     if not complete:
         when = "every train.checkpoint_every_steps steps and at its end"
-        now = f"python scripts/fleet.py checkpoint --run_dir={run_dir}"
+        now = shell_line("python", "scripts/fleet.py", "checkpoint", f"--run_dir={run_dir}")
         raise BadInput(f"{run_dir}: holds no complete checkpoint; a run writes one {when}, and at once for {now}")
     return complete[-1]
 

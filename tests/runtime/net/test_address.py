@@ -127,8 +127,45 @@ def test_a_peer_without_a_way_to_the_coordinator_is_told_to_advertise(monkeypatc
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses.socket, "getaddrinfo", unresolvable)
-    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --advertise"):
+    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --listen=HOST"):
         advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", ("host", 7700))
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise"),
+    [("127.0.0.1:7701", ""), ("localhost:0", ""), ("[::1]:0", ""), ("0.0.0.0:7701", "127.0.0.1:7701")],
+)
+def test_a_peer_on_loopback_of_a_run_on_other_hosts_is_refused_before_it_asks(listen, advertise):
+    name = "advertise" if advertise else "listen"
+    with pytest.raises(BadInput, match=f"^--{name}: .* is the loopback.*the coordinator is 192.0.2.1:7700"):
+        OwnAddress.of_peer(("192.0.2.1", 7700), listen, advertise)
+    assert OwnAddress.of_peer(("127.0.0.1", 7700), listen, advertise).listen == listen
+
+
+def test_a_peer_listens_by_default_on_the_interface_that_leads_to_the_coordinator(monkeypatch):
+    assert OwnAddress.of_peer(("localhost", 7700), None).listen == "127.0.0.1:0"
+    assert OwnAddress.of_peer(("192.0.2.1", 7700), "").listen == "", "it chose not to listen"
+
+    class Interface:
+        """A socket of a host whose interface towards the coordinator has this address."""
+
+        host = "192.0.2.2"
+
+        def __init__(self, *_):
+            self.connect = self.__exit__ = lambda *_: None
+            self.getsockname = lambda: (self.host, 41)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(addresses.socket, "socket", Interface)
+    assert OwnAddress.of_peer(("192.0.2.1", 7700), None).listen == "192.0.2.2:0"
+    Interface.host = "127.0.1.1"  # many systems give their own name such an address
+    with pytest.raises(BadInput, match="^--listen: 192.0.2.1:7700 .* expected --listen=HOST:PORT"):
+        OwnAddress.of_peer(("192.0.2.1", 7700), None)
 
 
 def test_a_peer_that_does_not_listen_advertises_nothing():
