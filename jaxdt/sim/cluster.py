@@ -100,9 +100,14 @@ ActionHandler = Callable[[int, Any], None]
 Computation = Run | Restore | Install | DigestState  # for a compute thread
 
 CRASH_STOP = Stop(CRASHED, "crashed")
+EVENTS_PER_LOOK = 1024  # after which a simulation looks whether its time is up, some ten milliseconds
 ASKED_AGAIN_S = 1.0  # an operator without an answer asks again
 CLAIM_IDS = 2 * TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
 PRIORITY_OF_FREE = {"transfer": URGENT, "sync": BULK}  # names of Environment.free
+
+
+class TimeIsUp(Exception):
+    """The caller of a simulation does not wait for its end."""
 
 
 class Simulation:
@@ -194,12 +199,14 @@ class Simulation:
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
 
-    def run(self, until_s: float = float("inf")) -> Outcome:
-        """The outcome. Raises RuntimeError if nothing is left to happen although a machine still runs."""
+    def run(self, until_s: float = float("inf"), is_over: Callable[[], bool] | None = None) -> Outcome:
+        """The outcome. Raises RuntimeError if nothing is left to happen although a machine still runs, and TimeIsUp
+        once is_over(), which is asked now and then, says so."""
         for peer in self._machines:
             self._handle_event(peer, Started(disk=self._peers[peer].disk if peer in self._peers else ""))
         for peer in self._peers:
             self._send_ready(peer)
+        n_events = 0
         while len(self.outcome.stopped) < len(self._machines):
             if not self._queue:
                 raise RuntimeError(f"simulation: nothing left to happen at {self.outcome.now_s} s")
@@ -208,6 +215,9 @@ class Simulation:
                 break
             self.outcome.now_s = now_s
             self._queue.run_next()
+            n_events += 1
+            if is_over and n_events % EVENTS_PER_LOOK == 0 and is_over():
+                raise TimeIsUp
         return self.outcome
 
     def release(self) -> None:

@@ -67,9 +67,10 @@ def simulate(
     faults: Sequence[Fault] = (),
     until_s: float = math.inf,
     balance: Balance | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic. `balance` decides which peers change stages, if not
-    the config's rule does."""
+    the config's rule does. TimeIsUp once is_over() says so."""
     with _without_gc():
         arrivals = Arrivals(
             config,
@@ -89,7 +90,7 @@ def simulate(
             trace,
             processes=ProcessFactory(_anew(config, plan, conditions) or arrivals.make_peer),
         )
-        outcome = simulation.run(until_s)
+        outcome = simulation.run(until_s, is_over)
         simulation.release()
         return outcome
 
@@ -134,12 +135,19 @@ def _without_gc():
             gc.enable()
 
 
-def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:
+def predict_step_s(
+    config: RunConfig,
+    plan: Plan,
+    conditions: Conditions,
+    n_steps: int = 4,
+    is_over: Callable[[], bool] | None = None,
+) -> float:
     """Median seconds of a training step without evaluation, the first step left out. Samples have their full length,
-    also where those of the first steps are shorter. Peers keep the stages of the plan, whose step time this is."""
+    also where those of the first steps are shorter. Peers keep the stages of the plan, whose step time this is.
+    TimeIsUp once is_over() says so."""
     train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
     wiring = replace(config.wiring, rebalance_s=0.0)
-    outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions)
+    outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions, is_over=is_over)
     return statistics.median(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
 
 

@@ -57,9 +57,10 @@ class SolverResult:
     pipeline sends over a boundary in a step; `dtype`: of the latter before a codec, "" where only bytes were given;
     `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
     the bound; `objective`: comm_cost, step_time or cost_per_step; `step_s`, `step_s_with_all`: simulated seconds of a
-    step, and of the best one that uses every device; `price`: of that step; `budget_per_hour`: what the devices may
-    cost; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`, `time_s`: how it was
-    found; `constraints`: which ones it honours; `replan`: what its moves from an earlier plan take
+    step, and of the best one that uses every device; `simple_step_s`: of the best plan that was judged before the
+    search; `not_tried`: parts of the search for which there was no time; `price`: of that step; `budget_per_hour`: what
+    the devices may cost; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`, `time_s`:
+    how it was found; `constraints`: which ones it honours; `replan`: what its moves from an earlier plan take
     (planner.api.replan)."""
 
     network: str = ""
@@ -81,6 +82,8 @@ class SolverResult:
     profile: str = ""
     step_s: float | None = None
     step_s_with_all: float | None = None
+    simple_step_s: float | None = None
+    not_tried: tuple[str, ...] = ()
     price: PriceTerms | None = None
     budget_per_hour: float | None = None
     constraints: dict[str, Any] = field(default_factory=dict[str, Any])

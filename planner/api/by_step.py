@@ -20,7 +20,7 @@ from planner.model.problem import problem_of
 from planner.report.plan_file import plan_of
 from planner.search.incumbent import Incumbent
 from planner.step_time.constrained import search_step_constrained
-from planner.step_time.search import Finalist, StepSolution, search_step
+from planner.step_time.search import Finalist, StepSolution, search_step, unsearched
 from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import plan_of_layout
 from planner.step_time.tune import price_of
@@ -112,7 +112,7 @@ def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incu
     shrinks with its sizes."""
     best = solution.finalists[0]
     layout = best.layout
-    by_cost = solution.by_cost
+    by_cost = solution.by_cost or unsearched(workload, layout)
     sizes = workload.comm_bytes(layout.stages, layout.shares)
     same_devices = sorted(layout.placement.ravel()) == sorted(by_cost.devices)
     factor = 0.0
@@ -134,6 +134,8 @@ def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incu
         "profile": workload.profile.source,
         "left_out_why": reasons(workload, layout),
         "step_s_with_all": with_all_s if len(layout.spare) else None,
+        "simple_step_s": solution.simple and solution.simple.step_s,
+        "not_tried": solution.not_tried,
     }
     if has_prices(workload.network):
         facts["price"] = asdict(price_of(workload, layout, best.step_s))

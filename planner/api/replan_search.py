@@ -29,7 +29,7 @@ from planner.search.annealing_chains import in_threads, n_cores
 from planner.search.constrained import extra_of
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.seat_annealing import anneal_seats, settle
-from planner.step_time.search import CostSearch, Finalist, StepSolution
+from planner.step_time.search import Finalist, StepSolution
 from planner.step_time.seats import Heat, improve_seats
 from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import Layout, estimate_s, slice_moves, tune
@@ -161,21 +161,9 @@ def replan_by_step(start: Start, stop: Stop) -> Replan:
         layouts.sort(key=lambda layout: _charged(start, layout))
         best = _anneal(start, workload, layouts, incumbent)
         step_s = simulated_s(workload, best)
-    solution = Solution(
-        placement=best.placement,
-        cost_s=math.inf,
-        bound_s=0.0,
-        proved=False,
-        evaluations=incumbent.evaluations,
-        time_s=incumbent.elapsed_s,
-        history=[],
-        by_solver={},
-    )
-    sizes = workload.comm_bytes(best.stages, best.shares)
-    searched = CostSearch(solution, [], np.sort(best.placement.ravel()), sizes)
     finalist = Finalist(SOLVER, best, step_s)
     facts = Search(stop, SOLVER, SEED).facts(STEP_TIME, start.constraints)
-    plan: Plan = plan_of_step(workload, StepSolution([finalist], searched), incumbent, facts)
+    plan: Plan = plan_of_step(workload, StepSolution([finalist], None), incumbent, facts)
     score = scored(workload, finalist)
     refuse_missing_links(start.network, score.cost.total_s + step_s, best.shape, False)
     result = Result(

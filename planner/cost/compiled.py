@@ -5,11 +5,14 @@ slice makes numba compile the text of its error message as well, some thirty fun
 allocate the arrays of a kernel where they can.
 """
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -38,6 +41,21 @@ def is_compiled(kernel: Any) -> bool:
     """Whether a kernel is compiled: in this process, or by an earlier one that left it in the cache on disk."""
     cache_file = getattr(kernel._cache, "_cache_file", None)  # None where no directory can be written
     return bool(kernel.signatures) or (cache_file is not None and bool(cache_file._load_index()))
+
+
+@functools.cache
+def interpreted(kernel: Any) -> Callable[..., Any]:
+    """A kernel as the plain Python that it is written in, with those that it calls: some hundred times slower, at
+    once."""
+    function = kernel.py_func
+    names = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    callees = {name: interpreted(value) for name, value in names.items() if isinstance(value, Dispatcher)}
+    return types.FunctionType(function.__code__, function.__globals__ | callees, function.__name__)
+
+
+def at_once(kernel: Any) -> Callable[..., Any]:
+    """The kernel if it is compiled, else the interpreted one: a call that does not wait for the compiler."""
+    return kernel if is_compiled(kernel) else interpreted(kernel)
 
 
 @compiled

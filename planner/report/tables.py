@@ -187,5 +187,9 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
         why = "because of time, memory or price" if is_paid else "because the step is shorter without"
         lines += [f"left out, {why}{comparison}:"]
         lines += [f"  {why}" for why in found["left_out_why"]]
+    if simple_s := found.get("simple_step_s"):
+        above = f"{simple_s / found['step_s'] - 1:.1%} more than the plan"
+        lines.append(f"the best simple plan, judged before the search, takes {simple_s:.4f} s, {above}")
+    lines += [f"not tried: {part}" for part in found.get("not_tried", ())]
     lines.append(effort(found, time_s))
     return "\n".join(lines)

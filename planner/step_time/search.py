@@ -1,5 +1,7 @@
-"""`--objective step_time` for one shape: plans from the search by Eq. 1-4 and regular layouts, tuned, annealed on the
-compiled estimate, and ranked by the simulator.
+"""`--objective step_time` for one shape: simple plans first, which need no search and are judged by the simulator at
+once; then plans from the search by Eq. 1-4, annealing on the compiled estimate, and the simulator's ranking.
+
+Simple plans do not wait for the compiler, and the rest of a search waits no longer than its time lasts.
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +14,21 @@ from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
+from planner.step_time.background import Background
 from planner.step_time.estimate import Heat
+from planner.step_time.memory_rows import rows_for_memory
 from planner.step_time.simulate import simulated_s
-from planner.step_time.tune import DEPTH_GROWTHS, Layout, improve, score, slice_moves, tune
+from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, improve, score, slice_moves, tune
 from planner.step_time.workload import CommBytes, StepWorkload, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
-N_ANNEALED, N_SIMULATED = 4, 5
+N_ANNEALED, N_SIMULATED, N_JUDGED = 4, 5, 2
+JUDGED_FRAC = 0.1  # of the time limit, beyond which the second simple plan is not judged before the search
 HEATS = (0.02, 0.005)
 EVALUATIONS_PER_SLICE = 50_000  # of the evaluation limit, for one slice of annealing
 BY_COST, BLOCK = "Eq. 1-4", "block layout"
+PLACEMENTS = "a search of placements, whose code was not compiled in time (the first search of an installation)"
+STARTS = "starts by Eq. 1-4"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +64,36 @@ class CostSearch:
         return [(BY_COST, self.solution.placement), *((f"{BY_COST}, other", other) for other in self.local_optima)]
 
 
+def unsearched(workload: StepWorkload, layout: Layout) -> CostSearch:
+    """The search by Eq. 1-4 that did not take place: the layout itself, without a bound."""
+    solution = Solution(
+        placement=layout.placement,
+        cost_s=np.inf,
+        bound_s=0.0,
+        proved=False,
+        evaluations=0,
+        time_s=0.0,
+        history=[],
+        by_solver={},
+    )
+    sizes = workload.comm_bytes(layout.stages, layout.shares)
+    return CostSearch(solution, [], np.sort(layout.placement.ravel()), sizes)
+
+
 @dataclass(frozen=True, eq=False)
 class StepSolution:
-    """Finalists, best first, and the search by Eq. 1-4 that gave starts."""
+    """Finalists, best first; the search by Eq. 1-4 that gave starts, None if there was no time for it; the best of the
+    simple plans, if they were judged first; and the parts of the search for which there was no time."""
 
     finalists: list[Finalist]
-    by_cost: CostSearch
+    by_cost: CostSearch | None
+    simple: Finalist | None = None
+    not_tried: tuple[str, ...] = ()
+
+
+def compiling(workload: StepWorkload, layout: Layout, incumbent: Incumbent) -> Background[bool]:
+    """The compilation of what searches placements, in the background."""
+    return Background(lambda: compile_kernels(workload, layout), incumbent)
 
 
 def part_of(network: Network, devices: np.ndarray) -> Network:
@@ -84,8 +115,8 @@ def search_by_cost(
     budget: Budget,
     solver: str,
     seed: int,
-) -> CostSearch:
-    """Solve Eq. 1-4 for some devices within a part of the incumbent's budget."""
+) -> CostSearch | None:
+    """Solve Eq. 1-4 for some devices within a part of the incumbent's budget; None if there was no time for it."""
     n_pipelines = len(devices) // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
     network = part_of(workload.network, devices)
@@ -95,15 +126,20 @@ def search_by_cost(
     with incumbent.on_stop(inner.stop):
         if incumbent.interrupted:
             inner.stop()
-        solution = solve(problem, inner, solver, seed)
+        call = Background(lambda: solve(problem, inner, solver, seed), incumbent)  # it may wait for the compiler
+        solution = call.result(ANNEAL_END * incumbent.time_limit_s)
+    inner.stop()
     incumbent.inner = None
+    if solution is None:
+        return None
     incumbent.count(solution.evaluations)
     local_optima = [devices[groups] for _, groups in inner.local_optima()]
     return CostSearch(replace(solution, placement=devices[solution.placement]), local_optima, devices, sizes)
 
 
 def regular_placements(workload: StepWorkload, devices: np.ndarray, n_stages: int) -> list[tuple[str, np.ndarray]]:
-    """Placements that need no search: runs of devices as pipelines or stages, in the network's order and by speed."""
+    """Placements that need no search: runs of devices as pipelines or stages, in the network's order and by speed, and
+    where memory is short, one that gives each stage the memory that it needs."""
     n_pipelines = len(devices) // n_stages
     in_order = np.sort(devices)
     backward_s = workload.backward_s()
@@ -118,7 +154,8 @@ def regular_placements(workload: StepWorkload, devices: np.ndarray, n_stages: in
     placements = [(BLOCK, pipelines(in_order)), ("stages in order", stages(in_order))]
     if len(workload.kinds) > 1:
         placements += [("pipelines by speed", pipelines(by_speed)), ("stages by speed", stages(by_speed))]
-    return placements
+    by_memory = rows_for_memory(workload, devices, n_stages)
+    return placements if by_memory is None else [*placements, ("stages by memory", by_memory)]
 
 
 def tune_all(
@@ -159,33 +196,60 @@ def anneal_all(
     return sorted(annealed, key=lambda candidate: score(workload, candidate.layout))
 
 
-def simulate_some(workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent) -> list[Finalist]:
-    """Simulate in this order, at least one, as long as time is likely to suffice; best first."""
-    finalists = []
+def simulate_some(
+    workload: StepWorkload,
+    candidates: list[Candidate],
+    incumbent: Incumbent,
+    judged: list[Finalist] | None = None,
+    end_s: float = np.inf,
+) -> list[Finalist]:
+    """Simulate in this order, at least one, as long as time is likely to suffice; best first, with those that were
+    judged before."""
+    finalists = list(judged or [])
+    known = {finalist.layout.key for finalist in finalists}
     longest_s = 0.0
     for candidate in candidates[:N_SIMULATED]:
-        left_s = incumbent.left_s - longest_s if incumbent.budget.evaluations is None else np.inf
+        left_s = min(incumbent.left_s, end_s - incumbent.elapsed_s)
+        left_s = left_s - longest_s if incumbent.budget.evaluations is None else np.inf
+        if candidate.layout.key in known:
+            continue
         if finalists and (incumbent.interrupted or left_s <= 0):
             break
+        known.add(candidate.layout.key)
         start_s = incumbent.elapsed_s
         layout = candidate.layout
-        step_s = layout.step_s if incumbent.interrupted else simulated_s(workload, layout)
+        step_s = simulated_s(workload, layout, lambda: incumbent.interrupted)
         longest_s = max(longest_s, incumbent.elapsed_s - start_s)
         finalists.append(Finalist(candidate.name, layout, step_s))
     return sorted(finalists, key=lambda finalist: score(workload, finalist.layout, finalist.step_s))
 
 
+def judge(workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent) -> list[Finalist]:
+    """The best simple plans under the simulator, best first."""
+    return simulate_some(
+        workload, candidates[:N_JUDGED], incumbent, end_s=incumbent.elapsed_s + JUDGED_FRAC * incumbent.time_limit_s
+    )
+
+
 def search_step(workload: StepWorkload, n_stages: int, incumbent: Incumbent, solver: str, seed: int) -> StepSolution:
     """The best plan of one shape on all devices."""
     devices = np.arange(workload.network.n_devices)
-    time_s = incumbent.budget.time_s
-    budget = Budget(None if time_s is None else COMM_END * time_s, incumbent.budget.evaluations)
-    by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed)
-    candidates = tune_all(workload, by_cost.placements + regular_placements(workload, devices, n_stages))
-    if not candidates:
+    regular = regular_placements(workload, devices, n_stages)
+    simple = tune_all(workload, regular)
+    if not simple:
         refuse_memory(workload, n_stages)
-    annealed = anneal_all(workload, candidates, incumbent, ANNEAL_END * (time_s or 0.0), seed)
-    return StepSolution(simulate_some(workload, _simulation_order(candidates, annealed), incumbent), by_cost)
+    incumbent.offer(simple[0].layout.placement, score(workload, simple[0].layout), by="layouts")
+    judged = judge(workload, simple, incumbent)
+    end_s = ANNEAL_END * incumbent.time_limit_s
+    if compiling(workload, simple[0].layout, incumbent).result(end_s) is None:
+        return StepSolution(simulate_some(workload, simple, incumbent, judged), None, judged[0], (PLACEMENTS,))
+    part_s = None if incumbent.budget.time_s is None else max(0.05, COMM_END * end_s / ANNEAL_END - incumbent.elapsed_s)
+    budget = Budget(part_s, incumbent.budget.evaluations)
+    by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed)
+    candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular)
+    annealed = anneal_all(workload, candidates, incumbent, end_s, seed)
+    finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged)
+    return StepSolution(finalists, by_cost, judged[0], () if by_cost else (STARTS,))
 
 
 def _simulation_order(candidates: list[Candidate], annealed: list[Candidate]) -> list[Candidate]:

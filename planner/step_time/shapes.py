@@ -1,45 +1,56 @@
 """`--stages auto`, `--pipelines auto`: how many of both, and which devices to leave out because a step is faster so.
 
-Every shape gets a bound that no plan can beat, then layouts by the compiled estimate, best bounds first; the best few
-shapes are searched as if they had been asked for.
+Every shape gets a bound that no plan can beat. Simple plans come first: regular layouts of every shape, on all devices
+and on some, in the order of a rough guess of their step, so that few stages, one site and devices left out are among
+the first. The simulator judges the best. Then the best few shapes are searched as if they had been asked for.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxdt.spec.errors import BadInput
 from planner.model.prices import HOUR_S
-from planner.model.problem import exchange_s, mean_links
+from planner.model.problem import exchange_s, mean_links, regions_of
 from planner.model.proof import ROUNDING
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.search import (
+    PLACEMENTS,
+    STARTS,
     Candidate,
+    CostSearch,
     Finalist,
     StepSolution,
     anneal_all,
+    compiling,
+    judge,
     regular_placements,
     search_by_cost,
     simulate_some,
     tune_all,
 )
-from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout, prices_of, score
+from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout, prices_of, score, tune
 from planner.step_time.workload import StepWorkload, refuse_memory
 
 SCREEN_END, COMM_END, ANNEAL_END = 0.25, 0.5, 0.8  # parts of the time limit when a phase must be over
+FIRST_END = 0.1  # of the time limit, when the first simple plans are judged
+FIRST_S = 1.0  # but not after so many seconds
 N_SHAPES = 3
+MAX_SITES = 8  # up to so many regions, plans near each one are looked at
 FEW_PIPELINES = 8  # up to so many, every number of pipelines is looked at
 SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines that a number of stages allows
 
 
 @dataclass(frozen=True, eq=False)
 class PlanShape:
-    """A number of stages on some devices, and a bound of what is minimised for every plan on these devices: of the
-    seconds of a step, or of its price."""
+    """A number of stages on some devices, a bound of the seconds of a step for every plan on these devices, and one of
+    what is minimised: of the same seconds, or of a step's price."""
 
     n_stages: int
     devices: np.ndarray
+    seconds: float
     bound: float
 
     @property
@@ -48,13 +59,20 @@ class PlanShape:
 
 
 def device_rankings(workload: StepWorkload) -> list[np.ndarray]:
-    """Orders in which devices are chosen: the fastest first, the nearest first, and those with most memory first; where
-    prices count, also the cheapest for their speed, the cheapest, and the nearest."""
+    """Orders in which devices are chosen: the fastest first, the nearest first, and those with most memory first; near
+    each region the nearest first; where prices count, also the cheapest for their speed, the cheapest, and the
+    nearest."""
     alpha_s, beta = mean_links(workload.network)
-    far_s = np.median(exchange_s(alpha_s, beta, workload.boundary_bytes), axis=1)
+    hop_s = exchange_s(alpha_s, beta, workload.boundary_bytes)
+    far_s = np.median(hop_s, axis=1)
     slow_s = workload.backward_s()
     room = np.array(workload.memory_bytes)
     keys = [(far_s, slow_s), (slow_s, far_s), (far_s, -room)]
+    regions = regions_of(workload.network)
+    if 1 < regions.max() + 1 <= MAX_SITES:
+        for region in range(regions.max() + 1):
+            inside = regions == region
+            keys.append((slow_s, np.where(inside, 0.0, np.median(hop_s[:, inside], axis=1))))
     if not workload.price_rules.empty:
         price = workload.price_per_s
         keys += [(far_s, slow_s * price), (slow_s, price), (slow_s * price, far_s)]
@@ -77,7 +95,7 @@ def plan_shapes(workload: StepWorkload, n_stages: int | None, n_pipelines: int |
                 if devices is not None and devices.tobytes() not in seen:
                     seen.add(devices.tobytes())
                     seconds = max(bound_s(workload, stages, pipelines), speed_bound_s(workload, stages, devices))
-                    shapes.append(PlanShape(stages, devices, priced(workload, devices, seconds)))
+                    shapes.append(PlanShape(stages, devices, seconds, priced(workload, devices, seconds)))
     return sorted(shapes, key=lambda shape: (shape.bound, -len(shape.devices)))
 
 
@@ -129,22 +147,75 @@ def speed_bound_s(workload: StepWorkload, n_stages: int, devices: np.ndarray) ->
     return workload.n_microbatches * workload.least_seconds(n_stages) / rate
 
 
-def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent) -> list[tuple[PlanShape, Candidate]]:
-    """The best layout of every shape whose bound is below the best estimate, best first, while time lasts."""
-    end_s = SCREEN_END * (incumbent.budget.time_s or math.inf)
-    screened: list[tuple[PlanShape, Candidate]] = []
-    best = math.inf
-    for shape in shapes:
-        if shape.bound >= best or (screened and (incumbent.interrupted or incumbent.elapsed_s > end_s)):
-            continue
-        placements = regular_placements(workload, shape.devices, shape.n_stages)
-        candidates = tune_all(workload, placements, FEW_DEPTH_GROWTHS)
-        if candidates:
-            layout = candidates[0].layout
-            screened.append((shape, candidates[0]))
-            best = min(best, score(workload, layout))
-            incumbent.offer(layout.placement, score(workload, layout), by="layouts")
-    return sorted(screened, key=lambda pair: score(workload, pair[1].layout))
+@dataclass(frozen=True, eq=False)
+class SimplePlan:
+    """A regular placement of a shape, in one direction; what it is guessed to take, by which plans are ordered."""
+
+    shape: PlanShape
+    name: str
+    placement: np.ndarray
+    guess: float
+
+
+class Screen:
+    """The simple plans of all shapes, the most promising guess first, of which each is tuned unless its shape's bound
+    is above the best estimate."""
+
+    def __init__(self, workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent):
+        self.workload = workload
+        self.incumbent = incumbent
+        self.found: list[tuple[PlanShape, Candidate]] = []
+        self.best = math.inf
+        plans = [plan for shape in shapes for plan in simple_plans(workload, shape)]
+        self.left = sorted(plans, key=lambda plan: (plan.guess, plan.placement.size))
+
+    def go_on(self, is_over: Callable[[], bool]):
+        """Tune plans until time is up, at least until one is found or none is left."""
+        while self.left and not (self.found and (self.incumbent.interrupted or is_over())):
+            plan = self.left.pop(0)
+            layout = None
+            if plan.shape.bound < self.best:
+                layout = tune(self.workload, plan.placement, FEW_DEPTH_GROWTHS)
+            if layout is not None:
+                value = score(self.workload, layout)
+                self.best = min(self.best, value)
+                self.incumbent.offer(layout.placement, value, by="layouts")
+                self.found.append((plan.shape, Candidate(plan.name, layout)))
+
+    @property
+    def best_first(self) -> list[tuple[PlanShape, Candidate]]:
+        return sorted(self.found, key=lambda pair: score(self.workload, pair[1].layout))
+
+    @property
+    def n_left(self) -> int:
+        """Plans that are left and could still be better."""
+        return sum(plan.shape.bound < self.best for plan in self.left)
+
+
+def simple_plans(workload: StepWorkload, shape: PlanShape) -> list[SimplePlan]:
+    """The regular placements of a shape in both directions, with a guess of what is minimised."""
+    plans = []
+    for name, placement in regular_placements(workload, shape.devices, shape.n_stages):
+        guess = priced(workload, shape.devices, max(shape.seconds, guess_s(workload, placement)))
+        plans += [SimplePlan(shape, name, direction, guess) for direction in (placement, placement[::-1])]
+    return plans
+
+
+def guess_s(workload: StepWorkload, placement: np.ndarray) -> float:
+    """A rough guess of a step: the larger of what computing takes with layers cut by the speed of each stage, and of
+    what the busiest link between stages takes; then the slowest exchange of gradients cut evenly."""
+    n_stages, n_pipelines = placement.shape
+    share = workload.n_microbatches / n_pipelines
+    model_s = workload.least_seconds(1) * workload.least_ratios()[workload.kind_of[placement]]
+    computing_s = share / (1.0 / model_s.max(axis=1)).sum()
+    s_per_byte = workload.s_per_byte
+    sending_s = 0.0
+    if n_stages > 1:
+        there, back = s_per_byte[placement[:-1], placement[1:]], s_per_byte[placement[1:], placement[:-1]]
+        sending_s = share * workload.boundary_bytes * float(np.maximum(there, back).max())
+    shard_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines
+    exchange_s = 2 * shard_bytes * float(s_per_byte[placement[:, :, None], placement[:, None, :]].max())
+    return max(computing_s, sending_s) + exchange_s
 
 
 def distinct(screened: list[tuple[PlanShape, Candidate]]) -> list[PlanShape]:
@@ -173,25 +244,54 @@ def search_shapes(
             f"{workload.network.n_devices} devices in all, at most {len(workload.cuts) - 1} stages and "
             f"at most {workload.n_microbatches} pipelines, one for each microbatch"
         )
-    screened = screen(workload, shapes, incumbent)
-    if not screened:
+    screen = Screen(workload, shapes, incumbent)
+    limit_s = incumbent.time_limit_s
+    screen.go_on(lambda: incumbent.elapsed_s > min(FIRST_S, FIRST_END * limit_s))
+    if not screen.found:
         refuse_memory(workload, max(shape.n_stages for shape in shapes))
-    chosen = distinct(screened)
+    judged = judge(workload, [candidate for _, candidate in screen.best_first], incumbent)
+    kernels = compiling(workload, judged[0].layout, incumbent)
+    if incumbent.budget.time_s is None:
+        kernels.result(math.inf)
+    screen.go_on(lambda: incumbent.elapsed_s > (SCREEN_END if kernels.is_over else ANNEAL_END) * limit_s)
+    screened = screen.best_first
     candidates = [candidate for _, candidate in screened[: 2 * N_SHAPES]]
+    not_tried = [f"{screen.n_left} of the simple plans"] if screen.n_left else []
     searches = {}
+    if kernels.result(ANNEAL_END * limit_s) is None:
+        not_tried.append(PLACEMENTS)
+    else:
+        candidates, searches = _search_best_shapes(workload, candidates, distinct(screened), incumbent, solver, seed)
+        not_tried += [] if searches else [STARTS]
+    simulated = simulate_some(workload, candidates, incumbent, judged)
+    simple, *finalists = [replace(one, name=_name_with_shape(one)) for one in (judged[0], *simulated)]
+    return StepSolution(finalists, searches.get(finalists[0].layout.shape), simple, tuple(not_tried))
+
+
+def _search_best_shapes(
+    workload: StepWorkload,
+    candidates: list[Candidate],
+    chosen: list[PlanShape],
+    incumbent: Incumbent,
+    solver: str,
+    seed: int,
+) -> tuple[list[Candidate], dict[tuple[int, int], CostSearch]]:
+    """The candidates to simulate, the most promising first, once a few shapes are searched; and the searches by
+    Eq. 1-4 that had time."""
+    candidates = list(candidates)
+    searches: dict[tuple[int, int], CostSearch] = {}
     for k, shape in enumerate(chosen):
         budget = _shape_budget(incumbent, len(chosen) - k)
         by_cost = search_by_cost(workload, shape.devices, shape.n_stages, incumbent, budget, solver, seed)
-        searches[shape.n_stages, shape.n_pipelines] = by_cost
-        regular = regular_placements(workload, shape.devices, shape.n_stages)
-        candidates += tune_all(workload, by_cost.placements + regular)[:N_SHAPES]
+        placements = regular_placements(workload, shape.devices, shape.n_stages)
+        if by_cost is not None:
+            searches[shape.n_stages, shape.n_pipelines] = by_cost
+            placements = by_cost.placements + placements
+        candidates += tune_all(workload, placements)[:N_SHAPES]
     candidates.sort(key=lambda candidate: score(workload, candidate.layout))
-    end_s = ANNEAL_END * (incumbent.budget.time_s or 0.0)
+    end_s = ANNEAL_END * incumbent.time_limit_s
     annealed = anneal_all(workload, _best_of_each_shape(candidates), incumbent, end_s, seed)
-    simulated = simulate_some(workload, _simulation_order(workload, annealed, candidates), incumbent)
-    finalists = [replace(finalist, name=_name_with_shape(finalist)) for finalist in simulated]
-    by_cost = searches.get(finalists[0].layout.shape) or next(iter(searches.values()))
-    return StepSolution(finalists, by_cost)
+    return _simulation_order(workload, annealed, candidates), searches
 
 
 def _name_with_shape(finalist: Finalist) -> str:

@@ -1,8 +1,10 @@
 """The step of a layout under the simulator: the machines of a run, in virtual time, on the network's directed links."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
+from jaxdt.sim.cluster import TimeIsUp
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, shared_hosts
 from jaxdt.spec.config import NetConfig, RunConfig
@@ -32,17 +34,21 @@ def plan_of_layout(workload: StepWorkload, layout: Layout, shares: tuple[int, ..
     )
 
 
-def simulated_s(workload: StepWorkload, layout: Layout) -> float:
-    """Seconds of a step. Beyond MAX_WORKS forwards and backwards the simulator runs fewer microbatches, still enough to
-    fill the pipelines, and the difference that the estimate predicts is added. Infinite for a layout that uses a
-    missing link, where a simulation would never end."""
+def simulated_s(workload: StepWorkload, layout: Layout, is_over: Callable[[], bool] | None = None) -> float:
+    """Seconds of a step; the estimated ones once is_over() says that time is up. Beyond MAX_WORKS forwards and
+    backwards the simulator runs fewer microbatches, still enough to fill the pipelines, and the difference that the
+    estimate predicts is added. Infinite for a layout that uses a missing link, where a simulation would never end."""
     if layout.step_s >= MISSING_S:
         return math.inf
     shares = fewer_microbatches(layout)
     plan = plan_of_layout(workload, layout, shares)
     n_steps = N_STEPS + DELAY_STEPS * workload.config.sync.delay
     rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(workload, layout, shares)
-    return rest_s + predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps)
+    try:
+        step_s = predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps, is_over)
+    except TimeIsUp:
+        return layout.step_s
+    return rest_s + step_s
 
 
 def fewer_microbatches(layout: Layout) -> tuple[int, ...]:

@@ -5,11 +5,13 @@ Everything here goes by the compiled estimate; the simulator has the last word (
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jaxdt.spec.config import SyncConfig
 from jaxdt.spec.plan import even_shares
+from planner.cost.compiled import at_once, generator, interpreted, is_compiled
 from planner.model.layer_cuts import Ranges
 from planner.model.prices import HOUR_S, StepPrice, step_price
 from planner.step_time.estimate import (
@@ -30,6 +32,7 @@ FEW_DEPTH_GROWTHS = (1.0, 3.0)
 SLICE_BYTES = float(SyncConfig().slice_bytes)
 WORTH_IT = 0.995
 SLICE_WORK = 4_000_000  # Works that a slice of annealing times, some tens of milliseconds
+N_INTERPRETED = 16  # microbatches above the forwards in flight, from which a step before compilation is extrapolated
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,11 @@ class Layout:
     @property
     def shape(self) -> tuple[int, int]:
         return self.placement.shape
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for layouts that run in the same way."""
+        return self.placement.tobytes(), self.stages, self.shares, self.depth
 
 
 def depths(n_stages: int, share: int, growths: tuple[float, ...]) -> Iterator[tuple[int, ...]]:
@@ -81,7 +89,7 @@ def tune(workload: StepWorkload, placement: np.ndarray, growths: tuple[float, ..
     if best is None:
         fitting = (_layout(workload, placement, shares, depth) for depth in shallow_depths(n_stages, shares[0]))
         best = next((layout for layout in fitting if layout is not None), None)
-    return best and _balanced(workload, best)
+    return _balanced(workload, best) if best and is_compiled(balance) else best
 
 
 def _layout(
@@ -129,8 +137,22 @@ def step_data(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | 
 
 
 def estimate_s(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | None = None) -> float:
-    """Estimated seconds of a step, with other shares than the layout's if given."""
-    return estimate(step_data(workload, layout, shares), layout.placement)
+    """Estimated seconds of a step, with other shares than the layout's if given. Until the estimate is compiled, steps
+    of fewer microbatches are estimated: beyond those that fill the pipelines each one takes as long as any other."""
+    shares = shares or layout.shares
+    if is_compiled(estimate):
+        return estimate(step_data(workload, layout, shares), layout.placement)
+    seconds = lambda n: interpreted(estimate)(step_data(workload, layout, scaled_shares(shares, n)), layout.placement)  # noqa: E731
+    most, fewer, few = (max(shares), layout.depth[0] + 2 * N_INTERPRETED, layout.depth[0] + N_INTERPRETED)
+    if most <= fewer:
+        return seconds(most)
+    fewer_s = seconds(fewer)
+    return fewer_s + (most - fewer) * (fewer_s - seconds(few)) / N_INTERPRETED
+
+
+def scaled_shares(shares: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Shares in proportion to these, the largest of which is `most`."""
+    return tuple(max(1, round(share * most / max(shares))) for share in shares)
 
 
 def prices_of(workload: StepWorkload) -> Prices:
@@ -142,7 +164,7 @@ def prices_of(workload: StepWorkload) -> Prices:
 
 def price_of(workload: StepWorkload, layout: Layout, step_s: float) -> StepPrice:
     """The price of a layout's step if the step takes step_s seconds."""
-    egress_per_step = egress(step_data(workload, layout), prices_of(workload), layout.placement)
+    egress_per_step = at_once(egress)(step_data(workload, layout), prices_of(workload), layout.placement)
     return step_price(workload.network, layout.placement.ravel(), step_s, egress_per_step)
 
 
@@ -150,6 +172,16 @@ def score(workload: StepWorkload, layout: Layout, step_s: float | None = None) -
     """The value that is minimised: seconds of a step (step_s None: as estimated), or its price."""
     seconds = layout.step_s if step_s is None else step_s
     return price_of(workload, layout, seconds).per_step if workload.price_rules.is_minimised else seconds
+
+
+def compile_kernels(workload: StepWorkload, layout: Layout) -> bool:
+    """Compile what estimates and annealing call, or load it from the disk. Returns True."""
+    data = step_data(workload, layout)
+    estimate(data, layout.placement)
+    balance(data, layout.placement)
+    egress(data, prices_of(workload), layout.placement)
+    improve(workload, layout, generator(0), Heat(0.0, 1))
+    return True
 
 
 def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat) -> Layout:
