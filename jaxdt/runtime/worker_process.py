@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from jaxdt.build import RunStart, WorkerPlace, build_worker
 from jaxdt.membership.worker_membership import NO_SERVER
-from jaxdt.model.stage import StageFunctions, computes_on
+from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol.events import Leave, Ready, Stop, Welcome
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.coordinator_client import CoordinatorAway
+from jaxdt.runtime.jax_setup import device_text
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, parse_address
 from jaxdt.runtime.peer_process import compile_stage
@@ -151,4 +152,4 @@ def _prepare(job: RunJob, welcome: Welcome, functions: StageFunctions, n_devices
     store = Store(config, job.plan.with_worker(peer, stage), peer, job.data, functions)
     loop.tensors = store
     compile_stage(loop, config, store, (peer, stage), welcome.n_committed)
-    return Ready({}, store.n_words, computes_on(n_devices))
+    return Ready({}, store.n_words, device_text(n_devices))
