@@ -20,7 +20,7 @@ from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.checkpoint import newest
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput, require_at_least
+from jaxdt.spec.errors import BadInput, require_at_least, why
 from jaxdt.spec.serialize import parse_json
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint; by default the newest one of run_dir.")
@@ -44,7 +44,10 @@ def main() -> int:
     tokenizer = load_tokenizer(run_inputs.token_file(config.data.path).tokenizer)
     folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
     params = assemble(config.model, [{name: entry["params"]} for name, entry in load_entries(folder).items()])
-    prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
+    try:
+        prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
+    except ValueError as error:
+        raise BadInput(f"--prompt: {tokenizer.name} cannot encode it ({why(error)})") from None
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
     tokens = generate(config.model, params, prompt, N_TOKENS.value, TEMPERATURE.value, SEED.value)

@@ -100,6 +100,10 @@ class Agreement(Protocol):
         """The time of an earlier WakeAt has come."""
         ...
 
+    def paused(self, until_s: float) -> None:
+        """The coordinator did not run; until then it hears of what its members did meanwhile."""
+        ...
+
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         """'' if the run goes on without this peer, else why it does not. `present`: the members that are there."""
         ...

@@ -91,6 +91,9 @@ class TwoPhaseCommit:
     def woke(self, now_s: float, tag: str) -> list[Action]:
         return []
 
+    def paused(self, until_s: float) -> None:
+        pass  # members wait for the record of each step, so their steps did take so long
+
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return ""
 

@@ -239,6 +239,7 @@ class Coordinator:
             return []
         patience_s = self.config.deadline_floor_s
         self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
+        self._agreement.paused(self._patient_until_s)
         return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[Action]:

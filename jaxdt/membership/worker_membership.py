@@ -44,7 +44,8 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import ReadyReport, RefusedReport
 
 NO_VIEW = 0
-BAD_INPUT, LOST = 2, 3  # exit codes: the server refuses this process; the server is gone
+BAD_INPUT = 2  # exit code: the server refuses this process
+NO_SERVER = -1  # no exit code: the server is silent, and the process asks for another one
 REFUSED_S = 30.0  # for so long at most a process is refused; a connection that is broken is seen long before
 
 
@@ -130,7 +131,9 @@ class WorkerMembership:
         # A server answers only once the run has begun.
         patience_s = identity.outage_s if self._admitted else max(identity.outage_s, FIRST_CONTACT_S)
         if silent_s > patience_s:
-            return [Stop(LOST, f"worker {identity.peer}: server {identity.server} was silent for {silent_s:.0f} s")]
+            return [
+                Stop(NO_SERVER, f"worker {identity.peer}: server {identity.server} was silent for {silent_s:.0f} s")
+            ]
         return [self._enlist(), WakeAt(now_s + identity.heartbeat_s, "heartbeat")]
 
     def _enlisted(self, generation: int, body: Enlisted) -> list[Action | Event]:

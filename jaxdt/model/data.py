@@ -17,11 +17,11 @@ import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, why
 from jaxdt.spec.shell import shell_line
 
 MAGIC = b"JAXDTTOK"
@@ -153,7 +153,7 @@ def open_data(path: str | Path) -> TokenFile:
             blob = file.read(HEADER_BYTES)
             size_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a token file") from error
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected a token file") from error
     header = _parse_header(path, blob)
     if size_bytes != header.file_bytes:
         raise BadInput(f"{path}: got {size_bytes} bytes, expected {header.file_bytes} as its header says")
@@ -195,59 +195,81 @@ def write_tokens(
     held_out: np.ndarray,
     source_checksum: str = "00" * 32,
 ) -> TokenFile:
-    """Write token numbers [n_train], [n_eval] as a token file and open it. The file appears whole or not at all.
-    Raises BadInput if there is no train token to predict, a token is outside the vocabulary or the disk refuses."""
+    """Write token numbers [n_train], [n_eval] as a token file and open it: see write_pieces."""
+    return write_pieces(path, tokenizer, vocab_size, [train], [held_out], source_checksum)
+
+
+def write_pieces(
+    path: str | Path,
+    tokenizer: str,
+    vocab_size: int,
+    train: Iterable[np.ndarray],
+    held_out: Iterable[np.ndarray],
+    source_checksum: str,
+) -> TokenFile:
+    """Write the token numbers of both parts, which come in pieces [n], as a token file and open it. The file appears
+    whole or not at all. Raises BadInput if there is no train token to predict, a token is outside the vocabulary or the
+    disk refuses."""
     path = Path(path)
     if len(tokenizer) > TOKENIZER_NAME_BYTES:
         raise ValueError(f"got tokenizer name {tokenizer!r}, expected at most {TOKENIZER_NAME_BYTES} characters")
-    _check_tokens(path, vocab_size, train, held_out)
-    token_bytes = 2 if vocab_size <= 1 << 16 else 4
-    payload = np.concatenate([train, held_out]).astype(TOKEN_DTYPES[token_bytes])
-    blob = HEADER.pack(
-        *TokenFileHeader(
-            magic=MAGIC,
-            version=VERSION,
-            token_bytes=token_bytes,
-            vocab_size=vocab_size,
-            n_train_tokens=len(train),
-            n_eval_tokens=len(held_out),
-            tokenizer=tokenizer.encode("ascii"),
-            payload_sha256=hashlib.sha256(payload.data).digest(),
-            source_sha256=bytes.fromhex(source_checksum),
-        )
-    )
-    _write_whole(path, [blob, CRC.pack(zlib.crc32(blob)), payload])
-    return open_data(path)
-
-
-def _check_tokens(path: Path, vocab_size: int, train: np.ndarray, held_out: np.ndarray) -> None:
-    if len(train) < 2:
-        raise BadInput(f"{path}: got {len(train)} train tokens, expected at least 2")
-    for part, tokens in (("train", train), ("held-out", held_out)):
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-            raise BadInput(
-                f"{path}: got {part} tokens {tokens.min()}..{tokens.max()}, expected 0..{vocab_size - 1} (vocabulary)"
-            )
-
-
-def _write_whole(path: Path, parts: list) -> None:
-    """Write beside the target and rename, so that no reader finds half a file, even after a crash. Peers of one host
-    that prepare the same file at once replace it by an equal one."""
+    # No reader finds half a file, even after a crash. Peers of one host that prepare the same file at once replace it
+    # by an equal one.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write_synced(unfinished, parts)
+            with unfinished.open("wb") as file:
+                writer = _PieceWriter(path, file, vocab_size)
+                n_train, n_eval = writer.add("train", train), writer.add("held-out", held_out)
+                if n_train < 2:
+                    raise BadInput(f"{path}: got {n_train} train tokens, expected at least 2")
+                header = TokenFileHeader(
+                    magic=MAGIC,
+                    version=VERSION,
+                    token_bytes=writer.dtype.itemsize,
+                    vocab_size=vocab_size,
+                    n_train_tokens=n_train,
+                    n_eval_tokens=n_eval,
+                    tokenizer=tokenizer.encode("ascii"),
+                    payload_sha256=writer.sha256.digest(),
+                    source_sha256=bytes.fromhex(source_checksum),
+                )
+                writer.end(HEADER.pack(*header))
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
+        raise BadInput(f"{path}: cannot be written ({why(error)})") from error
+    return open_data(path)
 
 
-def _write_synced(path: Path, parts: list) -> None:
-    with path.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
+class _PieceWriter:
+    """Writes the tokens behind the place of the header, which counts them and is written last. `sha256`: of all tokens
+    as stored."""
+
+    def __init__(self, path: Path, file: BinaryIO, vocab_size: int):
+        self.dtype = TOKEN_DTYPES[2 if vocab_size <= 1 << 16 else 4]
+        self.sha256 = hashlib.sha256()
+        self._path, self._file, self._vocab_size = path, file, vocab_size
+        file.seek(HEADER_BYTES)
+
+    def add(self, part: str, pieces: Iterable[np.ndarray]) -> int:
+        """Write the tokens of a part; how many there are."""
+        n_tokens = 0
+        for tokens in pieces:
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+                got, most = f"{part} tokens {tokens.min()}..{tokens.max()}", self._vocab_size - 1
+                raise BadInput(f"{self._path}: got {got}, expected 0..{most} (vocabulary)")
+            stored = tokens.astype(self.dtype)
+            self.sha256.update(stored.data)
+            self._file.write(stored.data)
+            n_tokens += len(tokens)
+        return n_tokens
+
+    def end(self, header: bytes) -> None:
+        """Write the header; the file is durable on return."""
+        self._file.seek(0)
+        self._file.write(header + CRC.pack(zlib.crc32(header)))
+        self._file.flush()
+        os.fsync(self._file.fileno())

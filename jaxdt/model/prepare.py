@@ -3,16 +3,17 @@
 import codecs
 import hashlib
 import lzma
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from jaxdt.model.data import MAGIC, TokenFile, open_data, verify_checksum, write_tokens
+from jaxdt.model.data import MAGIC, TokenFile, open_data, verify_checksum, write_pieces
 from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, why
 
 LOOKED_AT_BYTES = 4096
+PIECE_BYTES = 1 << 18  # the expression that splits GPT-2's text takes no run of 1,000,000 spaces
 CORPUS = Path(__file__).resolve().parents[2] / "configs" / "corpus"
 TRAIN_TEXTS = (CORPUS / "train.txt.xz",)
 EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
@@ -25,13 +26,12 @@ def prepare(
     out: str | Path,
     replaces: bool = False,
 ) -> TokenFile:
-    """The token file `out` of these texts, each whole in memory. An undamaged file made before from the same texts with
-    the same tokenizer is reused; one of other texts is replaced only with `replaces`, since a run that was trained on
-    it could not go on. A file of another kind, or a damaged one, is refused. Raises BadInput."""
+    """The token file `out` of these texts, each read in pieces, twice: nothing is encoded before all of it is known to
+    be text that can be. An undamaged file made before from the same texts with the same tokenizer is reused; one of
+    other texts is replaced only with `replaces`, since a run that was trained on it could not go on. A file of another
+    kind, or a damaged one, is refused. Raises BadInput."""
     encoder = load_tokenizer(tokenizer)
-    train = [(path, read_text(path)) for path in train_paths]
-    held_out = [(path, read_text(path)) for path in eval_paths]
-    sources = source_checksum([text for _, text in train], [text for _, text in held_out])
+    sources = source_checksum([sha256(encoder, path) for path in train_paths], [sha256(encoder, p) for p in eval_paths])
     if Path(out).exists():
         file = open_data(out)
         if (file.tokenizer, file.source_checksum) == (tokenizer, sources):
@@ -39,33 +39,57 @@ def prepare(
             return file
         if not replaces:
             raise BadInput(f"{out}: holds tokens of other texts, expected a new file; or delete it, if no run needs it")
-    return write_tokens(
+    return write_pieces(
         out,
         tokenizer=tokenizer,
         vocab_size=encoder.vocab_size,
-        train=_encode(encoder, train),
-        held_out=_encode(encoder, held_out),
+        train=_encoded(encoder, train_paths),
+        held_out=_encoded(encoder, eval_paths),
         source_checksum=sources,
     )
 
 
-def read_text(path: str | Path) -> bytes:
-    """A text file's bytes, decompressed if its name ends in .xz. Raises BadInput, also for UTF-16 and UTF-32: as bytes,
-    every second token of such a text would be a zero."""
+def chunks(path: str | Path) -> Iterator[bytes]:
+    """A text file's bytes in order, decompressed if its name ends in .xz. Raises BadInput, also for UTF-16 and UTF-32:
+    as bytes, every second token of such a text would be a zero."""
     try:
-        content = Path(path).read_bytes()
-        text = lzma.decompress(content) if str(path).endswith(".xz") else content
+        with lzma.open(path) if str(path).endswith(".xz") else Path(path).open("rb") as file:
+            text = file.read(PIECE_BYTES)
+            if text.startswith(MAGIC):
+                hint = f"expected a text; to train on it: --config.data.path={path}"
+                raise BadInput(f"{path}: is a token file already, {hint}")
+            if encoding := _wide_encoding(text):
+                hint = f"to convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
+                raise BadInput(f"{path}: is {encoding}, expected UTF-8; {hint}")
+            while text:
+                yield text
+                text = file.read(PIECE_BYTES)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a text file") from error
-    except lzma.LZMAError as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected a text file") from error
+    except (lzma.LZMAError, EOFError) as error:
         raise BadInput(f"{path}: cannot be decompressed ({error}), expected an .xz file") from error
-    if text.startswith(MAGIC):
-        raise BadInput(f"{path}: is a token file already, expected a text; to train on it: --config.data.path={path}")
-    if encoding := _wide_encoding(text):
-        raise BadInput(
-            f"{path}: is {encoding}, expected UTF-8; to convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
-        )
-    return text
+
+
+def pieces(tokenizer: Tokenizer, path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """The text of a file in pieces of at most twice PIECE_BYTES, each with the number of its first byte. Their tokens
+    one after another are those of the whole text."""
+    start, text = 0, b""
+    try:
+        for chunk in chunks(path):
+            text += chunk
+            if len(text) < PIECE_BYTES:
+                continue
+            size = tokenizer.cut(text, False)
+            if not size:
+                where = f"bytes {start} to {start + len(text)} are all of one word, number or white space"
+                raise BadInput(f"{path}: {where}, expected less than {PIECE_BYTES} bytes for {tokenizer.name}")
+            yield start, text[:size]
+            start, text = start + size, text[size:]
+        if tokenizer.cut(text, True):
+            yield start, text
+    except UnicodeDecodeError as error:
+        where = f"byte {start + error.start}"
+        raise BadInput(f"{path}: {where} is not UTF-8, expected UTF-8 for {tokenizer.name}") from error
 
 
 def _wide_encoding(text: bytes) -> str:
@@ -83,19 +107,27 @@ def _wide_encoding(text: bytes) -> str:
     return ""
 
 
-def source_checksum(train: Sequence[bytes], held_out: Sequence[bytes]) -> str:
+def sha256(tokenizer: Tokenizer, path: str | Path) -> str:
+    """The SHA256 of a text, which is read whole; BadInput if this tokenizer cannot encode it."""
+    digest = hashlib.sha256()
+    for _, piece in pieces(tokenizer, path):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def source_checksum(train: Sequence[str], held_out: Sequence[str]) -> str:
     """SHA256 over the part and the SHA256 of each text in order. A text counts the same compressed or plain."""
-    lines = [f"train {hashlib.sha256(text).hexdigest()}\n" for text in train]
-    lines += [f"held-out {hashlib.sha256(text).hexdigest()}\n" for text in held_out]
+    lines = [*(f"train {digest}\n" for digest in train), *(f"held-out {digest}\n" for digest in held_out)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _encode(tokenizer: Tokenizer, texts: list[tuple[str | Path, bytes]]) -> np.ndarray:
-    """Token numbers [n_tokens] of the texts in order, with nothing between them."""
-    parts = [np.zeros(0, np.uint8)]
-    for path, text in texts:
-        try:
-            parts.append(tokenizer.encode(text))
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: byte {error.start} is not UTF-8, expected UTF-8 for {tokenizer.name}") from error
-    return np.concatenate(parts)
+def _encoded(tokenizer: Tokenizer, paths: Sequence[str | Path]) -> Iterator[np.ndarray]:
+    """Token numbers of the texts in order, in pieces [n], with nothing between them."""
+    for path in paths:
+        for start, piece in pieces(tokenizer, path):
+            try:
+                tokens = tokenizer.encode(piece)
+            except ValueError as error:
+                where = f"bytes {start} to {start + len(piece)}"
+                raise BadInput(f"{path}: {where} cannot be encoded by {tokenizer.name} ({why(error)})") from error
+            yield tokens

@@ -1,7 +1,9 @@
 """The table of tokenizers, from text to token numbers and back: raw bytes, or the byte-pair encoding of GPT-2."""
 
+import codecs
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +23,14 @@ GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256db
 
 
 class Tokenizer(NamedTuple):
-    """`encode` takes UTF-8 bytes and gives unsigned token numbers [n_tokens] < vocab_size; `decode` takes them back."""
+    """`encode` takes UTF-8 bytes and gives unsigned token numbers [n_tokens] < vocab_size; `decode` takes them back.
+    A long text is encoded in pieces: `cut(text, is_end)` says how many of the first bytes are encoded alike whatever
+    follows them, 0 if none are known to be; at the text's end all of them. For what is no text of this tokenizer `cut`
+    raises UnicodeDecodeError, and `encode` a ValueError."""
 
     name: str
     vocab_size: int
+    cut: Callable[[bytes, bool], int]
     encode: Callable[[bytes], np.ndarray]
     decode: Callable[[np.ndarray], bytes]
 
@@ -41,6 +47,7 @@ def _bytes_tokenizer() -> Tokenizer:
     return Tokenizer(
         name="bytes",
         vocab_size=256,
+        cut=lambda text, is_end: len(text),
         encode=lambda text: np.frombuffer(text, np.uint8),
         decode=lambda tokens: np.asarray(tokens).astype(np.uint8).tobytes(),
     )
@@ -63,9 +70,35 @@ def _gpt2_tokenizer() -> Tokenizer:
     return Tokenizer(
         name="gpt2",
         vocab_size=GPT2_VOCAB_SIZE,
+        cut=gpt2_cut,
         encode=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()),
         decode=lambda tokens: encoding.decode_bytes(np.asarray(tokens).tolist()),
     )
+
+
+def gpt2_cut(text: bytes, is_end: bool) -> int:
+    """The end of the last match of GPT2_SPLIT that no text behind it can change: between two characters of different
+    kinds, the first of which is no white space (the last of that goes with the word behind it) and no apostrophe (which
+    may begin a contraction). No match goes on there, and none before it looks further."""
+    decoded, _ = codecs.utf_8_decode(text, "strict", is_end)
+    if is_end:
+        return len(text)
+    for end in range(len(decoded) - 1, 0, -1):
+        before, after = _gpt2_kind(decoded[end - 1]), _gpt2_kind(decoded[end])
+        if before != after and before not in ("Z", "") and after and decoded[end - 1] != "'":
+            return len(decoded[:end].encode())
+    return 0
+
+
+def _gpt2_kind(character: str) -> str:
+    r"""Which of \p{L}, \p{N} and \s matches a character, by the first letter of its Unicode category; P: none of them.
+    '' for one that only a later version of Unicode may know."""
+    category = unicodedata.category(character)
+    if category == "Cn":
+        return ""
+    if character in "\t\n\v\f\r\x85":
+        return "Z"
+    return category[0] if category[0] in "LNZ" else "P"
 
 
 def _gpt2_encoder_json() -> bytes:

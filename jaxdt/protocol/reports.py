@@ -44,8 +44,9 @@ class StepReport(Report):
 
     Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
     they were done, or where all replicas average together, one step of all pipelines. Rows of which the coordinator
-    hears in one moment were done while it was away, so their `step_s` is NaN. `group_size`: the mean of the groups
-    that formed since the row before, `suspended_frac`: the share of them that were suspended; None if none formed."""
+    hears in one moment, or in the seconds after a pause of its own, were done while it was away, so their `step_s` is
+    NaN. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share of them that
+    were suspended; None if none formed."""
 
     kind: ClassVar[str] = "step"
     step: int

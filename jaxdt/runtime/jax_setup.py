@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 
 from jaxdt.model.stage import computes_on
+from jaxdt.runtime.compute_environment import n_threads
 from jaxdt.spec.errors import BadInput
 
 
@@ -23,3 +24,12 @@ def check_platform(expected: str) -> None:
             f"platform: here jax computes on {computes_on()}, this run expects {expected}; JAX_PLATFORMS and the "
             "installed jax decide, scripts/doctor.py looks for what is missing"
         )
+
+
+def device_text(n_devices: int) -> str:
+    """On what this process computes, such as "gpu: 2 x NVIDIA H100" or "cpu: 1 x cpu, 2 threads": on a CPU the order of
+    sums, and with it their rounding, follows from the number of threads."""
+    if jax.default_backend() != "cpu":
+        return computes_on(n_devices)
+    n = n_threads()
+    return f"{computes_on(n_devices)}, {n} thread{'s' * (n != 1)}"

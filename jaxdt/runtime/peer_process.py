@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from jaxdt.build import RunStart, build_newcomer, build_peer, replicas_may_differ
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
-from jaxdt.model.stage import computes_on
 from jaxdt.protocol.events import COORDINATOR, Ready, Restore, Stop
 from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
+from jaxdt.runtime.jax_setup import device_text
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, parse_address
@@ -177,4 +177,4 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
     seconds |= {kind + ON_A_CORE: s for kind, s in measured_s.items() if s < seconds[kind]}
-    return Ready(seconds, store.n_words, computes_on(options.n_devices))
+    return Ready(seconds, store.n_words, device_text(options.n_devices))

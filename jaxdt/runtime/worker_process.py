@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import RunStart, WorkerPlace, build_worker
-from jaxdt.membership.worker_membership import LOST
-from jaxdt.model.stage import StageFunctions, computes_on
+from jaxdt.membership.worker_membership import NO_SERVER
+from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol.events import Leave, Ready, Stop, Welcome
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.coordinator_client import CoordinatorAway
+from jaxdt.runtime.jax_setup import device_text
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, parse_address
 from jaxdt.runtime.peer_process import compile_stage
@@ -34,6 +35,7 @@ from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
 
 ASKS_EVERY_S = 1.0
+LOST = 3  # exit code: the coordinator is away
 SILENT_HEARTBEATS = 5.0  # a server that has not answered so many is asked for
 
 
@@ -68,7 +70,7 @@ def run_worker(job: RunJob, welcome: Welcome, options: WorkerOptions) -> Stop:
                 plan = job.plan.with_worker(found.peer, stage)
                 functions[stage] = stage_functions(job.config, plan, stage, options.n_devices)
             stop = _compute_for(job, found, functions[stage], options, stop_requests)
-            if stop.code != LOST:
+            if stop.code != NO_SERVER:
                 return stop
             print_line(f"{stop.reason}; asks the coordinator for another")
             welcome = _without_server(found)
@@ -134,7 +136,7 @@ def _compute_for(
         compute_thread.start()
         stop = loop.run("")
         assert isinstance(stop, Stop), "only a member moves to another stage"
-        if stop.code == LOST:
+        if stop.code == NO_SERVER:
             compute_thread.join()  # only then is there room for the arrays that the next server's worker needs
         return stop
 
@@ -150,4 +152,4 @@ def _prepare(job: RunJob, welcome: Welcome, functions: StageFunctions, n_devices
     store = Store(config, job.plan.with_worker(peer, stage), peer, job.data, functions)
     loop.tensors = store
     compile_stage(loop, config, store, (peer, stage), welcome.n_committed)
-    return Ready({}, store.n_words, computes_on(n_devices))
+    return Ready({}, store.n_words, device_text(n_devices))

@@ -358,6 +358,9 @@ class GroupScheduler(CountedSteps):
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._end or self._budget.end or self._budget.untold(tuple(map(tuple, self._n_groups)))
 
+    def paused(self, until_s: float) -> None:
+        self._budget.rows.paused(until_s)
+
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return self._pipelines.cannot_lose(peer, present)
 

@@ -172,6 +172,9 @@ class ServerAgreement(CountedSteps):
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._budget.end or self._budget.untold()
 
+    def paused(self, until_s: float) -> None:
+        self._budget.rows.paused(until_s)
+
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         is_server = any(peer in row for row in self._plan.roles.servers)
         return NO_SERVER if is_server else self._pipelines.cannot_lose(peer, present)

@@ -6,18 +6,18 @@ Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind
 was stopped, and the checkpoints that are there; with "server" also trace/peer_N.jsonl of each server, which has the
 order of pushes and pulls, and of workers. A run that was stopped is done again up to its last checkpoint.
 Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
-build than the run's, rounding differs, and so it does with another number of threads: by default this process computes
-on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
+build than the run's, rounding differs. It differs with the number of threads, too, so this process takes as many as the
+log says of the run's peers; a run whose peers had different numbers is refused. Exit codes: 0 all are equal, 1 some are
+not, 2 bad input.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from replayed_log import checkpoint_means, compared, fields_of, incarnations_of
+from replayed_log import checkpoint_means, compared, fields_of, incarnations_of, peers_by_threads, take_threads
 
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
@@ -31,13 +31,13 @@ from jaxdt.protocol.reports import (
     KeptReport,
     PullReport,
     PushReport,
+    ReadyReport,
     RestartedReport,
     SnapshotReport,
     StateMeanReport,
     StepReport,
     ViewReport,
 )
-from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints, complete_record, newest
 from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
@@ -50,14 +50,11 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.serialize import parse_json
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
-THREADED = flags.DEFINE_bool("threaded", False, "Compute on several threads, as peers did with --cpus of their own.")
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
 
 
 def main() -> int:
     environment.compute_on_cpu()
-    if not THREADED.value:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     try:
@@ -69,6 +66,7 @@ def main() -> int:
         raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
+    take_threads(peers_by_threads([*reports, *ready_reports(run_dir)]))  # before jax computes
     newest(run_dir)  # one line for a run without a checkpoint, before all else
     folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
     incarnations = incarnations_of(plan, reports, folders)
@@ -84,6 +82,14 @@ def main() -> int:
             f"run_dir: {run_dir}: the log made none of the checkpoints {sorted(folders)}, expected one of them"
         )
     return 1 if any(found) else 0
+
+
+def ready_reports(run_dir: Path) -> Iterator[trace.TraceRecord]:
+    """The reports of the peers whose logs are here that they were ready to compute."""
+    for path in sorted((run_dir / "trace").glob("peer_*.jsonl")):
+        for record in trace.read(kept_lines(path), str(path)):
+            if record["what"] == "report" and record["kind"] == ReadyReport.kind:
+                yield record
 
 
 def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:

@@ -1,6 +1,8 @@
 """The log of a run whose replicas may differ, as replay.py reads it, and the comparison of two states. No flags."""
 
-from collections.abc import Collection
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +10,18 @@ import numpy as np
 
 from jaxdt.protocol import trace
 from jaxdt.protocol.incarnations import Incarnations
-from jaxdt.protocol.reports import PipelineEndReport, PipelineJoinReport, StateMeanReport
+from jaxdt.protocol.reports import (
+    CandidateReport,
+    PipelineEndReport,
+    PipelineJoinReport,
+    ReadyReport,
+    StateMeanReport,
+)
+from jaxdt.runtime.compute_environment import ONE_THREAD, n_threads
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+
+THREADS = re.compile(r", (\d+) threads?$")  # of a device, as jax_setup.device_text says it
 
 
 def incarnations_of(plan: Plan, reports: list[trace.TraceRecord], versions: Collection[int]) -> Incarnations:
@@ -29,6 +41,37 @@ def incarnations_of(plan: Plan, reports: list[trace.TraceRecord], versions: Coll
             known[number] = max(known[number], n_steps)
     incarnations.n_steps = known | incarnations.n_steps
     return incarnations
+
+
+def peers_by_threads(reports: Iterable[trace.TraceRecord]) -> dict[int, list[str]]:
+    """Number of threads -> the peers that said so when they were ready to compute: each in its own log, and those that
+    came later in the coordinator's."""
+    found: dict[int, list[str]] = {}
+    for report in reports:
+        if report["kind"] in (ReadyReport.kind, CandidateReport.kind) and (
+            threads := THREADS.search(report["fields"]["device"])
+        ):
+            names = found.setdefault(int(threads[1]), [])
+            name = f"peer {report['fields'].get('peer', report['peer'])}"
+            names += [name] if name not in names else []
+    return found
+
+
+def take_threads(peers: Mapping[int, Sequence[str]]) -> None:
+    """Have this process compute on as many threads as the peers of a run did; on one if none says how many."""
+    if len(peers) > 1:
+        found = "; ".join(f"{n} at {', '.join(names)}" for n, names in sorted(peers.items()))
+        raise BadInput(
+            f"run_dir: its peers computed on different numbers of threads ({found}), which round sums differently, so "
+            "no one process can do the run again; expected peers and newcomers with equally many --cpus"
+        )
+    n = next(iter(peers), 1)
+    if n == 1:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+    elif n_threads() < n:
+        raise BadInput(f"run_dir: its peers computed on {n} threads each, this process may use {n_threads()} CPUs")
+    else:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n])
 
 
 def checkpoint_means(reports: list[trace.TraceRecord], versions: Collection[int]) -> list[StateMeanReport]:

@@ -1,6 +1,6 @@
 """A pool's worker and the silence of its server."""
 
-from jaxdt.membership.worker_membership import LOST, WorkerIdentity, WorkerMembership
+from jaxdt.membership.worker_membership import NO_SERVER, WorkerIdentity, WorkerMembership
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import (
     Ended,
@@ -40,7 +40,7 @@ def test_a_server_that_is_silent_for_too_long_is_lost():
     from_server(machine, 1.0, Enlisted(1, 0))
     assert Send(SERVER, Enlist(7, "f")) in machine.handle(1.0 + PATIENCE_S, Woke("heartbeat"))
     stop = stop_of(machine.handle(1.1 + PATIENCE_S, Woke("heartbeat")))
-    assert stop and stop.code == LOST and stop.reason == "worker 4: server 1 was silent for 5 s"
+    assert stop and stop.code == NO_SERVER and stop.reason == "worker 4: server 1 was silent for 5 s"
 
 
 def test_a_worker_says_how_much_processor_time_it_has_used():

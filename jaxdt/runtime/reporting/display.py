@@ -250,6 +250,8 @@ def _summary_lines(summary: dict) -> list[str]:
         overall_per_s = summary["tokens_per_s_overall"]
         overall = f", {overall_per_s:.0f} over the whole time{since}" if overall_per_s else ""
         lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s{overall}")
+    else:
+        lines.append("step           no time is known; the first two steps and those with an evaluation do not count")
     if interruptions := _interruptions(summary):
         lines.append(f"interruptions  {interruptions}{since}")
     if total := sum(summary["bytes_on_links"].values()):

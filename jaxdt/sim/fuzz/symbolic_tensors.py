@@ -29,7 +29,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.sizes import Group, is_contribution
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, NORM, REGENERATE, UPDATE, Work
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
 from jaxdt.sync.download import FetchedStates
 
 EXACT_COVER = 1
@@ -116,9 +116,6 @@ class SymbolicTensors:
             self._gather(step, rounds)
         elif work.kind == CONTRIBUTE:
             self._contribute(step, rounds)
-        elif work.kind == NORM:
-            n_elements = sum(group.n_elements for group in self._groups.values())
-            return {"sq_norm": float(n_elements * sum(self.accumulators.get(step, Counter()).values()))}
         elif work.kind == FORWARD:
             self._forward(work)
         elif work.kind == EVALUATE:
@@ -245,9 +242,9 @@ class SymbolicTensors:
         total = Counter()
         for member in members:
             total.update(self._own_part(key) if member == self.peer else self._part(key, member))
-        if is_contribution(key.round.group):  # a squared norm as of noise: in proportion to the microbatches
+        if is_contribution(key.round.group):
             self._slices[key] = total
-            return zlib.crc32(repr(sorted(total.items())).encode()), float((key.hi - key.lo) * total.total())
+            return zlib.crc32(repr(sorted(total.items())).encode()), 1.0
         stages = self._groups[key.round.group].stages
         provenance = (self.generation, self._delay.version_of(key.round.step))
         expected = {(*provenance, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}

@@ -19,6 +19,7 @@ class Rows:
         self._tokens_per_sample = tokens_per_sample
         self._done: list[tuple[int | None, StepDone]] = []  # with its pipeline; None if that has come back since then
         self._last_s = 0.0
+        self._known_from_s = -math.inf
         self._sizes: list[int] = []
         self._n_suspended = 0
         self._skipped: set[tuple[int, int]] = set()  # pipeline and step, whose gradient was not finite
@@ -26,6 +27,10 @@ class Rows:
     def begin(self, now_s: float) -> None:
         """The first step begins."""
         self._last_s = now_s
+
+    def paused(self, until_s: float) -> None:
+        """The coordinator did not run, and hears until then of steps that were done meanwhile: when is not known."""
+        self._known_from_s = until_s
 
     def formed(self, group: AveragingGroup) -> None:
         """A group has formed since the last row."""
@@ -63,7 +68,8 @@ class Rows:
         tally = sum((one.tally for one in done), Tally())
         n_tokens = sum(one.n_samples * self._tokens_per_sample.at(one.step) for one in done)
         took_s, self._last_s = now_s - self._last_s, now_s
-        step_s = took_s or math.nan  # several in one moment were done while there was no coordinator
+        # Several in one moment were done while there was no coordinator.
+        step_s = took_s if took_s and now_s >= self._known_from_s else math.nan
         norms = [math.sqrt(one.sq_norm) / one.n_samples for one in done if one.sq_norm is not None]
         sizes, self._sizes = self._sizes, []
         n_suspended, self._n_suspended = self._n_suspended, 0

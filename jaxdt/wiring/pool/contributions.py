@@ -1,13 +1,13 @@
 """The gradients that a server's workers have accumulated for a step: asked for, checked, and added to the server's own.
 
     nothing is left of a step   -> ContributionWanted to every worker that has done something, once it has nothing to do
-    a contribution is here      -> once the own gradient is measured (N): it is added if it holds exactly what the
-                                   worker has done, and if its norm may be right (norm_check.py)
+    a contribution is here      -> it is added if it holds exactly what the worker has done, and is finite
     it may be added             -> one after another, in the order in which they were checked (C)
 
 The server decides what becomes of a worker whose contribution may not be added.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,18 +23,14 @@ from jaxdt.protocol.events import (
     Send,
 )
 from jaxdt.spec.sizes import contribution_name
-from jaxdt.spec.work import CONTRIBUTE, NORM, Work
+from jaxdt.spec.work import CONTRIBUTE, Work
 from jaxdt.wiring.pool.lease_times import LeaseTimes
-from jaxdt.wiring.pool.norm_check import NormCheck
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
 
 NEVER = float("inf")
 CONTRIBUTION = "contribution"  # in LeaseTimes
 NOT_ITS_WORK = "its contribution is not what it has done"
-NOT_CHECKED = (
-    "its contribution is not counted: the check of norms needs a gradient of this server's own first, so this server "
-    "computes these microbatches itself; nothing has to be done"
-)
+NOT_FINITE = "its gradient is not finite"
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,6 @@ class Contributions:
         self._n_rounds = 0
         self._adding: deque[Contribution] = deque()  # in order
         self._is_adding = False  # the first of them, now
-        self._norms = NormCheck()
-        self._n_measured = 0  # microbatches of the own gradient whose norm is being measured
 
     def ask(self, now_s: float, step: StepUnderWay, worker: int, admission: int) -> list[Action | Event]:
         """Ask a worker for what it has accumulated."""
@@ -87,45 +81,22 @@ class Contributions:
             return False
         self._times.took(worker, CONTRIBUTION, now_s - asked.asked_s)
         step.asked[worker] = replace(asked, until_s=NEVER)
-        step.is_measured |= not step.table.n_committed  # nothing of its own to measure
-        if not step.is_measured:
-            step.unchecked.append(received)
         return True
 
-    def measured(self, step: StepUnderWay | None, sq_norm: float) -> list[ContributionReceived]:
-        """The own gradient of a step is measured, which may be over; the contributions that have waited for that."""
-        self._norms.measured(self._n_measured, sq_norm)
-        if step is None:
-            return []
-        step.is_measured = True
-        waited, step.unchecked = step.unchecked, []
-        return [received for received in waited if received.worker in step.asked]
-
     def look_at(self, step: StepUnderWay, received: ContributionReceived) -> Rejection | None:
-        """A contribution is to be added if it holds exactly what the worker has done, and its norm may be right. Else
-        why not; None for one of an earlier admission too, which is forgotten."""
+        """A contribution is to be added if it holds exactly what the worker has done, and is finite. Else why not."""
         worker, rounds, items = received.worker, received.rounds, received.items
-        if rounds != step.asked[worker].rounds:
-            return None
         if items != step.table.contribution(worker) or not items:
             return Rejection(NOT_ITS_WORK)
-        if not self._norms.is_possible:
-            step.is_measured, step.lacks_measure = False, True
-            step.table.distrust(worker)
-            return Rejection(NOT_CHECKED)
-        if problem := self._norms.problem(len(items), received.sq_norm):
-            return Rejection(problem, is_suspicious=True)
+        if not math.isfinite(received.sq_norm):
+            return Rejection(NOT_FINITE, is_suspicious=True)
         step.table.commit(worker, items)
         del step.asked[worker]
         self._adding.append(Contribution(worker, step, rounds, items))
         return None
 
-    def next_work(self, steps: Sequence[StepUnderWay]) -> tuple[Work, tuple[Round, ...]] | None:
+    def next_work(self) -> tuple[Work, tuple[Round, ...]] | None:
         """The Work that contributions wait for, and the rounds whose vectors it reads. It is begun at once."""
-        for step in steps:
-            if (step.unchecked or step.lacks_measure) and not step.is_measured and step.table.n_committed:
-                self._n_measured = step.table.n_committed
-                return Work(self._stage, NORM, None, self._peer, step.number), ()
         if not self._adding or self._is_adding:
             return None
         first = self._adding[0]

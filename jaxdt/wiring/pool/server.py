@@ -9,8 +9,7 @@ on to the owner at the neighbour stage. A server with little to do takes tasks o
     gradient of m        -> TaskLease and the gradient to the worker that did the forward, or this server's own backward
     TaskOutput(backward) -> the input's gradient goes to the owner at the stage before
     nothing is left      -> ContributionWanted to every worker that has done something, once it has nothing to do; what
-                            it sends is compared with the norm of the own gradient (N, norm_check.py) and added here
-                            (C; contributions.py)
+                            it sends is added here (C; contributions.py)
     all are added        -> Drained: from here on the servers agree as replicas do
 
 Each client has a forward for each backward, and all may have as many forwards in flight: what comes back to the clients
@@ -87,7 +86,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.spec.delay import Delay
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, NORM, Work
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget
@@ -176,9 +175,6 @@ class PoolServer:
             case Ran(work) if work.kind == CONTRIBUTE:
                 self._slot.free()
                 return self._contributed() + self._go_on(now_s)
-            case Ran(work, values=values) if work.kind == NORM:
-                self._slot.free()
-                return self._measured(work, values.get("sq_norm", 0.0)) + self._go_on(now_s)
             case Ran(work, values=values) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 if work.step not in self._steps:
@@ -426,7 +422,7 @@ class PoolServer:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
         if self._slot.is_busy:
             return []
-        if of_workers := self._contributions.next_work(steps):
+        if of_workers := self._contributions.next_work():
             return [self._slot.start(*of_workers)]
         for step in steps:
             if step.held_out:
@@ -643,9 +639,8 @@ class PoolServer:
     # ------------------------------------------------------------------------------------------------- contributions
 
     def _end_step(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
-        """A worker for whom nothing is left is asked for its contribution, so that it is sent while others compute, as
-        soon as there is a gradient of this server's own to compare it with. All is here: the step is over at this
-        server."""
+        """A worker for whom nothing is left is asked for its contribution, so that it is sent while others compute. All
+        is here: the step is over at this server."""
         table = step.table
         if step.is_drained:
             return []
@@ -654,27 +649,17 @@ class PoolServer:
                 return []
             step.is_drained = True
             return self._shape.drained(step.number)
-        if table.n_left or not (table.n_committed or table.is_done):
+        if table.n_left:
             return []
         missing = [peer for peer in table.contributors if peer not in step.asked and not table.held(peer)]
         admissions = {peer: self._workers[peer].admission for peer in missing}
         return [action for peer in missing for action in self._contributions.ask(now_s, step, peer, admissions[peer])]
 
     def _on_contribution(self, now_s: float, received: ContributionReceived) -> list[Action | Event]:
-        """All of a contribution is here. It is looked at once the own gradient of the step is measured."""
+        """All of a contribution is here. It is added, or its worker is void if it may not be."""
         step = self._steps.get(received.rounds[0].step)
         if not step or not self._contributions.arrived(now_s, step, received):
             return forget(received.rounds)
-        return self._look_at(step, received) if step.is_measured else []
-
-    def _measured(self, work: Work, sq_norm: float) -> list[Action | Event]:
-        """The own gradient of a step is measured."""
-        step = self._steps.get(work.step or 0)
-        waited = self._contributions.measured(step, sq_norm)
-        return [action for received in waited for action in self._look_at(step, received)] if step else []
-
-    def _look_at(self, step: StepUnderWay, received: ContributionReceived) -> list[Action | Event]:
-        """A contribution is added, or a worker is void whose contribution may not be."""
         rejection = self._contributions.look_at(step, received)
         if rejection is None:
             return []

@@ -4,7 +4,7 @@ workers as far as they have come, and the tasks that went from server to server.
 from collections import deque
 from dataclasses import dataclass, field
 
-from jaxdt.protocol.events import ContributionReceived, Round
+from jaxdt.protocol.events import Round
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.work_stealing import StepSteals
 
@@ -21,9 +21,8 @@ class AskedContribution:
 @dataclass
 class StepUnderWay:
     """A step under way. `losses`: microbatch -> samples and loss of its last backward; `held_out`: held-out
-    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker; `unchecked`:
-    contributions that wait until the own gradient is measured, and `is_measured` once that was done or cannot be;
-    `steals`: tasks that go from server to server."""
+    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker; `steals`: tasks that
+    go from server to server."""
 
     number: int
     table: TaskTable
@@ -31,10 +30,7 @@ class StepUnderWay:
     held_out: deque[int]
     losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
     asked: dict[int, AskedContribution] = field(default_factory=dict)
-    unchecked: list[ContributionReceived] = field(default_factory=list)
     steals: StepSteals = field(default_factory=StepSteals)
-    is_measured: bool = False
-    lacks_measure: bool = False  # a contribution was given up because there was nothing to compare it with
     is_drained: bool = False
 
     @property

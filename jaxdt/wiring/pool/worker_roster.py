@@ -3,8 +3,8 @@
 A worker keeps its id when it is started again, and messages of its earlier process may come late. So the newest process
 of an id counts: when the server hears of another one, the one before is put out and is never let in again. All that a
 worker says besides stands under an admission, a number that grows and never repeats, so what an earlier process has
-computed or contributed changes nothing. A process is put out, too, after REFUSED_MAX contributions that cannot be
-right; the worker may be started again.
+computed or contributed changes nothing. A process is put out, too, after REFUSED_MAX contributions in a row that
+cannot be right; the worker may be started again.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol.events import WorkerStatus
 
-REFUSED_MAX = 3  # contributions of a process that were refused, before it is put out
+REFUSED_MAX = 3  # contributions of a process that were refused one after another, before it is put out
 ADMISSIONS = 1_000_000  # of workers, for each admission of their server
 N_PROCESSES = 8  # of an id, that are remembered
 
@@ -32,8 +32,8 @@ class AdmittedWorker:
 @dataclass
 class _Processes:
     """The processes of one id: those that were heard, the newest last. `refused`: why contributions of the newest were
-    refused; `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed;
-    `cpu_s`: the processor time of the newest process."""
+    refused since one was added; `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it
+    has contributed; `cpu_s`: the processor time of the newest process."""
 
     heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
     refused: list[str] = field(default_factory=list)
@@ -98,6 +98,7 @@ class WorkerRoster:
     def count(self, peer: int, n_microbatches: int) -> None:
         """The gradient of so many microbatches, which the worker has contributed, is added."""
         self._processes[peer].n_counted += n_microbatches
+        self._processes[peer].refused.clear()
 
     def statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
         """The statuses of the workers that are let in."""
@@ -108,4 +109,5 @@ class WorkerRoster:
     def _put_out(peer: int, processes: _Processes) -> str:
         if len(processes.refused) < REFUSED_MAX:
             return ""
-        return f"worker {peer}: {REFUSED_MAX} of its contributions were refused, the last one: {processes.refused[-1]}"
+        last = processes.refused[-1]
+        return f"worker {peer}: {REFUSED_MAX} of its contributions were refused one after another, the last one: {last}"

@@ -27,7 +27,6 @@ from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, REORDER, RESTAR
 from jaxdt.spec.config import NetConfig, WiringConfig, default_plan
 from jaxdt.spec.network import Link
 from jaxdt.spec.work import BACKWARD
-from jaxdt.wiring.pool.norm_check import FACTOR, NormCheck
 from jaxdt.wiring.pool.worker_roster import REFUSED_MAX
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
@@ -130,8 +129,6 @@ def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # 
 LIES = {
     "not finite": (lambda gradient: gradient * np.nan, "not finite"),
     "infinite norm": (lambda gradient: gradient * np.float32(1e30), "not finite"),
-    "a hundred times as large": (lambda gradient: gradient * np.float32(100.0), "has norm"),
-    "nothing": (lambda gradient: gradient * np.float32(0.0), "has norm"),
 }
 
 
@@ -152,35 +149,6 @@ def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, reason, delay, fu
     assert len(refused) == REFUSED_MAX and {fields["worker"] for fields in refused} == {BROKEN}
     assert all("\n" not in fields["reason"] for fields in refused)
     assert outcome.stopped[BROKEN].code == 3 and reason in outcome.stopped[BROKEN].reason
-
-
-@pytest.mark.parametrize("codec", ["none", "bf16"])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_honest_gradient_is_refused(seed, codec, functions_of, one_process, monkeypatch):  # noqa: F811
-    """With workers that are lost over and over a contribution holds anything from one microbatch to all of them, and so
-    does the server's own gradient. None is close to being refused."""
-    compared = []
-    problem = NormCheck.problem
-
-    def noting(self, n_microbatches, sq_norm):
-        n_own, own_norm = self._own
-        ratio, norms = n_microbatches / n_own, sq_norm**0.5 / own_norm
-        lo, hi = sorted((ratio, ratio**0.5))
-        compared.append(max(lo / norms, norms / hi))
-        return problem(self, n_microbatches, sq_norm)
-
-    monkeypatch.setattr(NormCheck, "problem", noting)
-    config = coded(pool(2, 3, steps=20, head="tied"), codec)
-    plan = default_plan(config)
-    _, _, _, outcome = train_in_pieces(
-        config,
-        functions_of,
-        faults=worker_faults(seed, config, 300.0),
-        link=lambda src, dst: Link(0.05, 1.0),
-        seconds_of=lambda peer: WORKER_S if peer in plan.workers else SERVER_S,
-    )
-    assert not [f for f in report_fields(outcome, "worker_lost") if "norm" in f["reason"] or "finite" in f["reason"]]
-    assert len(compared) > 30 and max(compared) < 2.5 < FACTOR
 
 
 def coded(config, codec):

@@ -1,11 +1,16 @@
 """A server and the processes of its workers: one process counts for each worker, and what it did for a server that a
 view comes to is no longer kept than it is there."""
 
+import math
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
-from jaxdt.membership.worker_membership import REFUSED_S, WorkerIdentity, WorkerMembership
+from jaxdt.membership.worker_membership import NO_SERVER, REFUSED_S, WorkerIdentity, WorkerMembership
 from jaxdt.protocol.events import (
     Boundary,
+    ContributionReceived,
     Discard,
     Ended,
     Enlist,
@@ -19,6 +24,7 @@ from jaxdt.protocol.events import (
     Ready,
     Received,
     Refused,
+    Round,
     Send,
     Started,
     Stop,
@@ -36,7 +42,9 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.config import default_plan
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.work import FORWARD, Work
+from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.entry import ENTRY
+from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
 from jaxdt.wiring.pool.worker_roster import N_PROCESSES, REFUSED_MAX, WorkerRoster
 
 SERVER, NEIGHBOUR, WORKER, OTHER = 0, 1, 2, 3
@@ -153,9 +161,40 @@ def test_a_process_that_was_put_out_stays_out_and_the_next_one_begins_anew():
     roster = WorkerRoster()
     assert roster.hear(1.0, WORKER, 7, 0.5) == ""
     assert [roster.refuse(WORKER, "its gradient is not finite") for _ in range(REFUSED_MAX - 1)] == [""] * 2
-    line = "worker 2: 3 of its contributions were refused, the last one: has norm 9"
-    assert roster.refuse(WORKER, "has norm 9") == line == roster.hear(1.0, WORKER, 7, 0.5)
-    assert roster.hear(1.0, WORKER, 8, 0.5) == "" and roster.refuse(WORKER, "has norm 9") == ""
+    line = "worker 2: 3 of its contributions were refused one after another, the last one: its gradient is infinite"
+    assert roster.refuse(WORKER, "its gradient is infinite") == line == roster.hear(1.0, WORKER, 7, 0.5)
+    assert roster.hear(1.0, WORKER, 8, 0.5) == "" and roster.refuse(WORKER, "its gradient is not finite") == ""
+
+
+def test_refusals_are_forgotten_once_a_contribution_is_added():
+    roster = WorkerRoster()
+    roster.hear(1.0, WORKER, 7, 0.5)
+    for _ in range(REFUSED_MAX):
+        assert [roster.refuse(WORKER, "its gradient is not finite") for _ in range(REFUSED_MAX - 1)] == [""] * 2
+        roster.count(WORKER, 4)
+
+
+def test_a_process_that_was_put_out_ends_and_does_not_ask_for_another_server():
+    """Its exit code is not that of a silent server, for which it would be back at once."""
+    [stop] = worker(8).handle(1.0, Received(Header("r", 0, 0, SERVER), Ended(3, "refused", 8)))
+    assert stop == Stop(3, "refused") and stop.code != NO_SERVER
+
+
+@pytest.mark.parametrize(("sq_norm", "reason"), [
+    *((sq_norm, None) for sq_norm in (0.0, 1e-30, 1.0, 1e30)),
+    *((sq_norm, "its gradient is not finite") for sq_norm in (math.inf, math.nan)),
+])  # fmt: skip
+def test_every_finite_gradient_of_what_a_worker_has_done_is_added(sq_norm, reason):
+    """A gradient of few samples, or of a small model, may be as small or as large as it likes."""
+    rounds, items = (Round(0, "c", 1, 1),), ((3, 7),)
+    table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
+    step = StepUnderWay(0, table, 0, deque(), asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
+    contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))
+    received = ContributionReceived(WORKER, rounds, items, sq_norm)
+    assert contributions.arrived(0.5, step, received)
+    rejection = contributions.look_at(step, received)
+    assert (rejection and rejection.reason) == reason
+    assert (contributions.next_work() is None) == bool(reason)
 
 
 def test_what_is_remembered_of_a_worker_is_bounded():
