@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from jaxdt.protocol.events import Digested, DigestState, Event, Install, Ran, Restore, Restored
+from jaxdt.protocol.events import Digested, DigestState, Event, Free, Install, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
@@ -20,7 +20,7 @@ def compute(
     stalls: PeerStalls | None = None,
 ) -> None:
     """Run this as a thread. `prepare` makes the loop's tensors and returns the event that tells the machine so. After
-    that, this takes actions from the loop's `work` until None comes, and posts one event for each.
+    that, this takes actions from the loop's `work` until None comes, and posts one event for each but for a Free.
 
     A Work that replaces the state waits until the checkpointer has copied it. A Work of a kind takes at least
     work_s_min[kind], which emulates a slower device, and `stalls` makes some Work begin late, which emulates a
@@ -34,6 +34,8 @@ def compute(
                 loop.post(Restored(action.version))
             elif isinstance(action, Install):
                 loop.post(loop.tensors.install(action))
+            elif isinstance(action, Free):
+                loop.tensors.drop_results(action.step)
             elif isinstance(action, DigestState):
                 loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
             else:

@@ -86,6 +86,8 @@ from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 
+Computation = Run | Restore | Install | DigestState | Free  # for the compute thread
+
 PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
@@ -97,6 +99,10 @@ class LoopTensors(Tensors, Protocol):
 
     def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
         """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
+        ...
+
+    def drop_results(self, step: int) -> None:
+        """Drop what Work of steps that are over has left, since it ran when they were freed."""
         ...
 
 
@@ -169,7 +175,7 @@ class Loop:
         self._queue_bytes = queue_bytes
         self._events: SimpleQueue[Event | Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
-        self._ready: deque[Run] = deque()
+        self._ready: deque[Computation] = deque()
         self._stop: Stop | MoveTo | None = None
         self._has_last_message = False  # the machine has sent one together with its Stop
         self._busy_s = 0.0
@@ -181,7 +187,7 @@ class Loop:
         self.process = PROCESS
         self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
-        self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread
+        self.work: SimpleQueue[Computation | None] = SimpleQueue()  # None ends that thread
         self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
         self.running: Work | None = None  # what the compute thread does at this moment
@@ -382,15 +388,15 @@ class Loop:
                 self._send(letters, priority, header)
             case StoreTensor(src, body, tensor):
                 self.tensors.put(body, src, tensor)
-            case Run():
-                self._ready.append(action)
-                self._start_ready_work()
+            case Run() | DigestState():
+                self._hand_over(action)
             case Offer(round, step):
                 self.tensors.offer(round, step)
             case Sum(key, members):
                 self._handle(Summed(key, *self.tensors.sum(key, members)))
             case Free(step, rounds):
                 self.tensors.free(step, rounds)
+                self._hand_over(action)  # Work that was requested before may run by now, or will
             case Discard(key):
                 self.tensors.discard(key)
             case Forget(round):
@@ -420,9 +426,7 @@ class Loop:
                 self._checkpoint_writer.keep(part, self.post)
             case Restore() | Install():
                 self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
-                self.work.put(action)
-            case DigestState():
-                self.work.put(action)
+                self._hand_over(action)
             case MarkCheckpoint(checkpoint):
                 self._mark_complete(checkpoint)
             case Report():
@@ -478,8 +482,13 @@ class Loop:
         except BadInput as error:  # the peer gave a bad address; that is no reason to end this process
             self._handle(Refused(peer, str(error)))
 
+    def _hand_over(self, action: Computation) -> None:
+        """The compute thread gets all in the order in which the machine asks for it."""
+        self._ready.append(action)
+        self._start_ready_work()
+
     def _start_ready_work(self) -> None:
-        """Start the Work that is ready, unless a link is congested."""
+        """Start the Work that is ready, and what is to be done after it, unless a link is congested."""
         while self._ready and self._queued_bytes_max() <= self._queue_bytes:
             self.work.put(self._ready.popleft())
 

@@ -1,9 +1,25 @@
-"""The loop: what goes to many is encoded once, and how long it is busy at a time."""
+"""The loop: what goes to many is encoded once, how long it is busy at a time, and the order of what is computed."""
 
-from jaxdt.protocol.events import Ended, Header, HeartbeatAck, Interrupted, Send, Started, Stop, WakeAt, Woke
+from jaxdt.protocol.events import (
+    Ended,
+    Free,
+    Header,
+    HeartbeatAck,
+    Install,
+    Interrupted,
+    Restore,
+    Run,
+    Send,
+    Started,
+    Stop,
+    WakeAt,
+    Woke,
+)
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime import loop as loop_module
 from jaxdt.runtime.loop import Loop
+from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec.work import Work
 
 HEADER = Header("r", 0, 1, -1)
 
@@ -71,3 +87,16 @@ def test_the_longest_time_without_a_pause_is_known(monkeypatch):
         loop.post(Interrupted())
     loop.run("")
     assert loop.busy_s_max == 6.0
+
+
+def test_the_compute_thread_gets_all_in_the_order_in_which_the_machine_asks(monkeypatch):
+    """Also while a link is congested: else Work of before a Restore would run after it, with what it restored."""
+    asked = [Run(Work(0, "F", 0, 0, 3)), Free(3), Restore(2, 1), Run(Work(0, "F", 0, 0, 2)), Install(4, 1)]
+    loop = Loop(0, Sends(asked), Trace(lambda line: None), lambda report: None)
+    loop.transport, loop.tensors = Transport(), NoTensors(1)
+    n_looks = iter([2, 1, *[0] * 9])
+    monkeypatch.setattr(Loop, "_queued_bytes_max", lambda self: next(n_looks))
+    monkeypatch.setattr(loop, "_queue_bytes", 0)
+    loop.run("")
+    handed_over = [loop.work.get() for _ in range(len(asked) + 1)]
+    assert handed_over == [*asked, None]

@@ -1,8 +1,8 @@
 """One peer's tensors, and the computations on them. The machines name tensors by key; the store holds them.
 
 Both drivers use it: the runtime's loop over sockets, and the simulator where it does real arithmetic under virtual
-time. The compute thread calls `run`, `restore`, `install` and `digest`; receiver threads call `expect`; the loop calls
-the rest.
+time. The compute thread calls `run`, `restore`, `install`, `digest` and `drop_results`; receiver threads call `expect`;
+the loop calls the rest.
 """
 
 import math
@@ -564,12 +564,19 @@ class Store:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
         are over."""
         self._freed_step = step
+        for key in [key for key in list(self._boundaries) if self._is_freed(key, step)]:
+            self._boundaries.pop(key, None)
+        self.drop_results(step)
+        self._slices.free(rounds)
+
+    def drop_results(self, step: int) -> None:
+        """Delete accumulators and residuals of a step and of earlier steps. The loop calls this in `free`, and the
+        compute thread once more after all Work that was requested before: else a peer that was evicted while it
+        computed, and comes back in the same step, would count that microbatch beside the one who did it again."""
         for past_step in [held_step for held_step in list(self._accumulators) if held_step <= step]:
             self._accumulators.pop(past_step, None)  # the compute thread may take it meanwhile
-        for tensors in (self._residuals, self._boundaries):
-            for key in [key for key in list(tensors) if self._is_freed(key, step)]:
-                tensors.pop(key, None)
-        self._slices.free(rounds)
+        for key in [key for key in list(self._residuals) if self._is_freed(key, step)]:
+            self._residuals.pop(key, None)
 
     def write_checkpoint(self, version: int) -> None:
         """The simulator calls this, and writes nothing. In the runtime the loop's Checkpointer writes."""

@@ -1,14 +1,19 @@
 """What a compute thread installs is what was sent: for a worker that is slower than a step, and for any other peer."""
 
+from queue import SimpleQueue
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from test_equivalence import Tokens
 
-from jaxdt.protocol.events import Install, Installed, NotInstalled, State, StateKey
+from jaxdt.protocol.events import Boundary, Free, Install, Installed, Key, NotInstalled, Restore, Run, State, StateKey
+from jaxdt.runtime.compute import compute
 from jaxdt.runtime.storage.state_vector import StateVector
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec import config as run_config
+from jaxdt.spec.work import BACKWARD, Work
 
 CONFIG = run_config.parse(
     dict(
@@ -73,3 +78,38 @@ def test_a_state_that_is_not_what_was_sent_is_refused_in_one_line_and_changes_no
     put(store, slices(store, 2))
     assert store.install(Install(2, 0)) == Installed(2)
     assert numbers_of(store) == {2.0}
+
+
+@pytest.fixture
+def last_stage():
+    """A server of the last stage, whose backward needs only the input that comes over a link; and that input."""
+    store = Store(CONFIG, PLAN, 1, Tokens(), stage_functions(CONFIG, PLAN, 1))
+    key = Key("act", 0, 1, 0)
+    dtype, shape = store.boundary_codec.wire_leaf(key, False)
+    return store, Boundary(key), np.zeros(shape, dtype)
+
+
+BACKWARD_OF_0 = Work(1, BACKWARD, 0, 1, 0)
+
+
+def test_work_of_a_step_that_was_given_up_while_it_waited_computes_nothing(last_stage):
+    """As at a server that was evicted: its process goes on, and comes back."""
+    store, boundary, tensor = last_stage
+    store.put(boundary, SERVER, tensor)
+    store.free(0, ())
+    assert store.run(BACKWARD_OF_0, 1.0) == {} and not store._accumulators
+    store.restore(Restore(0, 0, in_place=True))
+    with pytest.raises(KeyError):
+        store.run(BACKWARD_OF_0, 1.0)  # requested after that: it must have its input
+
+
+def test_what_work_leaves_of_a_step_that_was_given_up_while_it_ran_is_dropped_after_it(last_stage):
+    """Else the peer would count the microbatch if it came back in the same step."""
+    store, boundary, tensor = last_stage
+    store.put(boundary, SERVER, tensor)
+    work = SimpleQueue()
+    loop = SimpleNamespace(tensors=store, work=work, post=lambda event: None)
+    for action in (Run(BACKWARD_OF_0), Free(0), None):
+        work.put(action)
+    compute(loop, lambda: Installed(0))
+    assert not store._accumulators
