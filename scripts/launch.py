@@ -28,6 +28,7 @@ from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
+from jaxdt.protocol.address import is_host, is_loopback, why_unreachable
 from jaxdt.protocol.events import View
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
@@ -43,11 +44,9 @@ from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.address import is_host, is_loopback, why_unreachable
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")

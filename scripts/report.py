@@ -25,9 +25,8 @@ from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import older_part, read_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")

@@ -27,11 +27,10 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
 from jaxdt.spec import serialize
 from jaxdt.spec.config import ADVISE, RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import NO_CODEC, DeviceKind, PartTimes, Profile
-from jaxdt.spec.shell import shell_line
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 SEARCH_S = 10.0

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.shell import shell_line
+from jaxdt.spec.errors import BadInput, shell_line
 
 MAGIC = b"JAXDTTOK"
 VERSION = 1

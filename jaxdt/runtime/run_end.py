@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
-from jaxdt.spec.shell import shell_line
+from jaxdt.spec.errors import shell_line
 
 
 def ended_run(run_dir: Path) -> str:

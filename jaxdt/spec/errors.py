@@ -1,6 +1,8 @@
-"""The one exception for input that a person or a file got wrong, and the checks that most fields need."""
+"""The one exception for input that a person or a file got wrong, the checks that most fields need, and the form of
+commands that a line tells a person to type."""
 
 import difflib
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -36,6 +38,12 @@ def why(error: Exception) -> str:
     """The reason of an error in one line, without the path that an OSError repeats."""
     reason = error.strerror if isinstance(error, OSError) else None
     return reason or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def shell_line(*words: object) -> str:
+    """A command to paste, as a POSIX shell reads it back, whatever blanks and quotes are in its words. Every line that
+    shows one to a person gets it here."""
+    return shlex.join(map(str, words))
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

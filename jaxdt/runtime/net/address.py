@@ -9,7 +9,7 @@ router that forwards a port.
 import os
 import socket
 
-from jaxdt.spec.address import is_host, is_loopback, is_wildcard, why_unreachable
+from jaxdt.protocol.address import is_host, is_loopback, is_wildcard, why_unreachable
 from jaxdt.spec.errors import BadInput
 
 Address = tuple[str, int]
@@ -97,9 +97,9 @@ def advertised(listen: Address, bound: Address, advertise: str, towards: Address
     else:
         address = _host_towards(towards, socket.AF_UNSPEC if ":" in listen[0] else socket.AF_INET), bound[1]
     if towards and not is_loopback(towards[0]) and (reason := why_unreachable(address[0])):
-        name, hint = ("advertise", "an address") if advertise else ("listen", f"none, or {REACHABLE}")
-        others = f"the coordinator is {format_address(towards)}, so other hosts have to reach this peer"
-        raise BadInput(f"--{name}: {address[0]} {reason}; {others}; expected {hint} that they can dial")
+        name = "advertise" if advertise else "listen"
+        others = f"other hosts have to reach this peer, as the coordinator is at {format_address(towards)}"
+        raise BadInput(f"--{name}: {address[0]} {reason}; {others}; expected no --{name}, or one that they can dial")
     return address
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
+from jaxdt.protocol.address import is_loopback
 from jaxdt.protocol.events import CPU_S, Advised
 from jaxdt.protocol.reports import (
     CandidateReport,
@@ -54,11 +55,10 @@ from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
-from jaxdt.spec.address import is_loopback
 from jaxdt.spec.config import ADVISE
+from jaxdt.spec.errors import shell_line
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
