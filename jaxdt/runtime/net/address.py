@@ -8,6 +8,7 @@ router that forwards a port.
 
 import os
 import socket
+from collections.abc import Sequence
 
 from jaxdt.protocol.address import is_host, is_loopback, is_wildcard, why_unreachable
 from jaxdt.spec.errors import BadInput
@@ -44,6 +45,15 @@ def check_address(name: str, address: Address) -> None:
     host, port = address
     if not is_host(host) or not 0 <= port < _PORTS:
         raise BadInput(f"{name}: got {host!r}:{port}, expected a host name or address and a port")
+
+
+def check_reachable(name: str, hosts: Sequence[str]) -> None:
+    """BadInput, which begins with `name`, unless these hosts may reach one another: all are loopback, or none."""
+    for host in hosts:
+        other = next((other for other in hosts if not is_loopback(other)), None)
+        if (reason := why_unreachable(host)) and not (is_loopback(host) and other is None):
+            unreached = f", so {other} cannot reach it" if other not in (None, host) else ""
+            raise BadInput(f"{name}: {host} {reason}{unreached}; expected its address on the network of the hosts")
 
 
 def bind(address: Address) -> socket.socket:
