@@ -28,13 +28,14 @@ from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
+from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.protocol.events import View
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
-from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.net.address import Address, check_reachable, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, what_is_left
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
@@ -48,11 +49,9 @@ from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.address import is_host, is_loopback, why_unreachable
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
@@ -178,10 +177,7 @@ def check_hosts(plan: Plan) -> None:
         if not is_host(host):
             expected = "a name or address alone, without user, port and mask (--port is the coordinator's)"
             raise BadInput(f"--hosts: got {given!r}, which no other host can resolve; expected {expected}")
-        other = next((other for other in hosts if not is_loopback(other)), None)
-        if (reason := why_unreachable(host)) and not (is_loopback(host) and other is None):
-            unreached = f", so {other} cannot reach it" if other not in (None, host) else ""
-            raise BadInput(f"--hosts: {host} {reason}{unreached}; expected its address on the network of the hosts")
+    check_reachable("--hosts", hosts)
     if PORT.value + len(peers) > 65535:
         raise BadInput(f"--port: got {PORT.value}, expected at most {65535 - len(peers)} for {len(peers)} peers")
 

@@ -94,9 +94,10 @@ def links() -> int:
     if LOCAL.value:
         return local_links()
     run_flags.required("me")
-    from jaxdt.runtime.net.address import parse_address
+    from jaxdt.runtime.net.address import check_reachable, parse_address
 
-    hosts = [parse_address("hosts", host) for host in HOSTS.value]
+    hosts = [parse_address("--hosts", host) for host in HOSTS.value]
+    check_reachable("--hosts", [host for host, _ in hosts])
     if not 0 <= ME.value < len(hosts) or len(hosts) < 2:
         raise BadInput(f"--me: got {ME.value}, expected an index of the {len(hosts)} hosts in --hosts, at least two")
     if ME.value == 0:

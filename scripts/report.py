@@ -25,7 +25,7 @@ from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import older_part, read_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.serialize import parse_json
 from jaxdt.spec.shell import shell_line

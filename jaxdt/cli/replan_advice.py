@@ -20,6 +20,7 @@ from jaxdt.cli import run_inputs
 from jaxdt.protocol.reports import ReplanReport
 from jaxdt.runtime.reporting.replan_advice import Seconds, StartSearch
 from jaxdt.runtime.run_dir import CONFIG_PY
+from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.spec import codec as codecs
 from jaxdt.spec import network as networks
@@ -27,11 +28,10 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
 from jaxdt.spec import serialize
 from jaxdt.spec.config import ADVISE, RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import NO_CODEC, DeviceKind, PartTimes, Profile
-from jaxdt.spec.shell import shell_line
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 SEARCH_S = 10.0
@@ -152,7 +152,9 @@ class ReplanSearch:
         run_dir = f"--run_dir={self._run.run_dir}"
         stop = f"{shell_line('python', 'scripts/fleet.py', 'stop', run_dir)} && "
         network = f"--{'emulate' if self._run.emulates else 'network'}={folder / 'after.json'}"
-        words = ("python", "scripts/launch.py", run_dir, "--resume", f"--plan={folder / 'plan.json'}", network)
+        job = RunFolders.of(self._run.run_dir).job
+        where = run_dir if job == self._run.run_dir else f"--emit={job}"
+        words = ("python", "scripts/launch.py", where, "--resume", f"--plan={folder / 'plan.json'}", network)
         return f"{stop if is_running else 'interrupt the run, then '}{shell_line(*words)}"
 
 

@@ -13,9 +13,8 @@ from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, why
+from jaxdt.spec.errors import BadInput, shell_line, why
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -27,6 +27,7 @@ from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
 from jaxdt.membership.worker_places import WorkerPlaces
+from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -116,7 +117,6 @@ from jaxdt.protocol.reports import (
     WorkerPlacedReport,
 )
 from jaxdt.spec import serialize
-from jaxdt.spec.address import why_undialable
 from jaxdt.spec.errors import BadInput
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again

@@ -16,9 +16,8 @@ from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan, to_json
-from jaxdt.spec.shell import shell_line
 
 LOCK = "lock"
 CREDENTIALS = "credentials"

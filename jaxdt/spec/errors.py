@@ -1,6 +1,8 @@
-"""The one exception for input that a person or a file got wrong, and the checks that most fields need."""
+"""The one exception for input that a person or a file got wrong, the checks that most fields need, and the form of
+commands that a line tells a person to type."""
 
 import difflib
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -50,6 +52,12 @@ def require_text(name: str, value: str) -> None:
     """BadInput for a text that UTF-8 cannot hold, such as a file name in another encoding."""
     if not is_text(value):
         raise BadInput(f"{name}: got {value!a}, expected text that UTF-8 can hold")
+
+
+def shell_line(*words: object) -> str:
+    """A command to paste, as a POSIX shell reads it back, whatever blanks and quotes are in its words. Every line that
+    shows one to a person gets it here."""
+    return shlex.join(map(str, words))
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

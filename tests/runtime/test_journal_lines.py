@@ -1,5 +1,8 @@
 """The lines that the coordinator prints for people who wait, or who have to do something."""
 
+import re
+import shlex
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,17 +34,25 @@ def test_the_last_peer_of_a_stage_that_wants_to_leave_hears_what_a_second_interr
 
 
 def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_path):
-    (tmp_path / "coordinator.flags").touch()
-    run_dir = tmp_path / "run_dir"
+    job = tmp_path / "b's two"  # what is to be typed is quoted for a shell
+    job.mkdir()
+    (job / "coordinator.flags").touch()
+    run_dir, train = job / "run_dir", ["python", "scripts/train.py"]
     line = still_waiting(StillWaitingReport([1, 2], [1], [], "an expired credential", 10.2), run_dir, PLAN)
-    assert line == (
+    told, _, start = line.partition("; to start: ")
+    assert told == (
         "the run has waited 10 s for peers 1 and 2 to get ready; peer 1 is not connected; refused meanwhile: an "
-        f"expired credential; to start: python scripts/train.py --flagfile={tmp_path}/host_1.flags"
+        "expired credential"
     )
+    assert shlex.split(start) == [*train, f"--flagfile={job}/host_1.flags"]
     line = still_waiting(StillWaitingReport([], [], [1], "", 30.0), run_dir, PLAN)
-    hosts = [f"python scripts/train.py --flagfile={tmp_path}/host_{peer}.flags" for peer in PLAN.placement[1]]
-    assert line == (
-        f"the run has waited 30 s; stage 1 has no peer; to start: {', '.join(hosts)}; to start a newcomer: "
-        f"python scripts/train.py --join=$(cat {tmp_path / 'coordinator_address'}) "
-        f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir}) --run_dir={run_dir}"
-    )
+    told, of_hosts, newcomer = re.split("; to start: |; to start a newcomer: ", line)
+    assert told == "the run has waited 30 s; stage 1 has no peer"
+    flag_files = [f"--flagfile={job}/host_{peer}.flags" for peer in PLAN.placement[1]]
+    assert shlex.split(of_hosts.replace(", ", " ")) == [word for file in flag_files for word in (*train, file)]
+    assert shlex.split(f"echo {newcomer}")[1:3] == train
+    (job / "coordinator_address").write_text("10.0.0.1:7700\n")
+    shell = 'python() { printf "%s\n" "$@"; }; ' + newcomer
+    words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    token = ["--token=scripts/tools/credential.py", "token", f"--run_dir={run_dir}"]
+    assert words == ["scripts/train.py", "--join=10.0.0.1:7700", *token, f"--run_dir={run_dir}"]

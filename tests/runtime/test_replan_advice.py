@@ -2,6 +2,7 @@
 test_churn.py has a real run that is advised."""
 
 import json
+import shlex
 import threading
 from types import SimpleNamespace
 
@@ -247,3 +248,15 @@ def test_devices_of_another_plan_are_refused(tmp_path):
 def test_the_config_names_its_choices():
     with pytest.raises(BadInput, match="wiring.replan: got .always., expected one of off, advise"):
         parse({"model": {"preset": "debug"}, "wiring": {"replan": "always"}}, 256)
+
+
+def test_the_command_that_takes_a_plan_names_the_run_as_it_is_resumed_and_is_quoted(tmp_path):
+    job = tmp_path / "b's two"
+    run_dir, folder = job / "run_dir", job / "run_dir/replan/1"
+    search = ReplanSearch(SimpleNamespace(run_dir=run_dir, emulates=True), frozenset(), {})
+    for names_it in (f"--run_dir={run_dir}", f"--emit={job}"):  # the second one on several hosts
+        launch = search._command(folder, False).removeprefix("interrupt the run, then ")
+        files = [f"--plan={folder}/plan.json", f"--emulate={folder}/after.json"]
+        assert shlex.split(launch) == ["python", "scripts/launch.py", names_it, "--resume", *files]
+        job.mkdir(exist_ok=True)
+        (job / "coordinator.flags").touch()

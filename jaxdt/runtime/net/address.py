@@ -8,8 +8,9 @@ router that forwards a port.
 
 import os
 import socket
+from collections.abc import Sequence
 
-from jaxdt.spec.address import is_host, is_loopback, is_wildcard, why_unreachable
+from jaxdt.protocol.address import is_host, is_loopback, is_wildcard, why_unreachable
 from jaxdt.spec.errors import BadInput
 
 Address = tuple[str, int]
@@ -44,6 +45,15 @@ def check_address(name: str, address: Address) -> None:
     host, port = address
     if not is_host(host) or not 0 <= port < _PORTS:
         raise BadInput(f"{name}: got {host!r}:{port}, expected a host name or address and a port")
+
+
+def check_reachable(name: str, hosts: Sequence[str]) -> None:
+    """BadInput, which begins with `name`, unless these hosts may reach one another: all are loopback, or none."""
+    for host in hosts:
+        other = next((other for other in hosts if not is_loopback(other)), None)
+        if (reason := why_unreachable(host)) and not (is_loopback(host) and other is None):
+            unreached = f", so {other} cannot reach it" if other not in (None, host) else ""
+            raise BadInput(f"{name}: {host} {reason}{unreached}; expected its address on the network of the hosts")
 
 
 def bind(address: Address) -> socket.socket:
@@ -97,9 +107,9 @@ def advertised(listen: Address, bound: Address, advertise: str, towards: Address
     else:
         address = _host_towards(towards, socket.AF_UNSPEC if ":" in listen[0] else socket.AF_INET), bound[1]
     if towards and not is_loopback(towards[0]) and (reason := why_unreachable(address[0])):
-        name, hint = ("advertise", "an address") if advertise else ("listen", f"none, or {REACHABLE}")
-        others = f"the coordinator is {format_address(towards)}, so other hosts have to reach this peer"
-        raise BadInput(f"--{name}: {address[0]} {reason}; {others}; expected {hint} that they can dial")
+        name = "advertise" if advertise else "listen"
+        others = f"other hosts have to reach this peer, as the coordinator is at {format_address(towards)}"
+        raise BadInput(f"--{name}: {address[0]} {reason}; {others}; expected no --{name}, or one that they can dial")
     return address
 
 

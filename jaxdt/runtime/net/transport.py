@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from jaxdt.protocol.address import is_loopback, is_wildcard
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
@@ -22,7 +23,6 @@ from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
 from jaxdt.runtime.net.shaper import Shaper
-from jaxdt.spec.address import is_loopback, is_wildcard
 from jaxdt.spec.errors import BadInput
 
 _DROPPED_MAX = 128  # dropped peers whose received messages stay known

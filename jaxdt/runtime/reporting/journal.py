@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
+from jaxdt.protocol.address import is_loopback
 from jaxdt.protocol.events import CPU_S, Advised
 from jaxdt.protocol.reports import (
     CandidateReport,
@@ -56,9 +57,9 @@ from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
 from jaxdt.spec.address import is_loopback
 from jaxdt.spec.config import ADVISE
 from jaxdt.spec.cpus import allowed_cpus, usable_cores
+from jaxdt.spec.errors import shell_line
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.shell import shell_line
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction

@@ -23,8 +23,7 @@ from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.runtime.storage.parts import Manifest, part_name, step_folder, whole_manifest
 from jaxdt.spec import serialize, versions
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.shell import shell_line
+from jaxdt.spec.errors import BadInput, shell_line
 
 COMPLETE = "complete.json"
 

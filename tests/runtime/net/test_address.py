@@ -137,7 +137,7 @@ def test_a_peer_without_a_way_to_the_coordinator_is_told_to_advertise(monkeypatc
 )
 def test_a_peer_on_loopback_of_a_run_on_other_hosts_is_refused_before_it_asks(listen, advertise):
     name = "advertise" if advertise else "listen"
-    with pytest.raises(BadInput, match=f"^--{name}: .* is the loopback.*the coordinator is 192.0.2.1:7700"):
+    with pytest.raises(BadInput, match=f"^--{name}: .* is the loopback.*the coordinator is at 192.0.2.1:7700"):
         OwnAddress.of_peer(("192.0.2.1", 7700), listen, advertise)
     assert OwnAddress.of_peer(("127.0.0.1", 7700), listen, advertise).listen == listen
 

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxdt.spec.address import is_host, is_loopback, why_undialable, why_unreachable
+from jaxdt.protocol.address import is_host, is_loopback, why_undialable, why_unreachable
 
 
 @pytest.mark.parametrize(
