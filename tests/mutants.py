@@ -20,6 +20,7 @@ from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
@@ -328,7 +329,9 @@ def forgets_its_views(peer, machine, tensors):
     """A coordinator that is started again begins with nothing."""
     if peer != COORDINATOR or not machine.view:
         return machine
-    return Coordinator(machine.config, TwoPhaseCommit(machine.config))
+    rows = machine._agreement._rows
+    again = HeldOutRows(rows._train, rows._delay)
+    return Coordinator(machine.config, TwoPhaseCommit(machine.config, again))
 
 
 def unchanged(peer, machine, tensors):

@@ -68,8 +68,7 @@ class TwoPhaseCommit:
     def start(self, now_s: float) -> list[Action]:
         """The last steps were durable, but the process may have ended before it said so. Their times are not known, nor
         is that of the next one, which began under an earlier coordinator."""
-        steps = self._steps[-1 - self._config.delay_steps :]
-        return [row for step in steps for row in self._row(step, math.nan)]
+        return [row for step in self._steps for row in self._row(step, math.nan)]
 
     def _row(self, step: CommittedStep, step_s: float) -> list[StepReport]:
         """The rows that can be told, once this one is there, too."""

@@ -38,7 +38,7 @@ class Report:
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
     mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss of the parameters after
-    this step, where it was measured. A coordinator that was started again reports the last step of the one before once
+    this step, where it was measured. A coordinator that was started again reports the last steps of the one before once
     more, with a `step_s` of NaN; that of the first step that it commits is NaN, too, since that one began before.
     `tokens_per_s` is NaN where `step_s` is NaN or 0.
 

@@ -6,9 +6,11 @@ import pytest
 from jaxdt.membership.commit import ROLLBACKS_MAX, TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
+    OPERATOR_IDS,
     TEMPORARY_IDS,
     CannotReach,
     Checkpoint,
@@ -24,12 +26,14 @@ from jaxdt.protocol.events import (
     Header,
     Heartbeat,
     HeartbeatAck,
+    HeldOutMeasured,
     Hello,
     Interrupted,
     Join,
     Leaving,
     LinkChanged,
     MarkCheckpoint,
+    OperatorRequest,
     Part,
     Paused,
     Persist,
@@ -53,6 +57,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import CandidateReport, DroppedReport
 from jaxdt.spec import serialize
+from jaxdt.spec.config import TrainConfig
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -79,9 +84,9 @@ def header(peer, generation=0, run="r", view=1):
 class Driver:
     """A coordinator and all that it did, so far."""
 
-    def __init__(self, **terms):
+    def __init__(self, rows=None, **terms):
         config = replace(TERMS, **terms)
-        self.machine = Coordinator(config, TwoPhaseCommit(config))
+        self.machine = Coordinator(config, TwoPhaseCommit(config, rows))
         self.actions = []
 
     def event(self, event, now_s=0.0):
@@ -544,6 +549,35 @@ def test_the_run_is_done_when_every_member_is():
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
         assert not of(actions, Stop)
     assert_over(run.message(3, Done(1, {}, {})), 0, "done: 1 steps")
+
+
+def test_a_checkpoint_and_the_end_wait_for_the_held_out_loss_of_its_parameters():
+    """So a run that goes on from it has all rows, and the last loss is of the checkpoint that is kept. The loss of the
+    step before is told with the commit."""
+    train = TrainConfig(steps=3, eval_every_steps=1, eval_microbatches=2)
+    run = Driver(HeldOutRows(train))
+    run.begin()
+    assert [row["step"] for row in reports(run.commit(0), "step")] == []
+    assert [(row["step"], "eval_loss" in row) for row in reports(run.commit(1), "step")] == [(0, False)]
+    run.commit(2)
+    for peer in STAGE_OF:
+        run.message(peer, Done(3, {}, {}))
+    for peer in (0, 1):
+        assert not of(run.message(peer, Saved(3, STAGE_OF[peer], 0.0, f"digest{peer}", 9)), Persist)
+    assert not run.message(1, HeldOutMeasured(3, ((0, 2, 8.0),)))
+    actions = run.message(2, HeldOutMeasured(3, ((1, 2, 4.0),)))
+    assert [(row["step"], row["eval_loss"]) for row in reports(actions, "step")] == [(2, 3.0)]
+    assert [persist.name for persist in of(actions, Persist)] == ["checkpoint"]
+    assert_over(run.event(Persisted("checkpoint")), 0, "done: 3 steps")
+
+
+def test_a_pause_holds_the_next_step_back_while_a_row_waits_for_its_loss():
+    run = Driver(HeldOutRows(TrainConfig(steps=3, eval_every_steps=1)))
+    run.begin()
+    run.commit(0)
+    run.event(Received(Header("", 0, 0, OPERATOR_IDS + 7), OperatorRequest("pause")))
+    run.event(Persisted("operator"))
+    assert not of(run.prepare(1), Persist)
 
 
 def test_a_checkpoint_is_complete_with_every_stages_part():

@@ -523,7 +523,10 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     )
     invariants.watch_disks(simulation.disks, case.config.train.checkpoint_copies)
     outcome = simulation.run(until_s=case.limit_s)
-    invariants.ended(outcome.stopped, [report.step for report in outcome.of(StepReport)], case.config.train.steps)
+    rows, train = outcome.of(StepReport), case.config.train
+    invariants.ended(outcome.stopped, [row.step for row in rows], train.steps)
+    if COORDINATOR in outcome.stopped and not outcome.stopped[COORDINATOR].code:
+        invariants.check_held_out(rows, train)
     return outcome, invariants.n_checked
 
 

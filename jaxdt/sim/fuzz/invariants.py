@@ -8,7 +8,8 @@
       version and has not been silent for the grace period; no view leaves a stage without members; before the first
       view the run needs all peers
   (6) no microbatch is in the accumulators of two live members of one view
-  (7) the run ends within a stated time after the last fault is over. A run does not count if it waits, and has said so,
+  (7) the run ends within a stated time after the last fault is over, and its last row has the held-out loss of the
+      parameters that it ends with. A run does not count if it waits, and has said so,
       for Work that never ends at the only peers that hold the state of a stage
   (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
       nor for another coordinator, nor for another process of that peer. If two members accuse each other it may evict
@@ -72,11 +73,12 @@ from jaxdt.protocol.events import (
     Stop,
     View,
 )
-from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport
+from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport, StepReport
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
+from jaxdt.spec.config import TrainConfig, is_evaluated
 from jaxdt.spec.work import BACKWARD
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
@@ -261,6 +263,17 @@ class Invariants:
             version = self.tensors[peer].version
             if stopped[peer].code == 0 and LEFT not in stopped[peer].reason and version != n_steps:
                 self.broken(PREFIX, peer, f"is done with version {version} of {n_steps}")
+
+    def check_held_out(self, rows: Sequence[StepReport], train: TrainConfig) -> None:
+        """(7) of a run that is over: the last row has a held-out loss, and so has every row that is due unless a
+        coordinator died before it told it."""
+        due = {n for n in range(1, self._n_durable + 1) if is_evaluated(n, train.eval_every_steps, train.steps)}
+        told = {row.step + 1 for row in rows if row.eval_loss is not None}
+        if self._coordinator_term > 1:
+            due &= {self._n_durable}
+        if not due <= told:
+            problem = f"rows have held-out losses after {sorted(told)} steps, due are {sorted(due)}"
+            self.broken(PROGRESS, COORDINATOR, problem)
 
     @property
     def _has_deserted_stage(self) -> bool:
