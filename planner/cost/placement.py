@@ -8,11 +8,12 @@ import numpy as np
 from ortools.graph.python import linear_sum_assignment
 from ortools.sat.python import cp_model
 
-from planner.cost.communication import EXACT_PATH_STAGES, held_karp, hop_matrix, path_s, short_path
+from planner.cost.communication import EXACT_PATH_STAGES, hop_matrix, short_path
 from planner.model.problem import Problem
 
-CIRCUIT_WORK = 0.5  # CP-SAT's deterministic time, some seconds of one core
-UNITS = 1 << 20  # the integers that OR-Tools adds up: the largest cost of a matching, or a whole path, is so many
+CIRCUIT_WORK = 0.1  # CP-SAT's deterministic time, less than a second of one core
+UNITS = 1 << 20  # the integers that OR-Tools adds up: the largest cost of a matching is so many
+PATH_UNITS = 1 << 30  # and a whole path so many: a rounded path is at most a billionth longer for each hop
 
 
 def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:
@@ -44,28 +45,31 @@ def bottleneck_matching(weights: np.ndarray) -> tuple[float, np.ndarray]:
     return float(thresholds[low]), match
 
 
-def open_path(edge: np.ndarray) -> list[int]:
-    """Shortest open path of Eq. 4: exact up to EXACT_PATH_STAGES; beyond that a circuit with a dummy vertex of zero
-    cost, to the precision of UNITS where CP-SAT's deterministic limit suffices (some 30 vertices), and never worse
-    than its start (compiled 2-opt)."""
+def open_path(edge: np.ndarray, work: float = CIRCUIT_WORK) -> list[int]:
+    """Shortest open path of Eq. 4 by CP-SAT: a circuit with a dummy vertex of zero cost, to the precision of
+    PATH_UNITS where the deterministic `work` suffices (CIRCUIT_WORK: some 24 vertices). It starts from the order of the
+    vertices, beyond EXACT_PATH_STAGES from compiled 2-opt, and is never worse than that."""
     n = len(edge)
-    start = np.empty(n, np.int64)
-    if n <= EXACT_PATH_STAGES:  # only what is called is compiled
-        held_karp(edge, start)
+    start = np.arange(n)
+    if n > EXACT_PATH_STAGES:  # only what is called is compiled
+        short_path(edge, start)
+    start_s = _path_s(edge, start)
+    if n <= 2 or start_s <= 0:
         return start.tolist()
-    start_s = short_path(edge, start)
-    if start_s <= 0:
-        return start.tolist()
-    routed = np.array(_circuit(edge, start.tolist(), start_s), np.int64)
-    return (routed if path_s(edge, routed) < start_s else start).tolist()
+    routed = np.array(_circuit(edge, start.tolist(), start_s, work))
+    return (routed if _path_s(edge, routed) < start_s else start).tolist()
 
 
-def _circuit(edge: np.ndarray, start: list[int], start_s: float) -> list[int]:
+def _path_s(edge: np.ndarray, order: np.ndarray) -> float:
+    return float(edge[order[:-1], order[1:]].sum())
+
+
+def _circuit(edge: np.ndarray, start: list[int], start_s: float, work: float) -> list[int]:
     """A short open path by CP-SAT, given one and its cost, which bounds the edges that a shorter one may use."""
     n = len(edge)
     model = cp_model.CpModel()
     successor = {a: b for a, b in zip(start, start[1:], strict=False)} | {start[-1]: n, n: start[0]}
-    costs = np.round(np.minimum(edge, start_s) * (UNITS / start_s)).astype(np.int64)
+    costs = np.round(np.minimum(edge, start_s) * (PATH_UNITS / start_s)).astype(np.int64)
     arcs = []
     for a in range(n + 1):
         for b in range(n + 1):
@@ -78,7 +82,7 @@ def _circuit(edge: np.ndarray, start: list[int], start_s: float) -> list[int]:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False  # its own handler would leave Ctrl-C killing the process
-    solver.parameters.max_deterministic_time = CIRCUIT_WORK
+    solver.parameters.max_deterministic_time = work
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return start
     successor = {a: b for a, b, used in arcs if solver.value(used)}
@@ -100,7 +104,8 @@ def match_pipelines(problem: Problem, groups: np.ndarray) -> np.ndarray:
     return placement
 
 
-def placement_of(problem: Problem, groups: np.ndarray) -> np.ndarray:
-    """The cheapest placement [S, P] of a partition, routed and matched by OR-Tools."""
-    order = open_path(hop_matrix(problem.pp_s, np.asarray(groups, dtype=np.int64)))
-    return match_pipelines(problem, np.asarray(groups)[order])
+def placement_of(problem: Problem, groups: np.ndarray, work: float = CIRCUIT_WORK) -> np.ndarray:
+    """The cheapest placement [S, P] of a partition: compiled code gives the lengths of all hops, CP-SAT the route
+    within its deterministic `work`, and OR-Tools' assignment the matching of each hop on the route."""
+    groups = np.asarray(groups, dtype=np.int64)
+    return match_pipelines(problem, groups[open_path(hop_matrix(problem.pp_s, groups), work)])

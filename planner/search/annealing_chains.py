@@ -143,13 +143,13 @@ class ChainSequence:
         self.n_moves = 0
         self.slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices)
 
-    def run(self, starts: list[Start]):
-        """Anneal chain after chain until the budget is spent; `starts` are known beforehand."""
+    def run(self, starts: list[Start], wanted: Callable[[], bool] = lambda: True):
+        """Anneal chain after chain until the budget is spent, while wanted() says so; `starts` are known beforehand."""
         self.elites = sorted(starts, key=lambda start: start[0])[:N_ELITES]
         budget_frac = FIRST_CHAIN
-        while not self._finished:
+        while wanted() and not self._finished:
             chain = self._new_chain(draw_settings(self.rng, self.problem.n_pipelines), budget_frac)
-            while chain.done_frac < 1.0 and not self._finished:
+            while chain.done_frac < 1.0 and wanted() and not self._finished:
                 if chain.softened:
                     self._anneal_softened(chain)
                 else:

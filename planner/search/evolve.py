@@ -1,16 +1,19 @@
 """The genetic algorithm of DT-FM Sec. 3.4 with annealing, and the paper's gain (`evolve`) or Kernighan-Lin's (`kl`).
 
-Compiled code screens children; what enters the population has been matched and routed by OR-Tools. The gains of the
-local search are predictions. The best child of two parents is therefore refined by swaps that Eq. 1-4 score, and every
-second random member on the softened cost before that.
+Compiled code breeds children and screens them by Eq. 1-4. Those that pass become members: CP-SAT routes the stages (Eq.
+4), OR-Tools' assignment matches the devices of each hop on that route (Eq. 3), and a member's cost is that of the route
+and the matchings which they found. The gains of the local search are predictions. The best child of two parents is
+therefore refined by swaps that Eq. 1-4 score, and every second random member on the softened cost before that.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from ortools.graph.python import linear_sum_assignment
 
-from planner.cost.communication import best_path, hop_matrix
+from planner.cost.communication import best_path, hop_matrix, partition_s
 from planner.cost.compiled import generator
 from planner.cost.placement import placement_of
 from planner.model.problem import Problem, placement_s
@@ -27,11 +30,13 @@ from planner.search.anneal import (
 )
 from planner.search.base import SolverEntry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
-from planner.search.incumbent import Incumbent
+from planner.search.incumbent import Incumbent, Share
 
 N_CHILDREN = 16
 EQUAL_S = 1e-9
-REFINE_MOVES = 2_500_000  # over the number of devices: some 50 ms at any size
+MEMBER_WORK = 0.02  # CP-SAT's deterministic time for the route of a member: 12 stages need less, 32 take some 0.1 s
+MOVES_PER_DEVICE = 600  # of a refinement, as long as that takes less than some 50 ms:
+REFINE_MOVES = 2_500_000  # over the number of devices
 SOFTENED_MOVES = 4  # times the moves of a refinement
 REFINE_HOT, REFINE_COLD = 0.004, 2e-4  # temperatures, as parts of the best cost
 SOFTENED_HOT, SOFTENED_COLD = 0.004, 4e-4
@@ -70,9 +75,9 @@ def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
 class Population:
     """Labels [N] with the cost of their matched and routed placements, best first."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, variant: Genetic):
+    def __init__(self, problem: Problem, share: Share, variant: Genetic):
         self.problem = problem
-        self.incumbent = incumbent
+        self.share = share
         self.size = variant.population
         self.name = variant.name
         self.members: list[tuple[float, np.ndarray]] = []
@@ -81,11 +86,20 @@ class Population:
     def full(self) -> bool:
         return len(self.members) >= self.size
 
+    @property
+    def best_s(self) -> float:
+        return self.members[0][0] if self.members else np.inf
+
     def insert(self, groups: np.ndarray) -> bool:
-        """Match and route a partition, and put it in place of the worst member; false if it is not better."""
-        placement = placement_of(self.problem, groups)
+        """Route and match a partition [S, P] that compiled code has found acceptable, and put it in place of the worst
+        member; false if it is not better. The order in which its groups come means nothing: they are sorted by their
+        first devices, so that the route is CP-SAT's and depends on the partition alone."""
+        if not self.accepts(partition_s(self.problem.dp_s, self.problem.pp_s, groups)):
+            return False
+        partition = groups[np.argsort(groups.min(axis=1))]
+        placement = placement_of(self.problem, partition, MEMBER_WORK)
         cost_s = placement_s(self.problem, placement)
-        self.incumbent.offer(placement, cost_s, by=self.name)
+        self.share.incumbent.offer(placement, cost_s, self.share.source, by=self.name)
         if not self.accepts(cost_s):
             return False
         label = np.empty(placement.size, np.int64)
@@ -108,12 +122,12 @@ class Population:
 class Refinement:
     """Annealing of whole plans from a low temperature down, counted as evaluations."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, bits: np.ndarray):
+    def __init__(self, problem: Problem, population: Population, bits: np.ndarray):
         self.problem = problem
-        self.incumbent = incumbent
+        self.population = population
         self.bits = bits
         self.devices = devices_of(problem)
-        self.n_moves = REFINE_MOVES // problem.n_devices
+        self.n_moves = min(MOVES_PER_DEVICE * problem.n_devices, REFINE_MOVES // problem.n_devices)
 
     def refine(self, groups: np.ndarray) -> np.ndarray:
         """The best groups met on the way, in path order [S, P]."""
@@ -132,42 +146,56 @@ class Refinement:
 
     def _cooling(self, hot: float, cold: float, n_moves: int) -> Cooling:
         """A cooling with at most as many moves as evaluations are left; they are counted."""
-        scale_s = cost_scale_s(self.problem, self.incumbent.best_s)
-        limit = self.incumbent.budget.evaluations
-        allowed = n_moves if limit is None else max(1, min(n_moves, limit - self.incumbent.evaluations))
-        self.incumbent.count(allowed)
+        scale_s = cost_scale_s(self.problem, self.population.best_s)
+        allowed = max(1, int(min(n_moves, self.population.share.left)))
+        self.population.share.count(allowed)
         return Cooling(scale_s * hot, scale_s * cold, allowed)
 
 
-def evolve(problem: Problem, incumbent: Incumbent, seed: int, variant: Genetic = EVOLVE, until_s: float = np.inf):
-    """Fill the population with random members, then cross over, until the incumbent's budget is spent or its clock
-    shows until_s. A population that gains no member for `stale_limit` crossovers starts again from its best one."""
+def evolve(
+    problem: Problem,
+    share: Share,
+    seed: int,
+    variant: Genetic = EVOLVE,
+    starts: Sequence[np.ndarray] = (),
+) -> list[tuple[float, np.ndarray]]:
+    """Fill the population with the partitions `starts` [S, P] and random members, then cross over, until the share is
+    spent. A population that gains no member for `stale_limit` crossovers starts again from its best one. Returns the
+    last population as (cost, groups), best first."""
     rng = np.random.default_rng(seed)
     bits = generator(seed)
     offspring = Offspring(problem.n_stages, N_CHILDREN, variant.gain_rule)
-    population = Population(problem, incumbent, variant)
-    refinement = Refinement(problem, incumbent, bits) if variant.annealed else None
+    population = Population(problem, share, variant)
+    for groups in starts:
+        population.insert(groups)
+    refinement = Refinement(problem, population, bits) if variant.annealed else None
     best_label = np.empty(problem.n_devices, np.int64)
     n_stale = 0
     n_random = 0
-    while not incumbent.spent and incumbent.elapsed_s < until_s:
+    while not share.spent:
         if not population.full:
             population.insert(_random_member(problem, rng, refinement, n_random % 2 == 1))
             n_random += 1
-            incumbent.count(1)
+            share.count(1)
             continue
         parents = population.parents(rng)
-        cost_s, n_scored = best_child(problem.dp_s, problem.pp_s, parents, offspring, bits, best_label)
-        incumbent.count(n_scored)
+        _, n_scored = best_child(problem.dp_s, problem.pp_s, parents, offspring, bits, best_label)
+        share.count(n_scored)
         child = groups_of(best_label, problem.n_stages)
         if refinement is not None:
             child = refinement.refine(child)
         n_stale += 1
-        if (refinement is not None or population.accepts(cost_s)) and population.insert(child):
+        if population.insert(child):
             n_stale = 0
         if n_stale == variant.stale_limit:
             del population.members[1:]
             n_stale = 0
+    return [(cost_s, groups_of(label, problem.n_stages)) for cost_s, label in population.members]
+
+
+def solve_by(variant: Genetic, problem: Problem, incumbent: Incumbent, seed: int):
+    """Give the whole budget to one variant of the algorithm."""
+    evolve(problem, Share(incumbent, evaluations=incumbent.budget.evaluations), seed, variant)
 
 
 def _random_member(
@@ -181,4 +209,15 @@ def _random_member(
     return refinement.refine(groups)
 
 
-ENTRY = SolverEntry(evolve)
+def compile_evolve():
+    """Compile the kernels of `evolve` that annealing has not, or read them from the cache."""
+    offspring = Offspring(2, 1, DTFM_GAIN)
+    parents = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])
+    label = np.empty(4, np.int64)
+    best_child(np.zeros((4, 4)), np.zeros((4, 4)), parents, offspring, generator(0), label)
+    groups = groups_of(label, 2)
+    best_path(hop_matrix(np.zeros((4, 4)), groups), label[:2])
+    partition_s(np.zeros((4, 4)), np.zeros((4, 4)), groups)
+
+
+ENTRY = SolverEntry(functools.partial(solve_by, EVOLVE))

@@ -149,3 +149,28 @@ class Incumbent:
         """Report that no plan costs less. A bound above the best plan's cost is kept: `solve` refuses it."""
         with self._lock:
             self.bound_s = max(self.bound_s, bound_s)
+
+
+@dataclass(eq=False)
+class Share:
+    """The part of an incumbent's budget that one search may spend: its clock until until_s, and so many `evaluations`
+    (None: any). `source` numbers the search among those that run beside each other (Incumbent.offer)."""
+
+    incumbent: Incumbent
+    until_s: float = np.inf
+    evaluations: int | None = None
+    source: int = 0
+    n_counted: int = 0
+
+    @property
+    def left(self) -> float:
+        """Evaluations left; infinite without a limit."""
+        return np.inf if self.evaluations is None else self.evaluations - self.n_counted
+
+    @property
+    def spent(self) -> bool:
+        return self.incumbent.done or self.incumbent.elapsed_s >= self.until_s or self.left <= 0
+
+    def count(self, evaluations: int):
+        self.n_counted += evaluations
+        self.incumbent.count(evaluations)

@@ -1,4 +1,5 @@
-"""The solver `auto`, a portfolio: annealing chains on all cores, and a proof beside them.
+"""The solver `auto`, a portfolio: annealing chains on all cores, the genetic algorithm before one of them, and a proof
+beside them.
 
 Under an evaluation limit the work is cut into a fixed number of parts and CP-SAT counts its own work, so that the plan
 depends on neither clock nor cores.
@@ -11,17 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner.cost.communication import EXACT_PATH_STAGES
 from planner.cost.compiled import is_compiled
 from planner.model.problem import Problem
 from planner.search.anneal import compile_anneal_softened
-from planner.search.annealing_chains import ChainSequence, anneal_while_compiling, chain_sequences, in_threads
+from planner.search.annealing_chains import ChainSequence, Start, anneal_while_compiling, chain_sequences, in_threads
 from planner.search.base import SolverEntry
 from planner.search.compositions import prove_by_compositions, search_from
 from planner.search.device_types import Types
-from planner.search.evolve import evolve
+from planner.search.evolve import compile_evolve, evolve
 from planner.search.exact import MAX_DEVICES, in_background, prove_by_enumeration
-from planner.search.incumbent import Incumbent
+from planner.search.incumbent import Incumbent, Share
 from planner.search.types_sat import (
     EFFORTS,
     QUICK_EFFORTS,
@@ -55,9 +55,7 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
             return
     chains = chain_sequences(problem, incumbent, seed)
     if not timed:
-        starts = incumbent.starts
-        with in_threads([functools.partial(chain.run, starts) for chain in chains[1:]]):
-            chains[0].run(starts)
+        _search(chains, incumbent.starts, seed)
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
     _compile_first_kernel(incumbent)  # before the proof begins, which would compete for the cores
@@ -65,12 +63,16 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
         return
     with in_background(lambda: _prove_beside(problem, types, incumbent, seed, not enumerates), incumbent):
         anneal_while_compiling(chains[0])
-        starts = incumbent.starts
-        others = [functools.partial(chain.run, starts) for chain in chains[1:]]
-        if others and problem.n_stages <= EXACT_PATH_STAGES:
-            others[-1] = functools.partial(_evolve_then_anneal, chains[-1], seed)
-        with in_threads(others):
-            chains[0].run(starts)
+        _search(chains, incumbent.starts, seed)
+
+
+def _search(chains: list[ChainSequence], starts: list[Start], seed: int):
+    """Run all chains, each in a thread of its own, the first one in this thread. The last one, which may be the only
+    one, begins with the genetic algorithm."""
+    runs: list[Callable[[], None]] = [functools.partial(chain.run, starts) for chain in chains[:-1]]
+    runs.append(functools.partial(_evolve_then_anneal, chains[-1], starts, seed))
+    with in_threads(runs[1:]):
+        runs[0]()
 
 
 def _compile_first_kernel(incumbent: Incumbent):
@@ -82,12 +84,27 @@ def _compile_first_kernel(incumbent: Incumbent):
         thread.join(0.02)
 
 
-def _evolve_then_anneal(chain: ChainSequence, seed: int):
-    """One thread runs the genetic algorithm first: a population finds good regions of an irregular network sooner, and
-    long chains go further from there."""
+def _evolve_then_anneal(chain: ChainSequence, starts: list[Start], seed: int):
+    """A part of the chain's budget goes to the genetic algorithm: a population finds good regions of an irregular
+    network sooner, and long chains go further from there. While its kernels compile, which nobody waits for when the
+    time is up, the chain anneals."""
     incumbent = chain.incumbent
-    evolve(chain.problem, incumbent, seed, until_s=EVOLVE_FRAC * incumbent.time_limit_s)
-    chain.run(incumbent.starts)
+    if chain.max_moves is None:
+        compiling = threading.Thread(target=compile_evolve, daemon=True)
+        compiling.start()
+        chain.run(starts, wanted=compiling.is_alive)
+        starts = incumbent.starts
+    if incumbent.done:
+        return
+    share = Share(
+        incumbent,
+        until_s=incumbent.elapsed_s + EVOLVE_FRAC * incumbent.left_s,
+        evaluations=None if chain.max_moves is None else int(EVOLVE_FRAC * chain.max_moves),
+        source=chain.index,
+    )
+    members = evolve(chain.problem, share, seed, starts=[groups for _, groups in starts])
+    chain.n_moves += share.n_counted
+    chain.run([*starts, *members])
 
 
 def _prove_quickly(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int, enumerates: bool):

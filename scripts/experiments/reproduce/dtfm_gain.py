@@ -19,7 +19,7 @@ from jaxdt.spec import network as networks
 from planner.model.problem import Problem, problem_of
 from planner.search.baselines.dtfm import search_as_published
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN
-from planner.search.evolve import EVOLVE, KERNIGHAN_LIN, Genetic, evolve
+from planner.search.evolve import EVOLVE, KERNIGHAN_LIN, Genetic, solve_by
 from planner.search.incumbent import Budget, Incumbent
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
@@ -47,7 +47,7 @@ def as_published(gain_rule: int) -> Callable[[Problem, Incumbent, int], None]:
 
 
 def variant(genetic: Genetic) -> Callable[[Problem, Incumbent, int], None]:
-    return lambda problem, incumbent, seed: evolve(problem, incumbent, seed, genetic)
+    return partial(solve_by, genetic)
 
 
 @dataclass(frozen=True)
