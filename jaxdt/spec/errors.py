@@ -2,9 +2,10 @@
 commands that a line tells a person to type."""
 
 import difflib
+from collections.abc import Collection, Iterable, Sequence
 import shlex
-from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 
 class BadInput(Exception):
@@ -71,6 +72,30 @@ def require_one_of(name: str, value: object, choices: Sequence[str] | Sequence[i
     if value not in choices:
         hint = nearest(value, map(str, choices)) if isinstance(value, str) else ""
         raise BadInput(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}{hint}")
+
+
+def require_known(names: Iterable[object], known: Collection[str], where: str) -> None:
+    """BadInput for a field that is not known, with the nearest name; `where` names what holds it."""
+    for name in names:
+        if name not in known:
+            shown = str(name) if str(name).isprintable() else repr(name)
+            raise BadInput(f"{where}: {shown}: unknown field{nearest(str(name), known)}; known: {', '.join(known)}")
+
+
+def require_printable(data: Any, where: str) -> None:
+    """BadInput for a text in plain data, as a name or a value, with a control character: people see it on a
+    terminal, which it would command."""
+    if isinstance(data, str) and not data.isprintable():
+        raise BadInput(f"{where}: got {data!r}, expected text without control characters")
+    if isinstance(data, dict):
+        entries = cast(dict[str, Any], data)
+        for name, item in entries.items():
+            require_printable(name, where)
+            require_printable(item, f"{where}: {name}")
+    if isinstance(data, list):
+        for i, item in enumerate(cast(list[Any], data)):
+            if isinstance(item, str | dict | list):
+                require_printable(item, f"{where}[{i}]")
 
 
 class ThreadDied(Exception):

@@ -4,8 +4,11 @@ Two moments count. While a peer computes, it holds parameters, optimizer moments
 microbatch between its forward and its backward a residual and the boundary tensors beside it; and what one backward
 needs while it runs. While a peer updates, it holds beside the same state its own gradient as one vector, the slices of
 the sum, the joined sum, and the new parameters, since the old ones are not donated. The exchange before the update
-holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32). With an accelerator
-the own vector and the slices are in the host's memory; here they count as if there were one memory.
+holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32).
+
+A peer on an accelerator holds a part of that in the host's memory: the own vector and the slices, vectors of others,
+boundary tensors on their way and kept ones. These do not count against the device, on which the update takes 24 bytes
+per parameter. A peer on a CPU has one memory for all.
 
 Where replicas may differ (sync.kind "groups" and "server") the update needs the gradient as one vector and the new
 parameters. An exchange needs memory beside all that, since a mean for a checkpoint may be asked for at any time while
@@ -35,10 +38,35 @@ TOKEN_BYTES = 4
 @dataclass(frozen=True)
 class ReplicaCopies:
     """The bytes that a replica which may differ holds for some layers beside its state: `kept` all the time,
-    `exchanging` while it averages, pushes or pulls."""
+    `exchanging` while it averages, pushes or pulls. `on_host`: of both, what is not on an accelerator."""
 
     kept: int = 0
     exchanging: int = 0
+    on_host: int = 0
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The bytes of a stage's peer at one moment, by kind of number. `parameters`: with those of other versions, and the
+    weights cast for one Work; `moments`: with the anchor and the momentum of an outer optimizer; `gradients`:
+    accumulators, and the mean that an update reads; `activations`: residuals, and the values of a backward while it
+    runs; `on_host`: copies of gradients and of state for an exchange, and boundary tensors."""
+
+    parameters: int
+    moments: int
+    gradients: int
+    activations: int
+    on_host: int
+
+    @property
+    def on_device(self) -> int:
+        """The bytes of an accelerator's own memory."""
+        return self.parameters + self.moments + self.gradients + self.activations
+
+    @property
+    def total(self) -> int:
+        """The bytes of a peer with one memory for all."""
+        return self.on_device + self.on_host
 
 
 @dataclass(frozen=True)
@@ -107,6 +135,58 @@ def most_retained(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dt
     return retain_bytes // max(1, n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype])
 
 
+def stage_memory(
+    model: ModelConfig,
+    lo: int,
+    hi: int,
+    microbatch_size: int,
+    in_flight: int,
+    options: MemoryOptions,
+    retained: int = 0,
+    on_accelerator: bool = False,
+) -> StageMemory:
+    """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
+    with one boundary tensor on its way in and one on its way out. `retained`: microbatches whose output and input
+    gradient are kept until the commit, counted without a codec. With a delay both moments fall together, two steps
+    are kept, and there are the parameters of the version before and a second accumulator. With `copies` an exchange
+    falls together with either moment. `on_accelerator`: the larger is the one that takes more of the device's own
+    memory."""
+    dtype, copies = options.dtype, options.copies
+    n_boundaries = (lo > 0) + (hi < model.n_layers)
+    boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
+    vector_bytes = FLOAT_BYTES * model.stage_params(lo, hi)
+    has_delay = bool(options.delay) and copies is None
+    held = StageMemory(
+        parameters=state_bytes(model, lo, hi, dtype, n_moments=0) - vector_bytes + has_delay * vector_bytes,
+        moments=options.n_moments * vector_bytes,
+        gradients=(1 + has_delay) * vector_bytes,
+        activations=0,
+        on_host=options.n_vectors * vector_bytes + (1 + has_delay) * retained * boundary_bytes,
+    )
+    computing = StageMemory(
+        parameters=0,
+        moments=0,
+        gradients=0,
+        activations=in_flight * residual_bytes(model, lo, hi, microbatch_size, dtype, options.remat)
+        + working_bytes(model, lo, hi, microbatch_size, dtype),
+        on_host=in_flight * boundary_bytes,
+    )
+    updating = StageMemory(vector_bytes, 0, vector_bytes, 0, 0 if copies else 2 * vector_bytes)
+    if has_delay:
+        return _sum(held, computing, updating)
+    if copies:
+        stashed_bytes = (in_flight - 1) * vector_bytes if options.stashes else 0
+        on_device = copies.kept + copies.exchanging - copies.on_host
+        held = _sum(held, StageMemory(stashed_bytes, on_device, 0, 0, copies.on_host))
+    both = (_sum(held, computing), _sum(held, updating))
+    return max(both, key=lambda one: one.on_device if on_accelerator else one.total)
+
+
+def _sum(*parts: StageMemory) -> StageMemory:
+    names = StageMemory.__dataclass_fields__
+    return StageMemory(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
 def stage_memory_bytes(
     model: ModelConfig,
     lo: int,
@@ -116,25 +196,5 @@ def stage_memory_bytes(
     options: MemoryOptions,
     retained: int = 0,
 ) -> int:
-    """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
-    with one boundary tensor on its way in and one on its way out. `retained`: microbatches whose output and input
-    gradient are kept until the commit, counted without a codec. With a delay both moments fall together, two steps
-    are kept, and there are the parameters of the version before and a second accumulator. With `copies` an exchange
-    falls together with either moment."""
-    dtype, remat = options.dtype, options.remat
-    n_boundaries = (lo > 0) + (hi < model.n_layers)
-    boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
-    retained_bytes = retained * boundary_bytes
-    in_flight_bytes = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
-    computing_bytes = in_flight_bytes + working_bytes(model, lo, hi, microbatch_size, dtype)
-    n_bytes = state_bytes(model, lo, hi, dtype, options.n_moments)
-    n_bytes += options.n_vectors * FLOAT_BYTES * model.stage_params(lo, hi)
-    if options.copies:
-        stashed_bytes = (in_flight - 1) * FLOAT_BYTES * model.stage_params(lo, hi) if options.stashes else 0
-        beside_bytes = options.copies.kept + options.copies.exchanging + stashed_bytes + retained_bytes
-        return n_bytes + beside_bytes + max(computing_bytes, local_update_bytes(model, lo, hi))
-    updating_bytes = update_bytes(model, lo, hi)
-    if not options.delay:
-        return n_bytes + retained_bytes + max(computing_bytes, updating_bytes)
-    older_bytes = 2 * FLOAT_BYTES * model.stage_params(lo, hi)
-    return n_bytes + older_bytes + 2 * retained_bytes + computing_bytes + updating_bytes
+    """The total of `stage_memory` for a peer with one memory for all."""
+    return stage_memory(model, lo, hi, microbatch_size, in_flight, options, retained).total

@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest, unreadable
+from jaxdt.spec.errors import BadInput, nearest, require_known, require_printable, unreadable
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 SCHEMA = "urn:jaxdt:schema:network:1"
 EXAMPLES = "configs/networks"  # of the repository, whose names people type without the folder
+LATENCY_MS_MAX = 1e5  # a simulation of more waits for heartbeats alone, as does a run
+GBPS_MIN = 1e-6  # a thousand bits a second; less is no link
+FIELDS = ("name", "devices", "hosts", "egress_per_gb", "latency_ms", "bandwidth_gbps", "bandwidth_percentiles")
+# Fields that say where a network comes from. Nothing here reads them.
+NOTES = (
+    *("description", "source", "units", "seed", "directionality"),
+    *("num_devices", "paper_case", "dtfm_costs", "d_pp", "d_dp"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,9 @@ class Host:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "name" and value is not None and not 0 < value < math.inf:
-                raise BadInput(f"hosts: {self.name}: {name}: got {value}, expected a number > 0")
+            least = GBPS_MIN if name.endswith("_gbps") else 0
+            if name != "name" and value is not None and not (0 < value < math.inf and value >= least):
+                raise BadInput(f"hosts: {self.name}: {name}: got {value}, expected a number > 0 and >= {least:g}")
 
 
 @frozen_dataclass
@@ -147,6 +156,8 @@ def parse(text: str, source: str) -> Network:
         raise BadInput(f"{source}: not JSON ({error}), expected a network file such as those in {EXAMPLES}") from None
     if not is_object(data):
         raise BadInput(f"{source}: got a {_type_name(data)}, expected an object with devices and matrices")
+    require_known(data, (*FIELDS, *NOTES, SCHEMA_KEY), source)
+    require_printable(data, source)
     devices = _devices(data, source)
     latency_ms = _matrix(data, "latency_ms", len(devices), source)
     bandwidth_gbps = _matrix(data, "bandwidth_gbps", len(devices), source)
@@ -159,7 +170,9 @@ def parse(text: str, source: str) -> Network:
         _check_egress(egress_per_gb, devices)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
-    name = str(data.get("name", ""))
+    name: Any = data.get("name", "")
+    if not isinstance(name, str):
+        raise BadInput(f"{source}: name: got {name!r}, expected a text")
     return Network(devices, latency_s, bandwidth_gbps, name, hosts, egress_per_gb, percentiles)
 
 
@@ -235,6 +248,12 @@ def _devices(data: dict[str, Any], source: str) -> tuple[Device, ...]:
 def _device(entry: Any, where: str) -> Device:
     if not is_object(entry) or not isinstance(entry.get("name"), str) or not entry["name"]:
         raise BadInput(f"{where}: expected an object with a name, got {entry!r}")
+    require_known(entry, Device.__dataclass_fields__, where)
+    texts = [entry.get(name) or "" for name in ("region", "kind", "host")]
+    for name, text in zip(("region", "kind", "host"), texts, strict=True):
+        if not isinstance(text, str):
+            raise BadInput(f"{where}.{name}: got {text!r}, expected a text")
+    region, kind, host = texts
     memory_bytes = entry.get("memory_bytes")
     if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes <= 0):
         raise BadInput(f"{where}.memory_bytes: got {memory_bytes!r}, expected a positive integer")
@@ -244,8 +263,7 @@ def _device(entry: Any, where: str) -> Device:
     prob = entry.get("disconnect_prob")
     if prob is not None and (not isinstance(prob, int | float) or isinstance(prob, bool) or not 0 <= prob <= 1):
         raise BadInput(f"{where}.disconnect_prob: got {prob!r}, expected a number from 0 to 1, or none if reliable")
-    name, region, kind, host = (str(entry.get(field) or "") for field in ("name", "region", "kind", "host"))
-    return Device(name, region, kind, memory_bytes, host, float(price), None if prob is None else float(prob))
+    return Device(entry["name"], region, kind, memory_bytes, host, float(price), None if prob is None else float(prob))
 
 
 def _percentiles(data: dict[str, Any], n: int, source: str) -> tuple[BandwidthPercentile, ...]:
@@ -257,6 +275,8 @@ def _percentiles(data: dict[str, Any], n: int, source: str) -> tuple[BandwidthPe
     for i, entry in enumerate(entries):
         where = f"{source}: bandwidth_percentiles[{i}]"
         percentile = entry.get("percentile") if is_object(entry) else None
+        if is_object(entry):
+            require_known(entry, BandwidthPercentile.__dataclass_fields__, where)
         low = found[-1].percentile + 1 if found else 0
         if type(percentile) is not int or not low <= percentile <= 100:
             raise BadInput(f"{where}.percentile: got {percentile!r}, expected an integer from {low} to 100")
@@ -281,15 +301,19 @@ def _check_at_least(matrix: Matrix, lower: BandwidthPercentile, where: str) -> N
 def _matrix(data: dict[str, Any], field: str, n: int, source: str) -> Matrix:
     """The n x n numbers of a field; the diagonal is not a link and becomes 0."""
     rows = _list_of(data.get(field), n, f"{source}: {field}", "rows", f"{n} rows for {n} devices")
-    return tuple(_matrix_row(row, i, n, f"{source}: {field}[{i}]") for i, row in enumerate(rows))
+    least, most = (0.0, LATENCY_MS_MAX) if field == "latency_ms" else (GBPS_MIN, sys.float_info.max)
+    return tuple(_matrix_row(row, i, n, f"{source}: {field}[{i}]", least, most) for i, row in enumerate(rows))
 
 
-def _matrix_row(row: Any, diagonal: int, n: int, where: str) -> tuple[float, ...]:
+def _matrix_row(row: Any, diagonal: int, n: int, where: str, least: float, most: float) -> tuple[float, ...]:
     entries = _list_of(row, n, where, "numbers", f"{n} numbers")
     for j, entry in enumerate(entries):
         is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
         if j != diagonal and (not is_number or not 0 <= entry <= sys.float_info.max):
             raise BadInput(f"{where}[{j}]: got {entry!r}, expected a finite number >= 0")
+        if j != diagonal and not least <= (entry or least) <= most:
+            zero = " or 0, for no link" if least else ""
+            raise BadInput(f"{where}[{j}]: got {entry!r}, expected a number from {least:g} to {most:g}{zero}")
     return tuple(0.0 if j == diagonal else float(entry) for j, entry in enumerate(entries))
 
 

@@ -63,7 +63,8 @@ NO_CODEC = CodecTimes(0.0, 0.0)
 @dataclass(frozen=True)
 class DeviceKind:
     """One kind of device. `work_s`: seconds that each Work costs besides its maths. `spread_frac`: the middle half of
-    repeated timings over their median. `memory_bytes`: what a peer may use, None for unknown."""
+    repeated timings over their median. `memory_bytes`: what a peer may use, None for unknown; on an `accelerator` that
+    is its own memory, and some of what a peer holds is in the host's (jaxdt.spec.memory)."""
 
     layer: PartTimes
     embedding: PartTimes = PartTimes()
@@ -72,6 +73,7 @@ class DeviceKind:
     codecs: dict[str, CodecTimes] = field(default_factory=dict[str, CodecTimes])
     spread_frac: float = 0.0
     memory_bytes: int | None = None
+    accelerator: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
-from jaxdt.spec.errors import BadInput, is_text, nearest
+from jaxdt.spec.errors import BadInput, is_text, nearest, require_printable
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60
@@ -100,6 +100,7 @@ def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not is_object(data) or data.pop("format", None) != file_format:
         raise BadInput(f'{source}: format: expected "{file_format}"')
+    require_printable(data, source)
     data.pop(SCHEMA_KEY, None)
     return data
 

@@ -622,7 +622,8 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
     n_state = (1 + config.optim.n_moments + n_outer) * n_params
     n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
-    return ReplicaCopies(FLOAT_BYTES * n_kept, 4 * FLOAT_BYTES * n_state)
+    n_on_host = n_kept - n_outer * n_params + 3 * n_state  # all but anchor, momentum and the new state
+    return ReplicaCopies(FLOAT_BYTES * n_kept, 4 * FLOAT_BYTES * n_state, FLOAT_BYTES * n_on_host)
 
 
 def _check(config: RunConfig, plan: Plan) -> str:

@@ -11,7 +11,7 @@ from jaxdt.spec.memory import (
     MemoryOptions,
     input_bytes,
     residual_bytes,
-    stage_memory_bytes,
+    stage_memory,
     state_bytes,
     working_bytes,
 )
@@ -60,7 +60,10 @@ class RunWork:
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
         run = self.workload.config
         options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay)
-        return stage_memory_bytes(run.model, lo, hi, run.train.microbatch_size, n_in_flight, options)
+        on_accelerators = self.workload.on_accelerators
+        size = run.train.microbatch_size
+        memory = stage_memory(run.model, lo, hi, size, n_in_flight, options, on_accelerator=on_accelerators)
+        return memory.on_device if on_accelerators else memory.total
 
     def worker_bytes(self, lo: int, hi: int) -> float:
         run = self.workload.config

@@ -21,7 +21,7 @@ def table() -> str:
 def _row(spec: DeviceSpec) -> str:
     rates = (spec.bfloat16_flops, spec.tensorfloat32_flops, spec.float32_flops)
     bfloat16, tf32, float32 = (NONE if rate is None else f"{rate / 1e12:g}" for rate in rates)
-    sizes = f"{spec.memory_bytes / 1e9:>8g}{spec.memory_bytes_per_s / 1e9:>11g}"
+    sizes = f"{spec.memory_bytes / 1e9:>8.2f}{spec.memory_bytes_per_s / 1e9:>11g}"
     return f"{spec.kind:<11}{sizes}{bfloat16:>10}{tf32:>8}{float32:>9}  {spec.source}"
 
 

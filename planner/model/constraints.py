@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest, unreadable
+from jaxdt.spec.errors import BadInput, nearest, require_printable, unreadable
 from jaxdt.spec.network import Network
 
 EVERY_REGION = "*"
@@ -108,6 +108,7 @@ def load_constraints(path: str | Path) -> Constraints:
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error})") from None
     try:
+        require_printable(data, "constraints")
         return serialize.read(Constraints, data, "constraints")
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None

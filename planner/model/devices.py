@@ -1,8 +1,11 @@
 """The catalogue of devices: what a data sheet says of each kind, and the seconds that follow for a model's layers.
 
 Rates are for dense matrices, with accumulation in float32 where the sheet tells that apart; sheets often print twice as
-much, which holds for sparse matrices only. Memory is in 1e9 bytes. `python -m planner devices` prints the table. A kind
-that was measured (`measure.py profile`) needs none of this.
+much, which holds for sparse matrices only. `python -m planner devices` prints the table. A kind that was measured
+(`measure.py profile`) needs none of this.
+
+Memory is what the driver reports (nvidia-smi, in MiB): a card of "24 GB" has 24 GiB less what it reserves. Where we
+know no driver's figure the vendor's stands, in 1e9 bytes, which is at most as much.
 """
 
 from collections.abc import Collection
@@ -26,7 +29,8 @@ RATES = {"bfloat16": ("bfloat16", "float32"), "float32": ("tensorfloat32", "floa
 @dataclass(frozen=True)
 class DeviceSpec:
     """One kind of device. memory_bytes_per_s: bandwidth of its memory; peak FLOP/s by number format, None where it has
-    no units for the format or the vendor says nothing. `source` names the vendor's document."""
+    no units for the format or the vendor says nothing. `source` names the vendor's document. `accelerator`: whether its
+    memory is apart from the host's."""
 
     kind: str
     memory_bytes: int
@@ -35,6 +39,7 @@ class DeviceSpec:
     tensorfloat32_flops: float | None
     float32_flops: float | None
     source: str
+    accelerator: bool
 
     def peak_flops(self, dtype: str) -> float:
         """FLOP/s in which a run with this dtype computes."""
@@ -47,12 +52,27 @@ def _spec(
 ) -> DeviceSpec:
     """A row of the table; tflops of bfloat16, TF32 and float32."""
     rates = (None if rate is None else rate * 1e12 for rate in tflops)
-    return DeviceSpec(kind, round(memory_gb * 1e9), memory_gb_per_s * 1e9, *rates, source=source)
+    memory_bytes = DRIVER_MIB[kind] * MIB if kind in DRIVER_MIB else round(memory_gb * 1e9)
+    is_apart = not source.startswith("Apple")
+    return DeviceSpec(kind, memory_bytes, memory_gb_per_s * 1e9, *rates, source=source, accelerator=is_apart)
 
 
+MIB = 1 << 20
+DRIVER_MIB = {  # total memory as nvidia-smi prints it, with drivers 535 to 610
+    "T4": 15360,
+    "A10": 23028,
+    "L4": 23034,
+    "L40S": 46068,
+    "A100": 40960,
+    "A100-80GB": 81920,
+    "H100": 81559,
+    "RTX3090": 24576,
+    "RTX4090": 24564,
+    "RTX5090": 32607,
+}
 _H100 = (989.4, 494.7, 66.9)
 
-#       kind, GB, GB/s, (bfloat16, TF32, float32) TFLOP/s, source
+#       kind, the vendor's GB, GB/s, (bfloat16, TF32, float32) TFLOP/s, source
 CATALOGUE: dict[str, DeviceSpec] = {
     spec.kind: spec
     for spec in (
@@ -100,6 +120,6 @@ def profile_of_catalogue(run: RunConfig, kinds: Collection[str], utilisation: fl
         rates = {kind: spec.peak_flops(run.dtype)}
         memory_gbps = spec.memory_bytes_per_s * 8 / 1e9
         derived = from_flops(run.model, size, rates, utilisation, memory_gbps, run.dtype, run.remat)
-        found[kind] = replace(derived.kinds[kind], memory_bytes=spec.memory_bytes)
+        found[kind] = replace(derived.kinds[kind], memory_bytes=spec.memory_bytes, accelerator=spec.accelerator)
     source = f"derived: {utilisation:g} of the catalogue's FLOP/s of {', '.join(found)}"
     return Profile(run.model, size, found, run.dtype, run.remat, source)

@@ -42,14 +42,13 @@ def profile_schema() -> Schema:
 
 
 def network_schema() -> Schema:
-    """The schema of network.json. The file has latencies in milliseconds, and may have fields of its own."""
+    """The schema of network.json. The file has latencies in milliseconds, and may have notes about its origin."""
     body = _Definitions().file(network.Network, network.SCHEMA, "")
     properties = body["properties"]
     properties["latency_ms"] = properties.pop("latency_s")
     body["required"] = ["devices", "latency_ms", "bandwidth_gbps"]
-    body["additionalProperties"] = True
+    properties |= dict.fromkeys(network.NOTES, {})
     device = body["$defs"]["Device"]
-    device["additionalProperties"] = True
     device["properties"]["name"]["minLength"] = 1
     properties["devices"]["minItems"] = 1
     return body

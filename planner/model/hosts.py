@@ -6,6 +6,7 @@ hosts with a line.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,13 +19,24 @@ def devices_beside(network: Network) -> np.ndarray:
     return np.array([n_on[device.host] if device.host else 1 for device in network.devices])
 
 
-def room_bytes(network: Network) -> list[float]:
-    """Memory of each device, at most an equal part of its host's; infinite where nothing limits it."""
-    rooms = []
-    for device, host, n in zip(network.devices, network.shared_hosts, devices_beside(network), strict=True):
-        own = math.inf if device.memory_bytes is None else device.memory_bytes
-        rooms.append(own if host.memory_bytes is None else min(own, host.memory_bytes / n))
-    return rooms
+def room_bytes(network: Network, defaults: Sequence[int | None] | None = None) -> list[float]:
+    """Memory of each device: what the network file says of it, else its default; infinite where nothing limits it. At
+    most an equal part of its host's."""
+    own = own_bytes(network, defaults)
+    return [min(one, part) for one, part in zip(own, host_bytes(network), strict=True)]
+
+
+def own_bytes(network: Network, defaults: Sequence[int | None] | None = None) -> list[float]:
+    """Memory of each device alone, as the network file says it, else its default; infinite where both say nothing."""
+    defaults = defaults or [None] * network.n_devices
+    said = [device.memory_bytes or default for device, default in zip(network.devices, defaults, strict=True)]
+    return [math.inf if n_bytes is None else n_bytes for n_bytes in said]
+
+
+def host_bytes(network: Network) -> list[float]:
+    """The equal part of its host's memory of each device; infinite where nothing limits it."""
+    hosts = zip(network.shared_hosts, devices_beside(network), strict=True)
+    return [math.inf if host.memory_bytes is None else host.memory_bytes / n for host, n in hosts]
 
 
 def slowdown(network: Network) -> np.ndarray:

@@ -195,7 +195,8 @@ def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat
     moved = replace(layout, placement=best.place, spare=best.spare)
     moved = replace(moved, step_s=estimate_s(workload, moved))
     tuned = tune(workload, best.place)
-    layouts = [candidate for candidate in (layout, moved, tuned) if candidate is not None]
+    fits = workload.fits(moved.placement, moved.stages, moved.depth, moved.shares)  # hosts have memory, too
+    layouts = [candidate for candidate in (layout, moved if fits else None, tuned) if candidate is not None]
     return min(layouts, key=lambda candidate: score(workload, candidate))
 
 

@@ -160,7 +160,7 @@ class LayerTables:
         for row in rows:
             load = load_of(workload.config, n_peers, len(row), workload.n_microbatches)
             speed = self.speeds[workload.kind_of[list(row)]].sum(axis=0)
-            fits = self.bytes_of(load) <= min(workload.memory_bytes[d] for d in row)
+            fits = self.bytes_of(load) <= min(min(workload.memory_bytes[d], workload.host_bytes[d]) for d in row)
             stage_s = np.divide(1.0, speed, out=np.full_like(speed, np.inf), where=fits & (speed > 0))
             ways_s = np.maximum(slowest_s[:, None], stage_s)
             came_from.append(ways_s.argmin(axis=0))
@@ -381,7 +381,7 @@ def _moved_cuts(workload: StepWorkload, sets: StageSets) -> Iterator[StageSets]:
         stages = tuple(itertools.pairwise(moved))
         loads = [load_of(workload.config, n_peers, len(row), workload.n_microbatches) for row in sets.rows]
         if all(
-            workload.stage_bytes(lo, hi, load) <= min(workload.memory_bytes[d] for d in row)
+            workload.may_hold(np.array(row), lo, hi, load)
             for (lo, hi), load, row in zip(stages, loads, sets.rows, strict=True)
         ):
             yield StageSets(sets.rows, stages, estimate_s(workload, sets.rows, stages))

@@ -14,14 +14,14 @@ from jaxdt.build import memory_options, peer_load
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, most_retained, stage_memory_bytes
+from jaxdt.spec.memory import FLOAT_BYTES, StageMemory, most_retained, stage_memory
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
-from planner.model.hosts import capped_gbps, lines, room_bytes, slowdown
+from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
 from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
@@ -44,10 +44,11 @@ class StepWorkload:
 
     Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, those of one kind
     apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
-    devices, at most an equal part of the host's; latency_s and s_per_byte [N, N] of directed links, as far as the lines
-    of both hosts let through; boundary_bytes of one encoded tensor; line_host_of [N], line_out_s and line_in_s [H] the
-    lines that devices of a host share (planner.model.hosts.lines); price_per_s [N] of devices and egress_per_byte
-    [N, N] of what they send."""
+    devices, at most an equal part of the host's. If all compute `on_accelerators`, those have memory of their own, and
+    host_bytes [N] is the equal part of the host's for what they hold there; latency_s and s_per_byte [N, N] of directed
+    links, as far as the lines of both hosts let through; boundary_bytes of one encoded tensor; line_host_of [N],
+    line_out_s and line_in_s [H] the lines that devices of a host share (planner.model.hosts.lines); price_per_s [N] of
+    devices and egress_per_byte [N, N] of what they send."""
 
     network: Network
     profile: Profile
@@ -59,7 +60,9 @@ class StepWorkload:
     cuts: list[int] = field(init=False)
     kinds: list[str] = field(init=False)
     kind_of: np.ndarray = field(init=False)
+    on_accelerators: bool = field(init=False)
     memory_bytes: list[float] = field(init=False)
+    host_bytes: list[float] = field(init=False)
     latency_s: np.ndarray = field(init=False)
     s_per_byte: np.ndarray = field(init=False)
     boundary_bytes: int = field(init=False)
@@ -72,7 +75,7 @@ class StepWorkload:
     _seconds: dict = field(init=False, default_factory=dict)
     _least_seconds: list[float] = field(init=False, default_factory=list)
     _least_ratios: list[float] = field(init=False, default_factory=list)
-    _bytes: dict = field(init=False, default_factory=dict)
+    _memory: dict = field(init=False, default_factory=dict)
     _loads: dict = field(init=False, default_factory=dict)
 
     def __post_init__(self):
@@ -84,9 +87,13 @@ class StepWorkload:
         self._derive("cuts", cut_points(self.profile.model))
         self._derive("kinds", kinds)
         self._derive("kind_of", np.array([kinds.index(name) for name in names]))
-        limits = [self.profile.kind(device.kind).memory_bytes for device in devices]
-        rooms = zip(room_bytes(self.network), limits, strict=True)
-        self._derive("memory_bytes", [room if limit is None else min(room, limit) for room, limit in rooms])
+        profiled = [self.profile.kind(device.kind) for device in devices]
+        on_accelerators = self.run is not None and self.run.platform in ("gpu", "tpu")
+        self._derive("on_accelerators", on_accelerators or all(kind.accelerator for kind in profiled))
+        limits = [kind.memory_bytes for kind in profiled]
+        rooms = own_bytes(self.network, limits) if self.on_accelerators else room_bytes(self.network, limits)
+        self._derive("memory_bytes", rooms)
+        self._derive("host_bytes", host_bytes(self.network))
         self._derive("latency_s", np.array(self.network.latency_s))
         bandwidth = capped_gbps(self.network) * 1e9 / 8
         s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, MISSING_S), where=bandwidth > 0)
@@ -164,41 +171,53 @@ class StepWorkload:
             self._loads[key] = [peer_load(self.config, plan, s, busiest) for s in range(n_stages)]
         return self._loads[key]
 
-    def stage_bytes(self, lo: int, hi: int, load: PeerLoad) -> int:
+    def stage_memory(self, lo: int, hi: int, load: PeerLoad) -> StageMemory:
         """Memory of a peer with layers lo..hi-1 and this load, by the run's own rule: with optimizer and delay, and
         with the tensors that it retains until the commit."""
         key = (lo, hi, load)
-        if key not in self._bytes:
+        if key not in self._memory:
             config = self.config
             options = memory_options(config, self.schedule, lo, hi)
             size = config.train.microbatch_size
             most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
             retained = min(load.n_microbatches, most)
-            self._bytes[key] = stage_memory_bytes(config.model, lo, hi, size, load.n_in_flight, options, retained)
-        return self._bytes[key]
+            self._memory[key] = stage_memory(
+                config.model, lo, hi, size, load.n_in_flight, options, retained, self.on_accelerators
+            )
+        return self._memory[key]
+
+    def stage_bytes(self, lo: int, hi: int, load: PeerLoad) -> int:
+        """The part of stage_memory that counts against the memory of a device."""
+        memory = self.stage_memory(lo, hi, load)
+        return memory.on_device if self.on_accelerators else memory.total
+
+    def may_hold(self, row: np.ndarray, lo: int, hi: int, load: PeerLoad) -> bool:
+        """Whether each device of a row can hold layers lo..hi-1, and its host what it holds there."""
+        if self.stage_bytes(lo, hi, load) > min(self.memory_bytes[d] for d in row):
+            return False
+        room = min(self.host_bytes[d] for d in row) if self.on_accelerators else math.inf
+        return room == math.inf or self.stage_memory(lo, hi, load).on_host <= room
 
     def fits(self, placement: np.ndarray, stages: Ranges, depth: tuple[int, ...], shares: tuple[int, ...]) -> bool:
         """Whether every device of a placement [S, P] can hold its stage."""
         loads = self.loads(depth, shares)
-        needs = [self.stage_bytes(lo, hi, load) for (lo, hi), load in zip(stages, loads, strict=True)]
-        rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
-        return all(need <= room for need, room in zip(needs, rooms, strict=True))
+        return all(
+            self.may_hold(row, lo, hi, load) for row, (lo, hi), load in zip(placement, stages, loads, strict=True)
+        )
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:
         """The layer ranges whose slowest stage is fastest, where a stage is as fast as its slowest device and has as
         much memory as its smallest; None if no ranges fit. Microbatches are shared evenly."""
         loads = self.loads(depth, even_shares(self.n_microbatches, placement.shape[1]))
         kinds = [{self.kinds[k] for k in self.kind_of[row]} for row in placement]
-        rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
+        limited = [min(min(self.memory_bytes[d], self.host_bytes[d]) for d in row) < math.inf for row in placement]
 
         def load(stage: int, lo: int, hi: int) -> float:
             times = [self.seconds(kind, lo, hi) for kind in kinds[stage]]
             return max(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
 
         def fits(stage: int, lo: int, hi: int) -> bool:
-            if rooms[stage] == math.inf:
-                return True
-            return self.stage_bytes(lo, hi, loads[stage]) <= rooms[stage]
+            return not limited[stage] or self.may_hold(placement[stage], lo, hi, loads[stage])
 
         return split(self.cuts, len(placement), load, fits)
 
@@ -293,12 +312,18 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
 
 
 def refuse_memory(workload: StepWorkload, n_stages: int) -> NoReturn:
-    """Raise BadInput with what a stage would need at least, and what there is."""
+    """Raise BadInput with what each stage of an even cut would need at least, and the memory that there is for it if
+    the largest devices take the largest stages."""
     stages = even_split(workload, n_stages)
-    need = max(workload.stage_bytes(lo, hi, LEAST_LOAD) for lo, hi in stages)
-    room = [limit for limit in workload.memory_bytes if limit < math.inf]
+    needs = [workload.stage_bytes(lo, hi, LEAST_LOAD) for lo, hi in stages]
+    order = sorted(range(n_stages), key=lambda stage: -needs[stage])
+    rooms = sorted(workload.memory_bytes, reverse=True)
+    room_of = dict(zip(order, rooms, strict=False))
+    rows = ", ".join(f"{stage}: {need / 1e9:.2f} of {room_of[stage] / 1e9:.2f}" for stage, need in enumerate(needs))
+    memory = workload.stage_memory(*stages[order[0]], LEAST_LOAD)
+    kinds = ", ".join(f"{name} {n_bytes / 1e9:.2f}" for name, n_bytes in vars(memory).items() if n_bytes)
     raise BadInput(
-        f"memory_bytes: found no split of {workload.n_layers} layers over {n_stages} stages that fits devices with "
-        f"{min(room) / 1e9:.2f} to {max(workload.memory_bytes) / 1e9:.2f} GB; an even one needs {need / 1e9:.2f} GB "
-        f"a stage"
+        f"memory_bytes: found no split of {workload.n_layers} layers over {n_stages} stages that fits; with even "
+        f"layers the stages need, of what the largest devices have, in GB, {rows}; in stage {order[0]} {kinds}"
+        f"{', which is not on the device' if workload.on_accelerators else ''}"
     )

@@ -117,7 +117,14 @@ def test_what_is_written_names_its_schema_and_meets_it(kind):
 
 
 WRONG = {
-    "network": [("devices", []), ("devices", [{"region": "x"}]), ("latency_ms", 3), ("bandwidth_gbps", [["fast"]])],
+    "network": [
+        ("unknown", 1),
+        ("devices", [{"name": "a", "memory_gb": 1}]),
+        ("devices", []),
+        ("devices", [{"region": "x"}]),
+        ("latency_ms", 3),
+        ("bandwidth_gbps", [["fast"]]),
+    ],
     "profile": [("kinds", 3), ("microbatch_size", "2"), ("unknown", 1), ("format", "jaxdt-plan-1")],
     "plan": [
         ("stages", [[0, 1, 2]]),

@@ -109,6 +109,27 @@ def test_a_uniform_network_shares_one_host():
         (changed(bandwidth_gbps=[[0, 1], ["2", 0]]), r"bandwidth_gbps\[1\]\[0\]: got '2', expected a finite number"),
         (changed(bandwidth_gbps=[[0, 1], [True, 0]]), r"bandwidth_gbps\[1\]\[0\]: got True, expected a finite number"),
         (changed(bandwidth_gbps=[[0, math.nan], [1, 0]]), r"bandwidth_gbps\[0\]\[1\]: got nan, expected a finite"),
+        (changed(latency_ms=[[0, 1e9], [2, 0]]), r"latency_ms\[0\]\[1\]: got 1000000000.0, expected .* to 100000$"),
+        (
+            changed(bandwidth_gbps=[[0, 1e-300], [1, 0]]),
+            r"\[0\]\[1\]: got 1e-300, expected .* 1e-06 .* or 0, for no link",
+        ),
+        (changed(latencyms=[]), r'n.json: latencyms: unknown field \(did you mean "latency_ms"\?\)'),
+        (
+            changed(devices=[{"name": "a", "memory_gb": 24}, {"name": "b"}]),
+            r'n.json: devices\[0\]: memory_gb: unknown field \(did you mean "memory_bytes"\?\)',
+        ),
+        (changed(hosts=[{"name": "h1", "core": 2}]), r'core: unknown field \(did you mean "cores"\?\)'),
+        (changed(hosts=[{"name": "h1", "out_gbps": 1e-300}]), "hosts: h1: out_gbps: got 1e-300, expected .* >= 1e-06"),
+        (
+            changed(bandwidth_percentiles=[PERCENTILES[0] | {"bandwith": 1}]),
+            r"bandwidth_percentiles\[0\]: bandwith: unknown field",
+        ),
+        (
+            changed(devices=[{"name": "a\x1b[2J"}, {"name": "b"}]),
+            r"devices\[0\]: name: got 'a\\x1b\[2J', expected text",
+        ),
+        (changed(devices=[{"name": "a", "kind": 3}, {"name": "b"}]), r"devices\[0\].kind: got 3, expected a text"),
         (changed(bandwidth_gbps=[[0, math.inf], [1, 0]]), r"bandwidth_gbps\[0\]\[1\]: got inf, expected a finite"),
     ],
 )

@@ -8,6 +8,8 @@ embedding, and so on. The stages are timed in turn, several times, so that a slo
 import statistics
 from dataclasses import replace
 
+import jax
+
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_codec, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
@@ -40,7 +42,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     passes_s = sorted(seconds[LONG][FORWARD] + seconds[LONG][BACKWARD] for seconds in rounds)
     shape = (config.train.microbatch_size, model.seq_len, model.d_model)
     times = {name: time_codec(codec.parse(name), shape, config.dtype) for name in codecs}
-    return kind_of(stages, times, _spread(passes_s))
+    return replace(kind_of(stages, times, _spread(passes_s)), accelerator=jax.default_backend() != "cpu")
 
 
 def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: float) -> DeviceKind:
