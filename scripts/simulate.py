@@ -45,6 +45,7 @@ from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
+from jaxdt.sim.predict import timed_span
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
 from jaxdt.sim.stragglers import stalls
@@ -77,7 +78,7 @@ MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", None, "Samples of a mi
 SCHEDULE = flags.DEFINE_enum("schedule", None, plans.SCHEDULES, "Instead of the plan's schedule.")
 CODEC = flags.DEFINE_string("codec", None, "Instead of the plan's codec.")
 DTYPE = flags.DEFINE_string("dtype", None, "Without --config: float32 or bfloat16.")
-STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first.")
+STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first; more where a period has more.")
 PERSIST_MS = flags.DEFINE_float("persist_ms", 2.0, "Making the record of a step durable.")
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
@@ -298,7 +299,8 @@ def load_orders(path: Path) -> list[dict[int, Order]]:
 
 def run_faults(scenario: Scenario) -> None:
     """The run under faults beside the run without; the faults are drawn and printed before it begins."""
-    stages, n_steps = scenario.plan.placement, STEPS.value
+    stages, span = scenario.plan.placement, timed_span(scenario.config, scenario.plan, STEPS.value)
+    n_steps = span.n_in_all if span.n_period > 1 else STEPS.value
     undisturbed = run_with_faults(scenario, n_steps)
     undisturbed_s = undisturbed.now_s
     faults = []

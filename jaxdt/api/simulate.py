@@ -40,7 +40,8 @@ NO_NETWORK = "not given"  # the name of the network where none is given
 class SimulateOptions:
     """The other options of a simulation.
 
-    steps: the number of steps that are simulated after the first; the result is their mean.
+    steps: the number of steps that are simulated after the first, or more that are whole periods, such as the local
+        steps up to an average; the result is their mean.
     persist_s: seconds until the record of a step is durable.
     jitter_s: uniform jitter of every message's latency, drawn from `seed`.
     tcp_ramp: connections start slowly again when they were idle.
@@ -94,7 +95,7 @@ class Simulation:
         plan, times = self.scenario.plan, self.times
         lines = [
             f"{plan.shape}, {plan.n_microbatches} microbatches, {plan.schedule}",
-            f"step         {self.step_s:12.4f} s   {self.tokens_per_s:,.0f} tokens/s",
+            f"step         {self.step_s:12.4f} s   {self.tokens_per_s:,.0f} tokens/s{self._of_steps}",
         ]
         for name, seconds in asdict(times.parts).items():
             lines.append(f"  {name.removesuffix('_s'):10} {seconds:12.4f} s   {100 * seconds / self.step_s:5.1f} %")
@@ -110,11 +111,18 @@ class Simulation:
         lines += links_note(self.scenario)
         return "\n".join(lines)
 
+    @property
+    def _of_steps(self) -> str:
+        """For people, the steps of which this is the mean, where a period has several."""
+        n_steps, n_period = self.times.n_steps, self.times.n_period
+        return f", mean of {n_steps} steps in periods of {n_period}" if n_period > 1 else ""
+
     def to_json(self) -> dict[str, Any]:
         """The content of prediction.json."""
         plan = self.scenario.plan
         return {
             "step_s": self.step_s,
+            "n_steps": self.times.n_steps,
             "parts": asdict(self.parts),
             "utilisation": self.utilisation,
             "memory_bytes": self.memory_bytes,
@@ -126,7 +134,8 @@ class Simulation:
         }
 
     def save(self, folder: str | Path, timeline: bool = True) -> None:
-        """Write prediction.json, and with `timeline` the first steps as timeline.json and simulation.png."""
+        """Write prediction.json, and with `timeline` the first steps, up to an average where replicas may differ, as
+        timeline.json and simulation.png."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prediction.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -134,10 +143,11 @@ class Simulation:
             return
         from jaxdt.cli import plots  # loads matplotlib
 
-        records = step_records(self.scenario)
+        n_steps = build.period(self.scenario.config, self.scenario.plan).n_steps
+        records = step_records(self.scenario, n_steps)
         stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.peers}
         (folder / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
-        plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation)
+        plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation, n_steps)
 
 
 def links_note(scenario: Scenario) -> list[str]:
@@ -212,10 +222,10 @@ def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) 
         }
 
 
-def step_records(scenario: Scenario) -> list[dict[str, Any]]:
-    """The trace of the warm-up and one step after it."""
+def step_records(scenario: Scenario, n_steps: int = 1) -> list[dict[str, Any]]:
+    """The trace of the warm-up and n_steps after it."""
     lines: list[str] = []
-    config = scenario.quiet(WARM_UP_STEPS + 1)
+    config = scenario.quiet(WARM_UP_STEPS + n_steps)
     simulate_run(config, scenario.plan, scenario.conditions(), trace.Trace(lines.append))
     return trace.read(lines)
 

@@ -1,5 +1,6 @@
 """The input of a prediction (config, plan, profile and network), and what the simulator needs of it."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -7,7 +8,14 @@ from functools import partial
 from jaxdt.build import memory_options, peer_load, worker_vectors
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.predict import Conditions, device_links, shared_hosts
+from jaxdt.sim.predict import (
+    Conditions,
+    TimedSpan,
+    device_links,
+    predict_step_s,
+    shared_hosts,
+    timed_span,
+)
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
@@ -24,6 +32,7 @@ PERSIST_S = 0.002
 # A prediction takes a millisecond for each slice of a stage's vector, and with so many of them the size of one hardly
 # counts: more parameters than 4096 slices hold, 4.3e9 with the default sync.slice_bytes, get larger slices.
 SLICES_MAX = 4096
+REBALANCED_WORKS_MAX = 200_000  # a minute or two
 FLOAT_BYTES = 4
 
 
@@ -71,6 +80,20 @@ class Scenario:
             seconds_at=partial(seconds_at, self),
             stalls=self.stalls,
         )
+
+    def span(self, n_steps: int) -> TimedSpan:
+        """The span of n_steps, or of more that are whole periods, those of rebalancing included. BadInput where one of
+        these takes too long to simulate."""
+        n_period, rebalance_s = 1, self.config.wiring.rebalance_s
+        if rebalance_s:
+            step_s = predict_step_s(self.quiet(1), self.plan, self.conditions())
+            n_period = math.ceil(rebalance_s / step_s)
+            if n_period * 2 * self.plan.n_stages * self.plan.n_microbatches > REBALANCED_WORKS_MAX:
+                raise BadInput(
+                    f"wiring.rebalance_s: got {rebalance_s:g}, {n_period} steps of {step_s:.3g} s: too many to simulate; "
+                    "expected 0, for a step in which peers keep the stages of the plan, or a shorter period"
+                )
+        return timed_span(self.config, self.plan, n_steps, n_period)
 
     def quiet(self, n_steps: int) -> RunConfig:
         """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats, and at

@@ -84,11 +84,13 @@ class MatcherEntry:
                enforcement token that the matchers of all stages of a run share
     check      '' if config and plan make sense with it, else a line that names the field and the reason
     averages   whether replicas average at all; if not, nobody says that it is ready
+    period     after how many averages of so many replicas the rule's course repeats
     """
 
     build: Callable[[GroupsConfig, int, tuple[int, ...], EnforcementToken], Matcher]
     check: Callable[[RunConfig, Plan], str]
     averages: bool = True
+    period: Callable[[GroupsConfig, int], int] = lambda settings, n_replicas: 1
 
 
 def matcher_entry(match: str) -> MatcherEntry:
