@@ -41,6 +41,7 @@ from jaxdt.api import simulate as api
 from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.presence import peers_there
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
@@ -58,6 +59,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
+from jaxdt.sync.matching.mixing import mixing_lines
 
 try:  # this already reads the command line, and the flag files that it names
     CONFIG = config_flags.DEFINE_config_file(
@@ -312,7 +314,7 @@ def run_faults(scenario: Scenario) -> None:
         faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
     print("\n".join([*api.links_note(scenario), *(list(map(sentence, faults)) or ["no faults"])]))
     disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
-    print("\n".join(summary(undisturbed, disturbed)))
+    print("\n".join([*summary(undisturbed, disturbed), *mixing_lines(scenario.plan, disturbed.of(GroupReport))]))
     if OUT.value:
         write_fault_report(Path(OUT.value), faults, disturbed)
 

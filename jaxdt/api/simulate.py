@@ -17,10 +17,11 @@ from jaxdt import build
 from jaxdt.api.config import Config, fields_of
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
-from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
 from jaxdt.spec import config as configs
@@ -31,6 +32,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
+from jaxdt.sync.matching.mixing import Mixing, mixing_lines, mixing_of_stages
 
 EFFICIENCY = 0.35
 NO_NETWORK = "not given"  # the name of the network where none is given
@@ -60,10 +62,17 @@ class SimulateOptions:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step of a scenario. `str` of it is the table that scripts/simulate.py prints."""
+    """A simulated step of a scenario. `str` of it is the table that scripts/simulate.py prints. `groups`: those
+    in which replicas that may differ average."""
 
     scenario: Scenario
     times: TimeBreakdown
+    groups: tuple[GroupReport, ...] = ()
+
+    @property
+    def mixing(self) -> dict[int, Mixing]:
+        """Who met whom in averages, by stage (jaxdt.sync.matching.mixing); none where replicas are equal."""
+        return mixing_of_stages(self.scenario.plan, self.groups)
 
     @property
     def step_s(self) -> float:
@@ -108,6 +117,7 @@ class Simulation:
             total = sum(times.n_bytes.values())
             most = f"{n_bytes / 1e9:.3f} GB on the link p{src} -> p{dst}"
             lines.append(f"network      {total / 1e9:12.3f} GB  a step, {most}")
+        lines += mixing_lines(self.scenario.plan, self.groups)
         lines += links_note(self.scenario)
         return "\n".join(lines)
 
@@ -126,6 +136,7 @@ class Simulation:
             "parts": asdict(self.parts),
             "utilisation": self.utilisation,
             "memory_bytes": self.memory_bytes,
+            "mixing": {stage: asdict(found) | {"meetings": met(found)} for stage, found in self.mixing.items()},
             "bytes_per_link": {f"{src}>{dst}": n for (src, dst), n in self.times.n_bytes.items()},
             "stages": plan.stages,
             "placement": plan.placement,
@@ -150,6 +161,11 @@ class Simulation:
         plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation, n_steps)
 
 
+def met(found: Mixing) -> dict[str, int]:
+    """How often each pair met, by its name in prediction.json."""
+    return {f"{a}-{b}": n for (a, b), n in sorted(found.meetings.items())}
+
+
 def links_note(scenario: Scenario) -> list[str]:
     """The line that says that links cost nothing, where no network is given; else none."""
     return ["no network is given: links have latency 0 and no limit"] if scenario.network.name == NO_NETWORK else []
@@ -169,7 +185,7 @@ def simulate(
 
 def simulate_scenario(scenario: Scenario, n_steps: int) -> Simulation:
     """Simulates a scenario as `simulate` does: the mean of n_steps after the first."""
-    return Simulation(scenario, break_down_step(scenario, n_steps))
+    return Simulation(scenario, break_down_step(scenario, n_steps), tuple(simulated_groups(scenario)))
 
 
 def run_config(config: Config) -> RunConfig:

@@ -5,9 +5,10 @@
 Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended or
 was stopped, and the checkpoints that are there; with "server" also trace/peer_N.jsonl of each server, which has the
 order of pushes and pulls, and of workers. A run that was stopped is done again up to its last checkpoint.
-Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
-build than the run's, rounding differs, and so it does with another number of threads: by default this process computes
-on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
+Prints who met whom in averaging groups, with a warning where replicas never met, and how many numbers of the parameters
+and of the optimizer's state are not equal bit for bit. On another device or build than the run's, rounding differs, and
+so it does with another number of threads: by default this process computes on one thread, as the peers do that share a
+host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
 """
 
 import json
@@ -48,6 +49,7 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+from jaxdt.sync.matching.mixing import mixing_lines
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 THREADED = flags.DEFINE_bool("threaded", False, "Compute on several threads, as peers did with --cpus of their own.")
@@ -120,7 +122,10 @@ def replay_groups(
     def logged(report: GroupReport | StateMeanReport) -> LoggedGroup:
         return logged_group(place.plan, incarnations, report)
 
-    groups = [logged(GroupReport(**fields)) for fields in fields_of(reports, GroupReport.kind)]
+    formed = [GroupReport(**fields) for fields in fields_of(reports, GroupReport.kind)]
+    for line in mixing_lines(place.plan, formed):
+        print(line)
+    groups = [logged(report) for report in formed]
     means = {(mean.version, mean.stage): logged(mean).places for mean in checkpoint_means(reports, place.versions)}
     replay = GroupReplay(config, place.plan, place.functions, place.data, incarnations)
     begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))
