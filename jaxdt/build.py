@@ -23,7 +23,7 @@ from jaxdt.spec.memory import MemoryOptions
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.spec.sizes import sync_groups
-from jaxdt.sync.base import sync_entry
+from jaxdt.sync.base import Period, sync_entry
 from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
 from jaxdt.sync.download import WORD_BYTES
 from jaxdt.sync.exchange import FLOAT_BYTES
@@ -152,6 +152,16 @@ def sends_again(config: RunConfig) -> bool:
 def replicas_may_differ(config: RunConfig) -> bool:
     """Whether a replica goes on with steps of its own while others have done fewer."""
     return sync_entry(config.sync.kind).replicas_may_differ
+
+
+def period(config: RunConfig, plan: Plan) -> Period:
+    """After how many steps their course repeats: up to an average, a pull, or the end of a scheduler's rule."""
+    return sync_entry(config.sync.kind).period(config, plan)
+
+
+def exchanges_per_step(config: RunConfig) -> float:
+    """How many times a step the replicas of a stage exchange their vector, in the mean."""
+    return sync_entry(config.sync.kind).exchanges_per_step(config)
 
 
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:

@@ -19,7 +19,6 @@ from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import refusal, write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
 from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.shell import shell_line
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")

@@ -28,7 +28,6 @@ from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput, shell_line
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.serialize import parse_json
-from jaxdt.spec.shell import shell_line
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")

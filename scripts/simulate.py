@@ -41,10 +41,12 @@ from jaxdt.api import simulate as api
 from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.presence import peers_there
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
+from jaxdt.sim.predict import timed_span
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
 from jaxdt.sim.stragglers import stalls
@@ -57,6 +59,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
+from jaxdt.sync.matching.mixing import mixing_lines
 
 try:  # this already reads the command line, and the flag files that it names
     CONFIG = config_flags.DEFINE_config_file(
@@ -77,7 +80,7 @@ MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", None, "Samples of a mi
 SCHEDULE = flags.DEFINE_enum("schedule", None, plans.SCHEDULES, "Instead of the plan's schedule.")
 CODEC = flags.DEFINE_string("codec", None, "Instead of the plan's codec.")
 DTYPE = flags.DEFINE_string("dtype", None, "Without --config: float32 or bfloat16.")
-STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first.")
+STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first; more where a period has more.")
 PERSIST_MS = flags.DEFINE_float("persist_ms", 2.0, "Making the record of a step durable.")
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
@@ -298,7 +301,8 @@ def load_orders(path: Path) -> list[dict[int, Order]]:
 
 def run_faults(scenario: Scenario) -> None:
     """The run under faults beside the run without; the faults are drawn and printed before it begins."""
-    stages, n_steps = scenario.plan.placement, STEPS.value
+    stages, span = scenario.plan.placement, timed_span(scenario.config, scenario.plan, STEPS.value)
+    n_steps = span.n_in_all if span.n_period > 1 else STEPS.value
     undisturbed = run_with_faults(scenario, n_steps)
     undisturbed_s = undisturbed.now_s
     faults = []
@@ -310,7 +314,7 @@ def run_faults(scenario: Scenario) -> None:
         faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
     print("\n".join([*api.links_note(scenario), *(list(map(sentence, faults)) or ["no faults"])]))
     disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
-    print("\n".join(summary(undisturbed, disturbed)))
+    print("\n".join([*summary(undisturbed, disturbed), *mixing_lines(scenario.plan, disturbed.of(GroupReport))]))
     if OUT.value:
         write_fault_report(Path(OUT.value), faults, disturbed)
 

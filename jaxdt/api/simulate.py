@@ -17,10 +17,11 @@ from jaxdt import build
 from jaxdt.api.config import Config, fields_of
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
-from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
 from jaxdt.spec import config as configs
@@ -31,6 +32,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
+from jaxdt.sync.matching.mixing import Mixing, mixing_lines, mixing_of_stages
 
 EFFICIENCY = 0.35
 NO_NETWORK = "not given"  # the name of the network where none is given
@@ -40,7 +42,8 @@ NO_NETWORK = "not given"  # the name of the network where none is given
 class SimulateOptions:
     """The other options of a simulation.
 
-    steps: the number of steps that are simulated after the first; the result is their mean.
+    steps: the number of steps that are simulated after the first, or more that are whole periods, such as the local
+        steps up to an average; the result is their mean.
     persist_s: seconds until the record of a step is durable.
     jitter_s: uniform jitter of every message's latency, drawn from `seed`.
     tcp_ramp: connections start slowly again when they were idle.
@@ -59,10 +62,17 @@ class SimulateOptions:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step of a scenario. `str` of it is the table that scripts/simulate.py prints."""
+    """A simulated step of a scenario. `str` of it is the table that scripts/simulate.py prints. `groups`: those
+    in which replicas that may differ average."""
 
     scenario: Scenario
     times: TimeBreakdown
+    groups: tuple[GroupReport, ...] = ()
+
+    @property
+    def mixing(self) -> dict[int, Mixing]:
+        """Who met whom in averages, by stage (jaxdt.sync.matching.mixing); none where replicas are equal."""
+        return mixing_of_stages(self.scenario.plan, self.groups)
 
     @property
     def step_s(self) -> float:
@@ -94,7 +104,7 @@ class Simulation:
         plan, times = self.scenario.plan, self.times
         lines = [
             f"{plan.shape}, {plan.n_microbatches} microbatches, {plan.schedule}",
-            f"step         {self.step_s:12.4f} s   {self.tokens_per_s:,.0f} tokens/s",
+            f"step         {self.step_s:12.4f} s   {self.tokens_per_s:,.0f} tokens/s{self._of_steps}",
         ]
         for name, seconds in asdict(times.parts).items():
             lines.append(f"  {name.removesuffix('_s'):10} {seconds:12.4f} s   {100 * seconds / self.step_s:5.1f} %")
@@ -107,17 +117,26 @@ class Simulation:
             total = sum(times.n_bytes.values())
             most = f"{n_bytes / 1e9:.3f} GB on the link p{src} -> p{dst}"
             lines.append(f"network      {total / 1e9:12.3f} GB  a step, {most}")
+        lines += mixing_lines(self.scenario.plan, self.groups)
         lines += links_note(self.scenario)
         return "\n".join(lines)
+
+    @property
+    def _of_steps(self) -> str:
+        """For people, the steps of which this is the mean, where a period has several."""
+        n_steps, n_period = self.times.n_steps, self.times.n_period
+        return f", mean of {n_steps} steps in periods of {n_period}" if n_period > 1 else ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of prediction.json."""
         plan = self.scenario.plan
         return {
             "step_s": self.step_s,
+            "n_steps": self.times.n_steps,
             "parts": asdict(self.parts),
             "utilisation": self.utilisation,
             "memory_bytes": self.memory_bytes,
+            "mixing": {stage: asdict(found) | {"meetings": met(found)} for stage, found in self.mixing.items()},
             "bytes_per_link": {f"{src}>{dst}": n for (src, dst), n in self.times.n_bytes.items()},
             "stages": plan.stages,
             "placement": plan.placement,
@@ -126,7 +145,8 @@ class Simulation:
         }
 
     def save(self, folder: str | Path, timeline: bool = True) -> None:
-        """Write prediction.json, and with `timeline` the first steps as timeline.json and simulation.png."""
+        """Write prediction.json, and with `timeline` the first steps, up to an average where replicas may differ, as
+        timeline.json and simulation.png."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prediction.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -134,10 +154,16 @@ class Simulation:
             return
         from jaxdt.cli import plots  # loads matplotlib
 
-        records = step_records(self.scenario)
+        n_steps = build.period(self.scenario.config, self.scenario.plan).n_steps
+        records = step_records(self.scenario, n_steps)
         stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.peers}
         (folder / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
-        plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation)
+        plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation, n_steps)
+
+
+def met(found: Mixing) -> dict[str, int]:
+    """How often each pair met, by its name in prediction.json."""
+    return {f"{a}-{b}": n for (a, b), n in sorted(found.meetings.items())}
 
 
 def links_note(scenario: Scenario) -> list[str]:
@@ -159,7 +185,7 @@ def simulate(
 
 def simulate_scenario(scenario: Scenario, n_steps: int) -> Simulation:
     """Simulates a scenario as `simulate` does: the mean of n_steps after the first."""
-    return Simulation(scenario, break_down_step(scenario, n_steps))
+    return Simulation(scenario, break_down_step(scenario, n_steps), tuple(simulated_groups(scenario)))
 
 
 def run_config(config: Config) -> RunConfig:
@@ -212,10 +238,10 @@ def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) 
         }
 
 
-def step_records(scenario: Scenario) -> list[dict[str, Any]]:
-    """The trace of the warm-up and one step after it."""
+def step_records(scenario: Scenario, n_steps: int = 1) -> list[dict[str, Any]]:
+    """The trace of the warm-up and n_steps after it."""
     lines: list[str] = []
-    config = scenario.quiet(WARM_UP_STEPS + 1)
+    config = scenario.quiet(WARM_UP_STEPS + n_steps)
     simulate_run(config, scenario.plan, scenario.conditions(), trace.Trace(lines.append))
     return trace.read(lines)
 

@@ -4,6 +4,7 @@ Figures are made without pyplot: they need no display and no choice of a backend
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.runtime.reporting.metrics import plain_steps
-from jaxdt.spec.work import UPDATE
+from jaxdt.spec.work import ADOPT, LAY_OUT, UPDATE
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
@@ -145,6 +146,10 @@ def timeline(axes: Axes, attempt: Attempt) -> None:
         ends_s = [r["t"] + r["s"] for r, work in runs if r["peer"] == peer and work.kind != UPDATE]
         if updates_s and ends_s and (began_s := max(ends_s)) < updates_s[0]:
             axes.barh(row, updates_s[0] - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
+        own = sorted(((r["t"], r["t"] + r["s"], work.kind) for r, work in runs if r["peer"] == peer))
+        for (_, began_s, before), (until_s, _, kind) in itertools.pairwise(own):
+            if (before, kind) == (LAY_OUT, ADOPT):  # a replica that waits for the mean of its group
+                axes.barh(row, until_s - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
     axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
     axes.invert_yaxis()
     span_s = max(r["t"] + r["s"] for r, _ in runs) - zero_s
@@ -329,11 +334,19 @@ def comparison(path: Path, runs: Sequence) -> None:
     figure.savefig(path, dpi=100)
 
 
-def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisation: dict[int, float]) -> None:
-    """simulation.png: the timeline of a step, the parts of its time, and the utilisation of each peer (0..1)."""
+def simulation(
+    path: Path, records: list[dict], parts: dict[str, float], utilisation: dict[int, float], n_steps: int = 1
+) -> None:
+    """simulation.png: the timeline of a step, or of a period of n_steps up to and with an average; the parts of a
+    step's time, and the utilisation of each peer (0..1)."""
     figure = Figure(figsize=(16, 5), layout="constrained")
     axes = figure.subplots(1, 3, width_ratios=(3, 1, 1))
-    typical_timeline(axes[0], attempts(records))
+    if n_steps == 1:
+        typical_timeline(axes[0], attempts(records))
+    else:
+        found = [attempt for attempt in attempts(records) if 1 <= attempt.step <= n_steps]
+        timeline(axes[0], Attempt(1, [run for attempt in found for run in attempt.runs]))
+        axes[0].set_title(f"Pipeline, steps 2 to {n_steps + 1}: a period with its average")
     stacked(axes[1], ["step"], [parts])
     axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
     axes[2].set(title="Utilisation per peer", xlabel="%", xlim=(0, 100))

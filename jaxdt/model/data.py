@@ -22,7 +22,6 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from jaxdt.spec.errors import BadInput, shell_line, why
-from jaxdt.spec.shell import shell_line
 
 MAGIC = b"JAXDTTOK"
 VERSION = 1

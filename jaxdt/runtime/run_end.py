@@ -7,7 +7,6 @@ from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec.errors import BadInput, shell_line, why
 from jaxdt.spec.serialize import parse_json
-from jaxdt.spec.shell import shell_line
 
 
 def ended_run(run_dir: Path) -> str:

@@ -14,6 +14,7 @@ from jaxdt.build import (
     build_peer,
     build_peers,
     build_workers,
+    period,
     replicas_may_differ,
 )
 from jaxdt.membership.peer import Peer
@@ -31,6 +32,36 @@ from jaxdt.spec.network import UNLIMITED_GBPS, Link, Network
 from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 1
+
+
+@dataclass(frozen=True)
+class TimedSpan:
+    """The steps whose mean is the time of a step: `n_steps`, whole periods of `n_period`, behind the first `n_before`.
+    `n_in_all` are simulated, so that others are behind those that are timed, as in the middle of a run. `by_row`: a
+    step is a row of the metrics of replicas that may differ (jaxdt.protocol.reports.StepReport)."""
+
+    n_before: int
+    n_steps: int
+    n_period: int
+    n_in_all: int
+    by_row: bool
+
+    def step_s(self, outcome: Outcome) -> float:
+        """The mean seconds of the timed steps. Rows are timed by their instants, since several may have the same."""
+        first, end = self.n_before, self.n_before + self.n_steps
+        if not self.by_row:
+            return statistics.fmean(report.step_s for report in outcome.of(StepReport)[first:end])
+        ends_s = [now_s for now_s, _, report in outcome.reports if isinstance(report, StepReport)]
+        return (ends_s[end - 1] - ends_s[first - 1]) / self.n_steps
+
+
+def timed_span(config: RunConfig, plan: Plan, n_steps: int, n_rebalanced: int = 1) -> TimedSpan:
+    """The span of n_steps, or more if these are no whole periods. `n_rebalanced`: steps in a period of rebalancing."""
+    known, by_row = period(config, plan), replicas_may_differ(config)
+    n_period = math.lcm(known.n_steps, n_rebalanced)
+    n_whole = n_period * -(-n_steps // n_period)
+    n_in_all = known.n_before + n_whole + (1 if by_row else config.sync.delay)
+    return TimedSpan(known.n_before, n_whole, n_period, n_in_all, by_row)
 
 
 @dataclass(frozen=True)
@@ -142,12 +173,17 @@ def predict_step_s(
     n_steps: int = 4,
     is_over: Callable[[], bool] | None = None,
 ) -> float:
-    """Median seconds of a training step without evaluation, the first step left out. Samples have their full length,
-    also where those of the first steps are shorter. Peers keep the stages of the plan, whose step time this is.
-    TimeIsUp once is_over() says so."""
-    train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
+    """Median seconds of a training step without evaluation, the first step left out; where replicas may differ, the
+    mean over at least so many steps that are whole periods. Samples have their full length, also where those of the
+    first steps are shorter. Peers keep the stages of the plan, whose step time this is. TimeIsUp once is_over() says
+    so."""
+    span = timed_span(config, plan, n_steps - WARM_UP_STEPS)
+    n_in_all = span.n_in_all if span.by_row else n_steps
+    train = replace(config.train, steps=n_in_all, eval_every_steps=0, checkpoint_every_steps=0)
     wiring = replace(config.wiring, rebalance_s=0.0)
     outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions, is_over=is_over)
+    if span.by_row:
+        return span.step_s(outcome)
     return statistics.median(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
 
 

@@ -1,13 +1,23 @@
 """The input of a prediction (config, plan, profile and network), and what the simulator needs of it."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxdt.build import memory_options, peer_load, worker_vectors
+from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ, worker_vectors
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.predict import Conditions, device_links, shared_hosts
+from jaxdt.sim.predict import (
+    Conditions,
+    TimedSpan,
+    device_links,
+    predict_step_s,
+    shared_hosts,
+    simulate,
+    timed_span,
+)
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
@@ -24,6 +34,9 @@ PERSIST_S = 0.002
 # A prediction takes a millisecond for each slice of a stage's vector, and with so many of them the size of one hardly
 # counts: more parameters than 4096 slices hold, 4.3e9 with the default sync.slice_bytes, get larger slices.
 SLICES_MAX = 4096
+REBALANCED_WORKS_MAX = 200_000  # a minute or two
+AVERAGES_PER_REPLICA = 4  # times as many averages as replicas are simulated, as many as SDPipe lets groups connect in
+GROUPS_WORKS_MAX = 20_000  # and never more Work than this, but two averages
 FLOAT_BYTES = 4
 
 
@@ -71,6 +84,20 @@ class Scenario:
             seconds_at=partial(seconds_at, self),
             stalls=self.stalls,
         )
+
+    def span(self, n_steps: int) -> TimedSpan:
+        """The span of n_steps, or of more that are whole periods, those of rebalancing included. BadInput where one of
+        these takes too long to simulate."""
+        n_period, rebalance_s = 1, self.config.wiring.rebalance_s
+        if rebalance_s:
+            step_s = predict_step_s(self.quiet(1), self.plan, self.conditions())
+            n_period = math.ceil(rebalance_s / step_s)
+            if n_period * 2 * self.plan.n_stages * self.plan.n_microbatches > REBALANCED_WORKS_MAX:
+                raise BadInput(
+                    f"wiring.rebalance_s: got {rebalance_s:g}, {n_period} steps of {step_s:.3g} s: too many to "
+                    "simulate, expected 0, for a step in which peers keep the stages of the plan, or a shorter period"
+                )
+        return timed_span(self.config, self.plan, n_steps, n_period)
 
     def quiet(self, n_steps: int) -> RunConfig:
         """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats, and at
@@ -121,6 +148,24 @@ def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int)
     most = most_retained(config.model, lo, hi, config.train.microbatch_size, config.dtype, config.wiring.retain_bytes)
     load = peer_load(config, plan, stage, pipeline)
     return load.n_in_flight, min(load.n_microbatches, most)
+
+
+def simulated_groups(scenario: Scenario) -> list[GroupReport]:
+    """The groups that a scenario's replicas form, with one microbatch a pipeline: those of one average if it is of all
+    replicas, else of many. None where replicas are equal, or nobody averages."""
+    config, plan = scenario.config, scenario.plan
+    if plan.n_pipelines == 1 or not replicas_may_differ(config) or not exchanges_per_step(config):
+        return []
+    short = replace(scenario, plan=replace(plan, shares=(1,) * plan.n_pipelines))
+    every_steps = config.sync.groups.every_steps
+    n_works = 2 * plan.n_stages * plan.n_pipelines * every_steps
+    n_averages = max(2, min(AVERAGES_PER_REPLICA * plan.n_pipelines, GROUPS_WORKS_MAX // n_works))
+    for n in (1, n_averages):
+        outcome = simulate(short.quiet(n * every_steps + 1), short.plan, short.conditions())
+        groups = outcome.of(GroupReport)
+        if groups and all(len(group.members) == plan.n_pipelines for group in groups):
+            break
+    return groups
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:

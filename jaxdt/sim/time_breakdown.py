@@ -13,9 +13,11 @@ simulation before:
 The parts add up to step_s, and none is negative where a faster link never makes a step slower. Time that two causes
 hide together is charged to the one that is made free last: the order is part of the definition.
 
-Steps are timed from the end of the first one to that of the last, and what peers compute is counted in this time. With
-delayed updates a step's Work is done before the step before it has ended. So as many steps more are simulated as are
-under way beside one, and the last ones that are timed have others behind them, like those in the middle of a run.
+Steps are timed from the end of the first one to that of the last, and what peers compute is counted in this time. They
+are whole periods: the local steps up to an average, a wave, a period of rebalancing, or what a scheduler's rule takes
+to repeat. With delayed updates a step's Work is done before the step before it has ended. So as many steps more are
+simulated as are under way beside one, and the last ones that are timed have others behind them, like those in the
+middle of a run.
 """
 
 import math
@@ -26,11 +28,9 @@ from dataclasses import asdict, dataclass
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.trace import step_of
-from jaxdt.sim.predict import simulate
+from jaxdt.sim.predict import WARM_UP_STEPS, TimedSpan, simulate
 from jaxdt.sim.scenario import Scenario, without
 from jaxdt.spec.work import Work
-
-WARM_UP_STEPS = 1
 
 
 class Totals:
@@ -60,19 +60,25 @@ class Totals:
 
 
 class TimedSteps(Totals):
-    """The totals of n_steps without the first, and the times when peers compute from the first step's end to the
-    last's.
-    """
+    """The totals of the steps of a span, and the times when peers compute from its beginning to its end. The bytes of
+    replicas that may differ are those between these two instants, since a group belongs to no step."""
 
-    def __init__(self, n_steps: int):
-        super().__init__(WARM_UP_STEPS, n_steps)
+    def __init__(self, span: TimedSpan):
+        super().__init__(span.n_before, span.n_steps)
+        self._by_row = span.by_row
         self._spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self._ends_s: dict[int, float] = {}  # step -> when it ended
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
         super().run(peer, start_s, seconds, work)
-        if WARM_UP_STEPS - 1 in self._ends_s:
+        if self._first_step - 1 in self._ends_s:
             self._spans[peer].append((start_s, start_s + seconds))
+
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
+        if not self._by_row:
+            super().send(peer, now_s, dst, key, n_bytes)
+        elif self._first_step - 1 in self._ends_s and self._end - 1 not in self._ends_s:
+            self.n_bytes[peer, dst] += n_bytes
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
         if isinstance(report, StepReport):
@@ -80,7 +86,7 @@ class TimedSteps(Totals):
 
     @property
     def _limits_s(self) -> tuple[float, float]:
-        return self._ends_s[WARM_UP_STEPS - 1], self._ends_s[int(self._end) - 1]
+        return self._ends_s[self._first_step - 1], self._ends_s[int(self._end) - 1]
 
     @property
     def seconds(self) -> float:
@@ -116,11 +122,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Means over steps: the parts of a step, the busy share of each peer, payload bytes per directed pair."""
+    """Means over `n_steps`, periods of `n_period`: the parts of a step, the busy share of each peer, payload bytes per
+    directed pair."""
 
     parts: Parts
     utilisation: dict[int, float]
     n_bytes: dict[tuple[int, int], float]
+    n_steps: int
+    n_period: int
 
     @property
     def step_s(self) -> float:
@@ -132,17 +141,16 @@ class TimeBreakdown:
 
 
 def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
-    """Simulate a first step and n_steps more, and those under way beside them, four times, and return the means over
-    those n_steps."""
-    n_more = scenario.config.sync.delay
-    config, conditions = scenario.quiet(WARM_UP_STEPS + n_steps + n_more), scenario.conditions()
-    totals = TimedSteps(n_steps)
-    undelayed = TimedSteps(n_steps)
+    """Simulate a first step and n_steps more, or more than these if they are no whole periods, and those under way
+    beside them, four times, and return the means over those steps."""
+    span = scenario.span(n_steps)
+    config, conditions = scenario.quiet(span.n_in_all), scenario.conditions()
+    totals = TimedSteps(span)
+    undelayed = TimedSteps(span)
+    n_steps = span.n_steps
 
     def step_s(trace: TimedSteps | None, free: tuple[str, ...] = ()) -> float:
-        outcome = simulate(config, scenario.plan, without(conditions, free), trace)
-        reports = outcome.of(StepReport)[WARM_UP_STEPS : WARM_UP_STEPS + n_steps]
-        return statistics.fmean(report.step_s for report in reports)
+        return span.step_s(simulate(config, scenario.plan, without(conditions, free), trace))
 
     full_s = step_s(totals)
     no_commit_s = step_s(None, ("commit",))
@@ -157,4 +165,5 @@ def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
         commit_s=full_s - no_commit_s,
     )
     utilisation = {peer: totals.computes_s(peer) / totals.seconds for peer in sorted(scenario.peers)}
-    return TimeBreakdown(parts, utilisation, {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())})
+    n_bytes = {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())}
+    return TimeBreakdown(parts, utilisation, n_bytes, n_steps, span.n_period)

@@ -2,8 +2,8 @@
 commands that a line tells a person to type."""
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
 import shlex
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 

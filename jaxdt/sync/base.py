@@ -26,6 +26,14 @@ SYNCS: dict[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class Period:
+    """The course of steps repeats every `n_steps`, once `n_before` steps are done."""
+
+    n_steps: int = 1
+    n_before: int = 1
+
+
 class Sync(Protocol):
     """One peer's side.
 
@@ -55,6 +63,8 @@ class SyncEntry:
     server_vectors       the vectors of one number a parameter that a server of the plan holds for its workers at most
     copies               the bytes that a replica holds beside its state, for a config and the layers lo..hi-1; None
                          where replicas are equal
+    period               after how many steps their course repeats, so that a mean over so many is that of a run
+    exchanges_per_step   how many times a step the replicas of a stage exchange their vector, in the mean
     """
 
     build: Callable[[PeerSetup], Sync]
@@ -67,6 +77,8 @@ class SyncEntry:
     begins_anew: bool = False
     server_vectors: Callable[[Plan], int] = lambda plan: 0
     copies: Callable[[RunConfig, int, int], ReplicaCopies | None] = lambda config, lo, hi: None
+    period: Callable[[RunConfig, Plan], Period] = lambda config, plan: Period()
+    exchanges_per_step: Callable[[RunConfig], float] = lambda config: 1.0
 
 
 def sync_entry(kind: str) -> SyncEntry:

@@ -77,7 +77,7 @@ from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import exchanged_elements, fragment_of_name, is_mean, state_name
 from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
-from jaxdt.sync.base import SyncEntry
+from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
@@ -626,6 +626,23 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     return ReplicaCopies(FLOAT_BYTES * n_kept, 4 * FLOAT_BYTES * n_state, FLOAT_BYTES * n_on_host)
 
 
+def _period(config: RunConfig, plan: Plan) -> Period:
+    """Local steps up to the average, as often as the rule takes to repeat. What a lag or a window carries over from one
+    period to the next is there from the second one on."""
+    groups = config.sync.groups
+    entry = matcher_entry(groups.match)
+    if not entry.averages:
+        return Period()
+    n_averages = entry.period(groups, plan.n_pipelines)
+    n_steps = groups.every_steps * n_averages
+    return Period(n_steps, 1 + n_steps if groups.lag_steps or n_averages > 1 else 1)
+
+
+def _exchanges_per_step(config: RunConfig) -> float:
+    groups = config.sync.groups
+    return 1 / groups.every_steps if matcher_entry(groups.match).averages else 0.0
+
+
 def _check(config: RunConfig, plan: Plan) -> str:
     groups = config.sync.groups
     if config.sync.delay:
@@ -679,5 +696,7 @@ ENTRY = SyncEntry(
     outlives_views=OF_GROUPS | {StepNorm, LastStep, DonorWaits},
     settings="groups",
     copies=_copies,
+    period=_period,
+    exchanges_per_step=_exchanges_per_step,
     begins_anew=True,
 )

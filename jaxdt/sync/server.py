@@ -74,7 +74,7 @@ from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
 from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
-from jaxdt.sync.base import Sync, SyncEntry
+from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
@@ -586,6 +586,12 @@ def _check(config: RunConfig, plan: Plan) -> str:
     return ""
 
 
+def _period(config: RunConfig, plan: Plan) -> Period:
+    """A wave. Replicas wait for one another from the first clock on that may be too far ahead."""
+    wave, staleness = config.sync.server.wave, config.sync.server.staleness
+    return Period(wave, 1 + wave * (staleness + 1))
+
+
 ENTRY = SyncEntry(
     _build,
     _build_agreement,
@@ -596,4 +602,5 @@ ENTRY = SyncEntry(
     settings="server",
     server_vectors=_server_vectors,
     copies=_copies,
+    period=_period,
 )

@@ -45,7 +45,9 @@ def cost_job(network: Network, job: Job) -> CostJob:
     """BadInput where the network cannot do the job."""
     workload = workload_of(job)
     n_stages, n_pipelines = len(workload.stages), len(workload.shares)
-    problem = problem_of(network, n_stages, n_pipelines, workload.c_dp_bytes, workload.c_pp_bytes)
+    problem = problem_of(
+        network, n_stages, n_pipelines, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
+    )
     memory = memory_workload(job, network)
     if workload.model is None:
         refuse_small_devices(network, workload)
@@ -70,7 +72,7 @@ def cost_result(
         schedule = job.work.plan.schedule
         in_flight = in_flight if schedule == "1f1b" else None
         plan = replace(plan, schedule=schedule, in_flight=in_flight, codec=(job.work.codec,) * (n_stages - 1))
-    cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes)
+    cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
     return Result(
         plan=plan,
         network=network,

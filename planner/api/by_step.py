@@ -94,7 +94,7 @@ def check_shape(workload: StepWorkload, n_stages: int, n_pipelines: int):
     """Raise BadInput for a shape that cannot be planned."""
     comm_workload.microbatch_shares(workload.n_microbatches, n_pipelines)
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
-    problem_of(workload.network, n_stages, n_pipelines, sizes.c_dp_bytes, sizes.c_pp_bytes)
+    problem_of(workload.network, n_stages, n_pipelines, *sizes)
     refuse_too_small(workload, n_stages)
 
 
@@ -102,7 +102,7 @@ def scored(workload: StepWorkload, finalist: Finalist) -> ScoredStep:
     """A finalist beside its cost by Eq. 1-4, with the sizes of its own layers and shares."""
     layout = finalist.layout
     sizes = workload.comm_bytes(layout.stages, layout.shares)
-    cost = cost_of(workload.network, layout.placement.tolist(), sizes.c_dp_bytes, sizes.c_pp_bytes)
+    cost = cost_of(workload.network, layout.placement.tolist(), *sizes)
     price = price_of(workload, layout, finalist.step_s) if has_prices(workload.network) else None
     return ScoredStep(finalist.name, finalist.step_s, cost, price)
 
@@ -149,6 +149,7 @@ def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incu
         shares=layout.shares,
         model=workload.profile.model,
         dtype=workload.profile.dtype,
+        exchanges_per_step=sizes.exchanges_per_step,
     )
     plan = plan_of(workload.network, comm, emitted, facts)
     step_plan = plan_of_layout(workload, layout)

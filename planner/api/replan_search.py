@@ -99,7 +99,7 @@ def replan_by_cost(start: Start, stop: Stop) -> Replan:
     facts = Search(stop, SOLVER, SEED).facts(COMM_COST, start.constraints)
     plan = plan_of(network, workload, solution, facts)
     plan = replace(plan, schedule=start.plan.schedule, in_flight=in_flight, codec=_codec(start))
-    cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes)
+    cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
     result = Result(
         plan=plan,
         network=network,

@@ -54,7 +54,9 @@ def start_of(plan: Plan, network: Network, job: Job, horizon_steps: float, const
     held = [[index[name] for name in row if name in index] for row in names]
     holders = Holders(network, plan.stages, held, state_bytes_of(job, plan))
     workload = _workload(plan, job)
-    problem = problem_with_spares(network, *shape, workload.c_dp_bytes, workload.c_pp_bytes)
+    problem = problem_with_spares(
+        network, *shape, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
+    )
     near = np.full(shape, -1, np.int64)
     for s, row in enumerate(names):
         _seat(near[s], [index.get(name, -1) for name in row])

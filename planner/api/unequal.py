@@ -13,7 +13,7 @@ from planner.api.result import OnProgress, Result, ScoredStep
 from planner.api.search_run import Search, running, statistics_of
 from planner.cost.reference import cost_of
 from planner.model.constraints import Constraints
-from planner.report.plan_file import problem_digest
+from planner.report.plan_file import exchanges_found, problem_digest
 from planner.search.incumbent import Incumbent
 from planner.step_time.unequal import StageSets, plan_of_sets, search_sets
 from planner.step_time.workload import MISSING_S, CommBytes, StepWorkload
@@ -54,7 +54,7 @@ def solve_unequal(
 def scored(workload: StepWorkload, sets: StageSets) -> ScoredStep:
     """Simulated sets beside their cost by Eq. 1-4 for unequal numbers (docs/planner.md)."""
     sizes = comm_bytes(workload, sets)
-    cost = cost_of(workload.network, sets.rows, sizes.c_dp_bytes, sizes.c_pp_bytes)
+    cost = cost_of(workload.network, sets.rows, *sizes)
     return ScoredStep(f"{'+'.join(str(len(row)) for row in sets.rows)} replicas", sets.step_s, cost)
 
 
@@ -77,7 +77,8 @@ def _plan(workload: StepWorkload, sets: StageSets, best: ScoredStep, incumbent: 
         "left_out": left_out,
         "c_dp_bytes": sizes.c_dp_bytes,
         "c_pp_bytes": sizes.c_pp_bytes,
-        "problem_digest": problem_digest(network, sizes.c_dp_bytes, sizes.c_pp_bytes),
+        **exchanges_found(sizes.exchanges_per_step),
+        "problem_digest": problem_digest(network, *sizes),
         "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
         "bound_s": 0.0,
         "gap": None,

@@ -11,7 +11,7 @@ from planner.commands import solve_pool
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
-from planner.report.plan_file import cost_plan
+from planner.report.plan_file import cost_plan, exchanges_of
 from planner.report.tables import ProgressLine, cost_table, step_table
 from planner.search.base import POOL_SOLVERS
 
@@ -53,6 +53,7 @@ def table(result: Result) -> str:
 
     plan = result.plan
     c_dp_bytes, c_pp_bytes = plan.found["c_dp_bytes"], plan.found["c_pp_bytes"]
-    problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, c_dp_bytes, c_pp_bytes)
-    costed = cost_plan(plan, result.network, c_dp_bytes, c_pp_bytes)
+    sizes = c_dp_bytes, c_pp_bytes, exchanges_of(plan)
+    problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, *sizes)
+    costed = cost_plan(plan, result.network, *sizes)
     return cost_table(costed, layouts.block(problem).tolist(), layouts.mean_random(problem, result.statistics.seed))

@@ -57,15 +57,23 @@ def _fair_gbps(network: Network, src: int, dst: int) -> float:
     return min([gbps, *limits])
 
 
-def cost_of(network: Network, placement: Sequence[Sequence[int]], c_dp_bytes: float, c_pp_bytes: float) -> Cost:
-    """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4). Where stages
+def cost_of(
+    network: Network,
+    placement: Sequence[Sequence[int]],
+    c_dp_bytes: float,
+    c_pp_bytes: float,
+    exchanges_per_step: float = 1.0,
+) -> Cost:
+    """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4), in the mean
+    over steps, if the replicas of a stage exchange their vector `exchanges_per_step` times in each. Where stages
     have unequal numbers of replicas, placement[stage] are these, c_pp_bytes is what one device of the largest stage
     sends over a boundary, and each hop has its best pairs (docs/planner.md)."""
     largest = max(len(row) for row in placement)
     loads = []
     for s, row in enumerate(placement):
         shard_bytes = c_dp_bytes / len(row)
-        loads += [(sum(pair_s(network, d, e, shard_bytes) for e in row if e != d), s, d) for d in row]
+        share = exchanges_per_step
+        loads += [(share and share * sum(pair_s(network, d, e, shard_bytes) for e in row if e != d), s, d) for d in row]
     datap_s, slowest_stage, slowest_device = max(loads, key=lambda load: load[0])
     hops = []
     for left, right in zip(placement, placement[1:], strict=False):

@@ -5,6 +5,7 @@ Source of the equations: DT-FM (arXiv 2206.01288), Sec. 3.
 
 from dataclasses import dataclass, replace
 
+from jaxdt.build import exchanges_per_step
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -19,7 +20,8 @@ from planner.model import layer_cuts
 class CommWorkload:
     """The bytes that one step moves: c_dp_bytes for the gradients of the largest stage, and c_pp_bytes that the busiest
     pipeline sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
-    given; `dtype` is then "", else the dtype of the tensors that cross boundaries, before a codec."""
+    given; `dtype` is then "", else the dtype of the tensors that cross boundaries, before a codec. The replicas of a
+    stage exchange their vector `exchanges_per_step` times a step, in the mean."""
 
     n_layers: int
     stages: layer_cuts.Ranges
@@ -28,6 +30,7 @@ class CommWorkload:
     shares: tuple[int, ...]
     model: GPTConfig | None = None
     dtype: str = ""
+    exchanges_per_step: float = 1.0
 
 
 def from_bytes(
@@ -49,7 +52,14 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     spec = codecs.parse(run.codec)
     c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
     return CommWorkload(
-        model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model, run.dtype
+        n_layers=model.n_layers,
+        stages=stages,
+        c_dp_bytes=largest_gradient_bytes(model, stages),
+        c_pp_bytes=c_pp_bytes,
+        shares=shares,
+        model=model,
+        dtype=run.dtype,
+        exchanges_per_step=exchanges_per_step(run),
     )
 
 

@@ -63,15 +63,27 @@ def exchange_s(alpha_s: np.ndarray, beta: np.ndarray, n_bytes: float) -> np.ndar
     return seconds
 
 
-def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: float, c_pp_bytes: float) -> Problem:
+def problem_of(
+    network: Network,
+    n_stages: int,
+    n_pipelines: int,
+    c_dp_bytes: float,
+    c_pp_bytes: float,
+    exchanges_per_step: float = 1.0,
+) -> Problem:
     """The instance of a network whose devices are all used; BadInput for sizes that cannot be planned."""
     if n_stages > 0 and n_pipelines > 0:
         check_n_devices(network, n_stages, n_pipelines)
-    return problem_with_spares(network, n_stages, n_pipelines, c_dp_bytes, c_pp_bytes)
+    return problem_with_spares(network, n_stages, n_pipelines, c_dp_bytes, c_pp_bytes, exchanges_per_step)
 
 
 def problem_with_spares(
-    network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: float, c_pp_bytes: float
+    network: Network,
+    n_stages: int,
+    n_pipelines: int,
+    c_dp_bytes: float,
+    c_pp_bytes: float,
+    exchanges_per_step: float = 1.0,
 ) -> Problem:
     """The instance of a network that may have more devices than a plan uses. Only searches that know of spare devices
     may have it: bounds of planner.cost.bounds hold for problem_of alone."""
@@ -83,6 +95,7 @@ def problem_with_spares(
             raise BadInput(f"--{name}: got {value}, expected a finite number >= 0")
     alpha_s, beta = mean_links(network)
     dp_s = exchange_s(alpha_s, beta, c_dp_bytes / n_pipelines)
+    dp_s = exchanges_per_step * dp_s if exchanges_per_step else np.zeros_like(dp_s)
     pp_s = exchange_s(alpha_s, beta, c_pp_bytes)
     largest_dp_s, largest_pp_s = (float(m.max(initial=0.0, where=np.isfinite(m))) for m in (dp_s, pp_s))
     missing_s = 2 * (n_pipelines * largest_dp_s + n_stages * largest_pp_s) or 1.0

@@ -65,6 +65,7 @@ def _slowest_group(costed: CostedPlan) -> str:
     shard_bytes = costed.c_dp_bytes / len(row)
     exchanges = [(pair_s(network, cost.slowest_device, d, shard_bytes), d) for d in row if d != cost.slowest_device]
     worst_s, worst = max(exchanges)
+    worst_s *= costed.exchanges_per_step
     return (
         f"Slowest group: stage {cost.slowest_stage}, whose {slowest} exchanges shards for "
         f"{cost.datap_s:.3f} s, {worst_s:.3f} s of it with {device_name(network, worst)}."

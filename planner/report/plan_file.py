@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from planner.model.comm_workload import CommWorkload
     from planner.model.result import Solution
 
+EXCHANGES = "exchanges_per_step"
+
 
 @dataclass(frozen=True)
 class CostedPlan:
@@ -32,11 +34,12 @@ class CostedPlan:
     c_dp_bytes: float
     c_pp_bytes: float
     cost: Cost
+    exchanges_per_step: float = 1.0
 
     @property
     def bound_holds(self) -> bool:
         """Whether the plan's bound, gap and `proved` are about this network and these sizes."""
-        digest = problem_digest(self.network, self.c_dp_bytes, self.c_pp_bytes)
+        digest = problem_digest(self.network, self.c_dp_bytes, self.c_pp_bytes, self.exchanges_per_step)
         return self.plan.found.get("problem_digest") == digest
 
     @property
@@ -49,27 +52,30 @@ class CostedPlan:
         return bool(self.plan.found["proved"]) and self.bound_holds
 
 
-def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float) -> str:
+def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float, exchanges_per_step: float = 1.0) -> str:
     """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, lines that devices of a
-    host share, and the two sizes."""
+    host share, the two sizes, and how often replicas exchange where that is not once a step."""
     names = [device.name for device in network.devices]
     facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
     lines = [(host.out_gbps, host.in_gbps) for host in network.shared_hosts]
     if any(line != (None, None) for line in lines):
         facts += [[device.host for device in network.devices], lines]
+    facts += [] if exchanges_per_step == 1.0 else [exchanges_per_step]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def cost_plan(plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float) -> CostedPlan:
-    cost = cost_of(network, plan.placement, c_dp_bytes, c_pp_bytes)
-    return CostedPlan(plan, network, c_dp_bytes, c_pp_bytes, cost)
+def cost_plan(
+    plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float, exchanges_per_step: float = 1.0
+) -> CostedPlan:
+    cost = cost_of(network, plan.placement, c_dp_bytes, c_pp_bytes, exchanges_per_step)
+    return CostedPlan(plan, network, c_dp_bytes, c_pp_bytes, cost, exchanges_per_step)
 
 
 def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts: dict[str, Any]) -> Plan:
     """The plan of a solution, with its costs computed again from the network; BoundError for a bound above them.
     `facts` are written beside them: the solver, the seed, and more by objective."""
     placement = tuple(tuple(int(d) for d in row) for row in solution.placement)
-    cost = cost_of(network, placement, workload.c_dp_bytes, workload.c_pp_bytes)
+    cost = cost_of(network, placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
     bound_s = checked_bound(solution.bound_s, cost.total_s)
     used = {d for row in placement for d in row}
     found = {
@@ -78,7 +84,10 @@ def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts:
         "c_dp_bytes": workload.c_dp_bytes,
         "c_pp_bytes": workload.c_pp_bytes,
         "dtype": workload.dtype,
-        "problem_digest": problem_digest(network, workload.c_dp_bytes, workload.c_pp_bytes),
+        **exchanges_found(workload.exchanges_per_step),
+        "problem_digest": problem_digest(
+            network, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
+        ),
         "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
         "bound_s": bound_s,
         "gap": _gap(cost.total_s, bound_s),
@@ -96,6 +105,16 @@ def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts:
         devices=tuple(device.name for device in network.devices),
         found=found,
     )
+
+
+def exchanges_found(exchanges_per_step: float) -> dict[str, float]:
+    """What a plan's file says of exchanges that are not one a step."""
+    return {} if exchanges_per_step == 1.0 else {EXCHANGES: exchanges_per_step}
+
+
+def exchanges_of(plan: Plan) -> float:
+    """How often the replicas of a plan exchange their vector a step, as its file says."""
+    return float(plan.found.get(EXCHANGES, 1.0))
 
 
 def _gap(total_s: float, bound_s: float) -> float | None:
@@ -119,7 +138,8 @@ def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
         raise BadInput(
             f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
         )
-    return cost_plan(plan, network, float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"]))
+    c_dp_bytes, c_pp_bytes = float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"])
+    return cost_plan(plan, network, c_dp_bytes, c_pp_bytes, exchanges_of(plan))
 
 
 def read(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan:

@@ -101,12 +101,13 @@ def device_name(network: Network, index: int) -> str:
 class PairTable:
     """Seconds of pairs of devices, each asked of the reference evaluator once."""
 
-    def __init__(self, network: Network, shard_bytes: float, c_pp_bytes: float):
+    def __init__(self, network: Network, shard_bytes: float, c_pp_bytes: float, exchanges_per_step: float):
         self._exchange_s: dict[tuple[int, int], float] = {}
         self._boundary_s: dict[tuple[int, int], float] = {}
         self._network = network
         self._shard_bytes = shard_bytes
         self._c_pp_bytes = c_pp_bytes
+        self._exchanges_per_step = exchanges_per_step
 
     def stage_s(self, row: Sequence[int]) -> float:
         """DATAP(C_j) of Eq. 2 for the devices of a stage."""
@@ -123,7 +124,9 @@ class PairTable:
 
     def _exchange(self, a: int, b: int) -> float:
         if (a, b) not in self._exchange_s:
-            self._exchange_s[a, b] = self._exchange_s[b, a] = pair_s(self._network, a, b, self._shard_bytes)
+            share = self._exchanges_per_step
+            both_s = share and share * pair_s(self._network, a, b, self._shard_bytes)
+            self._exchange_s[a, b] = self._exchange_s[b, a] = both_s
         return self._exchange_s[a, b]
 
     def _boundary(self, a: int, b: int) -> float:
@@ -136,7 +139,7 @@ def _swap(costed: CostedPlan, pairs_max: float) -> Iterable[Suggestion]:
     """The swap of two devices that saves most, if one saves anything."""
     network, plan = costed.network, costed.plan
     n_stages, n_pipelines = plan.n_stages, plan.n_pipelines
-    table = PairTable(network, costed.c_dp_bytes / n_pipelines, costed.c_pp_bytes)
+    table = PairTable(network, costed.c_dp_bytes / n_pipelines, costed.c_pp_bytes, costed.exchanges_per_step)
     stages_s = [table.stage_s(row) for row in plan.placement]
     hops_s = [table.hop_s(*pair) for pair in itertools.pairwise(plan.placement)]
 
@@ -188,7 +191,7 @@ def swapped(placement: Rows, a: int, b: int) -> tuple[tuple[int, ...], ...]:
 def _saved_s(costed: CostedPlan, rows: Rows | None = None, network: Network | None = None) -> float:
     """Seconds that the plan saves with another placement or network, by the reference evaluator."""
     rows = costed.plan.placement if rows is None else rows
-    changed = cost_of(network or costed.network, rows, costed.c_dp_bytes, costed.c_pp_bytes)
+    changed = cost_of(network or costed.network, rows, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
     return costed.cost.total_s - changed.total_s
 
 
@@ -211,7 +214,8 @@ def _shape(costed: CostedPlan, search: bool) -> Iterable[Suggestion]:
 
 
 def _shape_s(costed: CostedPlan, shape: Shape) -> float:
-    return cost_of(costed.network, shape.placement, shape.c_dp_bytes, shape.c_pp_bytes).total_s
+    sizes = shape.c_dp_bytes, shape.c_pp_bytes, costed.exchanges_per_step
+    return cost_of(costed.network, shape.placement, *sizes).total_s
 
 
 def _shapes(costed: CostedPlan, find: Callable[[CostedPlan, Shape], Rows]) -> Iterable[Shape]:
@@ -249,7 +253,8 @@ def _regular(costed: CostedPlan, shape: Shape) -> Rows:
     for order in (sorted(by_stage), by_stage, by_pipeline):
         layouts.append([order[s * n_pipelines : (s + 1) * n_pipelines] for s in range(n_stages)])
         layouts.append([order[s::n_stages] for s in range(n_stages)])
-    table = PairTable(costed.network, shape.c_dp_bytes / n_pipelines, shape.c_pp_bytes)
+    sizes = shape.c_dp_bytes / n_pipelines, shape.c_pp_bytes, costed.exchanges_per_step
+    table = PairTable(costed.network, *sizes)
     return min(layouts, key=table.total_s)
 
 
@@ -261,7 +266,8 @@ def _searched(costed: CostedPlan, shape: Shape) -> Rows:
 
     if len(costed.plan.peers) < costed.network.n_devices:
         return _regular(costed, shape)
-    problem = problem_of(costed.network, shape.n_stages, shape.n_pipelines, shape.c_dp_bytes, shape.c_pp_bytes)
+    sizes = shape.c_dp_bytes, shape.c_pp_bytes, costed.exchanges_per_step
+    problem = problem_of(costed.network, shape.n_stages, shape.n_pipelines, *sizes)
     return solve(problem, Incumbent(Budget(SHAPE_SEARCH_S)), "auto", 0).placement.tolist()
 
 

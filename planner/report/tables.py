@@ -111,7 +111,7 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
     """Costs of the plan beside those of the block layout and the mean of random placements (total, data, pipeline)."""
     cost = costed.cost
     found = costed.plan.found
-    block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes)
+    block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
     return "\n".join(
         [
             HEADER,

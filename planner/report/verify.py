@@ -74,7 +74,7 @@ def _bound(costed: CostedPlan) -> Verdict:
     shape = costed.plan.n_stages, costed.plan.n_pipelines
     if math.prod(shape) != costed.network.n_devices:
         return Verdict(UNCHECKED, "bound_s: is about the devices that the plan uses, not about the whole network")
-    problem = problem_of(costed.network, *shape, costed.c_dp_bytes, costed.c_pp_bytes)
+    problem = problem_of(costed.network, *shape, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
     least_s = floor_s(problem)
     if bound_s <= least_s * (1 + ROUNDING):
         return Verdict(TRUE, f"bound_s: {bound_s!r} is at most the floor {least_s!r}, which needs no solver")

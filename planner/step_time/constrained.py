@@ -36,7 +36,7 @@ def search_step_constrained(
     devices = np.arange(network.n_devices)
     n_pipelines = network.n_devices // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
-    problem = problem_of(network, n_stages, n_pipelines, sizes.c_dp_bytes, sizes.c_pp_bytes)
+    problem = problem_of(network, n_stages, n_pipelines, *sizes)
     budget = incumbent.budget
     inner = Incumbent(Budget(None if budget.time_s is None else COMM_END * budget.time_s, budget.evaluations))
     incumbent.inner = inner

@@ -23,7 +23,8 @@ class StepData(NamedTuple):
     kind_of [N]; work_s [K, S, 4] seconds of forward, backward, gather and update; latency_s [N, N] of a link,
     boundary_s [N, N] for which one tensor keeps it busy, s_per_byte [N, N]. gradient_bytes [S] are what replicas of a
     stage exchange, tied_bytes what the first and the last stage exchange besides. shares [P] are microbatches of a
-    pipeline, depth [S] the forwards in flight. boundary_bytes of one tensor; host_of [N] the host among those with a
+    pipeline, depth [S] the forwards in flight. exchanges_per_step: 1, or fewer where replicas do local steps between
+    two averages. boundary_bytes of one tensor; host_of [N] the host among those with a
     line, or -1; out_s, in_s [H] seconds a byte out of a host and into it."""
 
     kind_of: np.ndarray
@@ -34,6 +35,7 @@ class StepData(NamedTuple):
     gradient_bytes: np.ndarray
     tied_bytes: float
     slice_bytes: float
+    exchanges_per_step: float
     shares: np.ndarray
     depth: np.ndarray
     boundary_bytes: float
@@ -74,7 +76,9 @@ def pipeline_s(data, path, home, share, done):
     link_free_f, link_free_b = np.zeros(S), np.zeros(S)
     arrival_f, arrival_b = np.empty((S, share)), np.empty((S, share))
     for s in range(S):
-        free[s] = data.latency_s[home, path[s]] + data.work_s[data.kind_of[path[s]], s, UPDATE]
+        free[s] = data.work_s[data.kind_of[path[s]], s, UPDATE]
+        if data.exchanges_per_step >= 1.0:  # else no step waits for the coordinator
+            free[s] += data.latency_s[home, path[s]]
     n_left = 2 * S * share
     while n_left > 0:
         for s in range(S):
@@ -229,7 +233,8 @@ def _wait_for_lines(data, place, timeline):
 
 @compiled
 def close_step(data, place, home, timeline):
-    """(step's seconds, what annealing minimises) once timeline.done and timeline.longest are known."""
+    """(step's seconds, what annealing minimises) once timeline.done and timeline.longest are known. Seconds are the
+    mean over steps with an exchange and local steps, which end when all peers have gathered."""
     S, P = place.shape
     has_lines = data.out_s.shape[0] > 0
     busy_s = _boundary_lines_s(data, place) if has_lines else np.zeros(0)
@@ -241,12 +246,17 @@ def close_step(data, place, home, timeline):
             if host >= 0:
                 done_s = max(done_s, busy_s[host])
             timeline.gathered[s, p] = done_s + gather_s
+    local = timeline.gathered.max()
     step = exchange_s(data, place, timeline)
     if has_lines:
         step = _wait_for_lines(data, place, timeline)
     for s in range(S):
         for p in range(P):
             step = max(step, timeline.averaged[s] + data.latency_s[place[s, p], home])
+    if data.exchanges_per_step < 1.0:
+        for s in range(S):
+            timeline.averaged[s] = local + data.exchanges_per_step * (timeline.averaged[s] - local)
+        step = local + data.exchanges_per_step * (step - local)
     return step, step + MEANS_WEIGHT * (timeline.longest.mean() + timeline.averaged.mean())
 
 

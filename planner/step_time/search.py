@@ -120,7 +120,7 @@ def search_by_cost(
     n_pipelines = len(devices) // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
     network = part_of(workload.network, devices)
-    problem = problem_of(network, n_stages, n_pipelines, sizes.c_dp_bytes, sizes.c_pp_bytes)
+    problem = problem_of(network, n_stages, n_pipelines, *sizes)
     inner = Incumbent(budget)
     incumbent.inner = inner
     with incumbent.on_stop(inner.stop):

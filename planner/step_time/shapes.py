@@ -132,7 +132,7 @@ def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
     the stages, with every stage's layers on the kind that is fastest for them."""
     share = math.ceil(workload.n_microbatches / n_pipelines)
     computing_s = share * workload.least_seconds(n_stages) / n_stages
-    if n_pipelines == 1:
+    if n_pipelines == 1 or workload.exchanges_per_step < 1:  # an average may be hidden behind local steps
         return computing_s
     links = workload.s_per_byte[~np.eye(workload.network.n_devices, dtype=bool)]
     gradient_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines

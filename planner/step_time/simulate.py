@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from jaxdt.build import period
 from jaxdt.sim.cluster import TimeIsUp
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, shared_hosts
-from jaxdt.spec.config import NetConfig, RunConfig
+from jaxdt.spec.config import GroupsConfig, NetConfig, RunConfig
 from jaxdt.spec.plan import Plan, even_shares
 from planner.step_time.tune import Layout, estimate_s
 from planner.step_time.workload import MISSING_S, StepWorkload
@@ -15,6 +16,7 @@ from planner.step_time.workload import MISSING_S, StepWorkload
 MAX_WORKS = 4096
 N_STEPS = 2
 DELAY_STEPS = 2  # more with delayed updates, whose steps overlap
+LOCAL_STEPS_MIN = 2  # of a period that is cut short
 SLICES_PER_SHARD, MAX_SLICES = 8, 20_000
 NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
 
@@ -37,7 +39,8 @@ def plan_of_layout(workload: StepWorkload, layout: Layout, shares: tuple[int, ..
 def simulated_s(workload: StepWorkload, layout: Layout, is_over: Callable[[], bool] | None = None) -> float:
     """Seconds of a step; the estimated ones once is_over() says that time is up. Beyond MAX_WORKS forwards and
     backwards the simulator runs fewer microbatches, still enough to fill the pipelines, and the difference that the
-    estimate predicts is added. Infinite for a layout that uses a missing link, where a simulation would never end."""
+    estimate predicts is added. Infinite for a layout that uses a missing link, where a simulation would never end.
+    Where replicas average every few steps, whole periods count."""
     if layout.step_s >= MISSING_S:
         return math.inf
     shares = fewer_microbatches(layout)
@@ -45,10 +48,28 @@ def simulated_s(workload: StepWorkload, layout: Layout, is_over: Callable[[], bo
     n_steps = N_STEPS + DELAY_STEPS * workload.config.sync.delay
     rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(workload, layout, shares)
     try:
-        step_s = predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps, is_over)
+        return rest_s + _period_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps, is_over)
     except TimeIsUp:
         return layout.step_s
-    return rest_s + step_s
+
+
+def _period_step_s(
+    config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int, is_over: Callable[[], bool] | None
+) -> float:
+    """Seconds of a step, in the mean over whole periods. Local steps beyond MAX_WORKS of a period are not simulated,
+    but take as long as where nobody averages."""
+    groups, n_period = config.sync.groups, period(config, plan).n_steps
+    n_most = MAX_WORKS // (2 * plan.n_stages * plan.n_microbatches)
+    n_least = groups.fragments * (groups.lag_steps + LOCAL_STEPS_MIN)  # fragments stay apart
+    n_local = max(n_least, n_most * groups.every_steps // n_period)
+    if n_period == 1 or n_local >= groups.every_steps:
+        return predict_step_s(config, plan, conditions, n_steps, is_over)
+    sync = config.sync
+    shorter = replace(config, sync=replace(sync, groups=replace(groups, every_steps=n_local)))
+    alone = replace(config, sync=replace(sync, groups=GroupsConfig(match="none", clip=groups.clip)))
+    alone_s = predict_step_s(alone, plan, conditions, n_steps, is_over)
+    shorter_s = predict_step_s(shorter, plan, conditions, n_steps, is_over)
+    return alone_s + (shorter_s - alone_s) * n_local / groups.every_steps
 
 
 def fewer_microbatches(layout: Layout) -> tuple[int, ...]:

@@ -127,6 +127,7 @@ def step_data(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | 
         gradient_bytes=gradient_bytes,
         tied_bytes=tied_bytes,
         slice_bytes=SLICE_BYTES,
+        exchanges_per_step=workload.exchanges_per_step,
         shares=np.array(shares or layout.shares),
         depth=np.array(layout.depth),
         boundary_bytes=float(workload.boundary_bytes),

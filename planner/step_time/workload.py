@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxdt.build import memory_options, peer_load
+from jaxdt.build import exchanges_per_step, memory_options, peer_load
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig
 from jaxdt.spec.errors import BadInput
@@ -30,10 +30,12 @@ MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step ove
 
 
 class CommBytes(NamedTuple):
-    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary."""
+    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary; and
+    how often the replicas of a stage exchange their vector a step, in the mean."""
 
     c_dp_bytes: float
     c_pp_bytes: float
+    exchanges_per_step: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +130,11 @@ class StepWorkload:
             dtype=self.profile.dtype,
             remat=self.profile.remat,
         )
+
+    @property
+    def exchanges_per_step(self) -> float:
+        """How often the replicas of a stage exchange their vector a step, in the mean."""
+        return exchanges_per_step(self.config)
 
     def _derive(self, name: str, value):
         object.__setattr__(self, name, value)
@@ -282,7 +289,7 @@ class StepWorkload:
     def comm_bytes(self, stages: Ranges, shares: tuple[int, ...]) -> CommBytes:
         """The sizes of Eq. 1-4 with these layers and microbatches."""
         c_dp_bytes = FLOAT_BYTES * max(self.profile.model.stage_params(lo, hi) for lo, hi in stages)
-        return CommBytes(float(c_dp_bytes), float(max(shares) * self.boundary_bytes))
+        return CommBytes(float(c_dp_bytes), float(max(shares) * self.boundary_bytes), self.exchanges_per_step)
 
     def even_comm_bytes(self, n_stages: int, n_pipelines: int) -> CommBytes:
         """The sizes of Eq. 1-4 with even layers and shares."""

@@ -5,10 +5,10 @@
 Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended or
 was stopped, and the checkpoints that are there; with "server" also trace/peer_N.jsonl of each server, which has the
 order of pushes and pulls, and of workers. A run that was stopped is done again up to its last checkpoint.
-Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
-build than the run's, rounding differs. It differs with the number of threads, too, so this process takes as many as the
-log says of the run's peers; a run whose peers had different numbers is refused. Exit codes: 0 all are equal, 1 some are
-not, 2 bad input.
+Prints who met whom in averaging groups, with a warning where replicas never met, and how many numbers of the parameters
+and of the optimizer's state are not equal bit for bit. On another device or build than the run's, rounding differs. It
+differs with the number of threads, too, so this process takes as many as the log says of the run's peers; a run whose
+peers had different numbers is refused. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,6 +48,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.serialize import parse_json
+from jaxdt.sync.matching.mixing import mixing_lines
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
@@ -126,7 +127,10 @@ def replay_groups(
     def logged(report: GroupReport | StateMeanReport) -> LoggedGroup:
         return logged_group(place.plan, incarnations, report)
 
-    groups = [logged(GroupReport(**fields)) for fields in fields_of(reports, GroupReport.kind)]
+    formed = [GroupReport(**fields) for fields in fields_of(reports, GroupReport.kind)]
+    for line in mixing_lines(place.plan, formed):
+        print(line)
+    groups = [logged(report) for report in formed]
     means = {(mean.version, mean.stage): logged(mean).places for mean in checkpoint_means(reports, place.versions)}
     replay = GroupReplay(config, place.plan, place.functions, place.data, incarnations)
     begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))

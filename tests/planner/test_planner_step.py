@@ -14,6 +14,7 @@ from planner_cases import NETWORKS
 
 from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
+from jaxdt.spec.config import parse
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import Device, Network
 from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, from_flops
@@ -21,8 +22,10 @@ from jaxdt.spec.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.cost.compiled import generator
+from planner.cost.reference import cost_of
 from planner.model import layer_cuts
 from planner.model.generate import generate
+from planner.model.problem import placement_terms, problem_of
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time import simulate
 from planner.step_time.estimate import Heat
@@ -69,6 +72,39 @@ def test_the_estimate_is_what_the_simulator_says(shape, seed, kind):
     layout = tune(workload, shuffled(shape, seed))
     tolerance = 1e-6 if shape[1] == 1 else 0.1
     assert simulated_s(workload, layout) == pytest.approx(layout.step_s, rel=tolerance)
+
+
+def local_sgd(network, every_steps, **groups):
+    """The step of a run whose replicas average every few steps."""
+    fields = dict(
+        model=dict(preset="debug", n_layers=4, tied_head=False),
+        plan=dict(stages=2, pipelines=2, microbatches=8),
+        wiring=dict(kind="independent"),
+        sync=dict(kind="groups", groups=dict(every_steps=every_steps) | groups),
+    )
+    run = parse(fields)
+    return StepWorkload.of_run(network, from_flops(run.model, run.train.microbatch_size, FLOPS, 0.5), run)
+
+
+def test_local_steps_pay_one_average_every_few_steps(monkeypatch):
+    """By the simulator, with periods that are cut short too, by the estimate, and by Eq. 1-4."""
+    network = generate("homogeneous", 4, 0)
+    step_s, estimates_s, costs = {}, {}, {}
+    for every_steps in (1, 50):
+        workload = local_sgd(network, every_steps)
+        layout = tune(workload, np.arange(4).reshape(2, 2))
+        step_s[every_steps], estimates_s[every_steps] = simulated_s(workload, layout), layout.step_s
+        sizes = workload.comm_bytes(layout.stages, layout.shares)
+        costs[every_steps] = cost_of(network, layout.placement.tolist(), *sizes)
+        problem = problem_of(network, 2, 2, *sizes)
+        assert placement_terms(problem, layout.placement)[0] == pytest.approx(costs[every_steps].datap_s)
+    alone_s = simulated_s(local_sgd(network, 1, match="none"), layout)
+    assert step_s[50] == pytest.approx(alone_s + (step_s[1] - alone_s) / 50, rel=0.01)
+    assert step_s[1] > 1.5 * alone_s and estimates_s[50] == pytest.approx(step_s[50], rel=0.1)
+    assert costs[50].datap_s == pytest.approx(costs[1].datap_s / 50)
+    assert costs[50].pipelinep_s == costs[1].pipelinep_s
+    monkeypatch.setattr(simulate, "MAX_WORKS", 128)
+    assert simulated_s(local_sgd(network, 50), layout) == pytest.approx(step_s[50], rel=0.01)
 
 
 def test_fewer_simulated_microbatches_give_the_same_step(monkeypatch):

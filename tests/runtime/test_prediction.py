@@ -18,6 +18,7 @@ from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.network import Device, Host, uniform
 
 CASE = draw_case(0)
@@ -141,6 +142,35 @@ def test_a_prediction_where_samples_grow_says_for_which_it_is(tmp_path, monkeypa
     out = capsys.readouterr().out
     assert f"predicted step time 1.500 s for samples of {full} tokens\n" in out
     assert f"(samples had at most {full // 4} tokens, the prediction is for {full})\n" in out
+
+
+def test_steps_with_an_average_now_and_then_are_measured_by_whole_periods(tmp_path, monkeypatch, capsys):
+    """As they are predicted. An average in every fourth row takes a second; evaluations are left out with their
+    periods."""
+    monkeypatch.setattr(Prediction, "start", lambda *arguments: None)
+    monkeypatch.setattr(Prediction, "end", lambda *arguments: PredictionReport(0.35))
+    monkeypatch.setattr(journal_module, "doubt", lambda *arguments: "")
+    fields = dict(
+        model=dict(preset="debug", tied_head=False),
+        plan=dict(pipelines=2, microbatches=2),
+        wiring=dict(kind="independent"),
+        sync=dict(kind="groups", groups=dict(every_steps=4)),
+    )
+    config = parse(fields)
+    plan = default_plan(config)
+    machine = build_coordinator(config, plan, RunStart("r"))
+    job = SimpleNamespace(run_dir=tmp_path, config=config, plan=plan, network=None, stalls=None, run="r")
+    with Journal(job, machine, FileStore(tmp_path), live=False) as journal:
+        journal.report(PredictionReport(0.35))
+        for row in range(13):
+            measures = dict(eval_loss=5.0) if row == 5 else {}
+            step_s = 1.1 if row and row % 4 == 0 else 0.1
+            journal.report(StepReport(row, 5.0, 5.0 if measures else step_s, 10.0, 0.0, "apply", **measures))
+        journal.report(EndedReport(0, "done"))
+        journal.finish(0.25)
+    out = capsys.readouterr().out
+    assert "predicted step time 0.350 s, the mean over a period of 4 steps\n" in out
+    assert "step           0.350 s measured, 0.350 s predicted" in out
 
 
 def test_a_prediction_says_when_it_may_be_far_off():

@@ -13,7 +13,7 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.link_table import LinkOptions, LinkTable
 from jaxdt.sim.links import Jitter, Ramp
-from jaxdt.sim.predict import simulate
+from jaxdt.sim.predict import predict_step_s, simulate
 from jaxdt.sim.scenario import SLICES_MAX, SWEEPS, Scenario, memory_bytes, pairs
 from jaxdt.sim.time_breakdown import break_down_step
 from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
@@ -166,6 +166,86 @@ def test_bytes_per_link_are_boundaries_and_shards():
     assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
     (lo, hi), row = small.plan.stages[0], small.plan.placement[0]
     assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.stage_params(lo, hi), rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------ whole periods
+
+
+def averaging(network=None, plan=None, **sync):
+    """A scenario of replicas that may differ, on links on which an average takes long."""
+    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, seq_len=16, tied_head=False)
+    cut = dict(stages=2, pipelines=2, microbatches=4) | (plan or {})
+    config = parse(dict(model=model, plan=cut, wiring=dict(kind="independent"), sync=sync))
+    network = network or apart(6)
+    return scenario_of(config, profile_of_flops(config, 1e9), network, None, SimulateOptions(persist_s=0.0))
+
+
+def local_sgd(every_steps, **groups):
+    return averaging(kind="groups", groups=dict(every_steps=every_steps, **groups))
+
+
+def test_an_average_counts_once_in_a_period_whatever_the_number_of_steps():
+    """With H local steps a step takes a local one and 1 / H of an average, and as much crosses the links."""
+    alone = break_down_step(local_sgd(1, match="none"), 3)
+    each, seldom = break_down_step(local_sgd(1), 3), break_down_step(local_sgd(12), 3)
+    average_s = each.step_s - alone.step_s
+    assert average_s > 0.5 * alone.step_s
+    assert seldom.step_s == pytest.approx(alone.step_s + average_s / 12, rel=0.01)
+    assert (each.n_steps, seldom.n_steps, seldom.n_period) == (3, 12, 12)
+    for n_steps in (1, 12, 13):
+        assert break_down_step(local_sgd(12), n_steps).step_s == pytest.approx(seldom.step_s, rel=1e-6)
+    (lo, hi), row = local_sgd(1).plan.stages[0], local_sgd(1).plan.placement[0]
+    shard_and_sum = 4 * local_sgd(1).config.model.stage_params(lo, hi)
+    assert each.n_bytes[row[0], row[1]] == pytest.approx(shard_and_sum, rel=1e-3)
+    assert seldom.n_bytes[row[0], row[1]] == pytest.approx(shard_and_sum / 12, rel=1e-3)
+
+
+def test_unequal_pipelines_have_periods_as_in_the_middle_of_a_run():
+    """The faster pipeline waits for the average: two periods after one another take twice as long as one."""
+    links = apart(4)
+    gbps = [list(row) for row in links.bandwidth_gbps]
+    gbps[0][2] = gbps[2][0] = 0.002
+    slower = averaging(
+        replace(links, bandwidth_gbps=tuple(map(tuple, gbps))), kind="groups", groups=dict(every_steps=7)
+    )
+    one, three = (break_down_step(slower, n) for n in (7, 21))
+    assert three.step_s == pytest.approx(one.step_s, rel=1e-3)
+    assert predict_step_s(slower.quiet(1), slower.plan, slower.conditions()) == pytest.approx(one.step_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "sync, n_period",
+    [
+        (dict(kind="groups", groups=dict(every_steps=6, fragments=2, lag_steps=2)), 6),
+        (dict(kind="groups", groups=dict(match="window")), 8),
+        (dict(kind="groups", groups=dict(match="pairs", every_steps=3)), 3),
+        (dict(kind="server", server=dict(wave=3, staleness=1)), 3),
+    ],
+)
+def test_each_rule_has_its_period(sync, n_period):
+    """Fragments, a scheduler that connects all replicas within eight groups, pairs, and waves."""
+    rule = averaging(plan=dict(servers=1) if sync["kind"] == "server" else None, **sync)
+    few, many = break_down_step(rule, 1), break_down_step(rule, 4 * n_period)
+    assert (few.n_steps, few.n_period, many.n_steps) == (n_period, n_period, 4 * n_period)
+    assert few.step_s == pytest.approx(many.step_s, rel=0.02)
+    for pair, n_bytes in few.n_bytes.items():
+        assert n_bytes == pytest.approx(many.n_bytes[pair], rel=0.15)
+
+
+def test_whole_periods_of_rebalancing_are_simulated_or_refused():
+    config = parse(
+        dict(
+            model=dict(preset="debug"),
+            wiring=dict(kind="swarm", rebalance_s=1.0),
+            plan=dict(stages=2, pipelines=2, microbatches=4),
+        )
+    )
+    rebalanced = scenario_of(config, profile_of_flops(config, 1e9), apart(4), None, SimulateOptions())
+    times = break_down_step(rebalanced, 1)
+    assert times.n_steps * times.step_s == pytest.approx(1.0, rel=0.5) and times.n_steps > 1
+    wiring = replace(config.wiring, rebalance_s=1e6)
+    with pytest.raises(BadInput, match="wiring.rebalance_s: got 1e.06"):
+        break_down_step(replace(rebalanced, config=replace(config, wiring=wiring)), 1)
 
 
 @settings(max_examples=10)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxdt.build import period
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.protocol.address import is_loopback
@@ -54,7 +55,6 @@ from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
-from jaxdt.spec.address import is_loopback
 from jaxdt.spec.config import ADVISE
 from jaxdt.spec.cpus import allowed_cpus, usable_cores
 from jaxdt.spec.errors import shell_line
@@ -214,7 +214,9 @@ class Journal:
         self._history.predicted(time.monotonic(), report)
         lengths = self._job.config.seq_lengths
         of_longest = f" for samples of {lengths.full} tokens" if lengths.growth_steps else ""
-        self._display.print(f"predicted step time {report.step_s:.3f} s{of_longest}")
+        n_steps = period(self._job.config, self._job.plan).n_steps
+        of_period = f", the mean over a period of {n_steps} steps" if n_steps > 1 else ""
+        self._display.print(f"predicted step time {report.step_s:.3f} s{of_longest}{of_period}")
 
     def _pipeline_ended(self, report: PipelineEndReport) -> None:
         if self._history.pipeline_ended(time.monotonic(), report):
@@ -363,19 +365,29 @@ class Journal:
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps since the run was begun or resumed whose time is
         known, without warm-up and evaluation. Only steps of the greatest length count, since a step is predicted at the
-        full length."""
+        full length. Where a period has several steps, such as those up to an average, the seconds are the mean over
+        whole periods, as predicted; periods with an evaluation count only if all have one."""
         config = self._job.config
         plan = self._job.plan
         lengths = config.seq_lengths
         longest = lengths.at(len(steps) - 1)
-        timed_s = [
-            step["step_s"]
-            for step in plain_steps(self._own(steps), 1 + config.sync.delay)[WARM_UP_STEPS:]
+        known = [
+            step
+            for step in self._own(steps)[WARM_UP_STEPS:]
             if lengths.at(step["step"]) == longest and not math.isnan(step["step_s"])
         ]
-        if not timed_s:
+        plain = {step["step"] for step in plain_steps(self._own(steps), 1 + config.sync.delay)}
+        quiet = [step for step in known if step["step"] in plain]
+        n = period(config, plan).n_steps
+        if n == 1 or len(known) < n:
+            timed, mean = quiet, statistics.median
+        else:
+            periods = [known[i - n : i] for i in range(len(known), n - 1, -n)]
+            whole = [steps for steps in periods if all(step["step"] in plain for step in steps)] or periods
+            timed, mean = [step for steps in whole for step in steps], statistics.fmean
+        if not timed:
             return None, None
-        measured_s = statistics.median(timed_s)
+        measured_s = mean(step["step_s"] for step in timed)
         n_tokens = plan.n_microbatches * config.train.microbatch_size * longest
         return measured_s, n_tokens / measured_s if measured_s else None
 

@@ -85,12 +85,14 @@ class MatcherEntry:
     check      '' if config and plan make sense with it, else a line that names the field and the reason
     averages   whether replicas average at all; if not, nobody says that it is ready
     keeps_step whether replicas go on in step with one another: then a row of the metrics is of one step of all
+    period     after how many averages of so many replicas the rule's course repeats
     """
 
     build: Callable[[GroupsConfig, int, tuple[int, ...], EnforcementToken], Matcher]
     check: Callable[[RunConfig, Plan], str]
     averages: bool = True
     keeps_step: bool = False
+    period: Callable[[GroupsConfig, int], int] = lambda settings, n_replicas: 1
 
 
 def matcher_entry(match: str) -> MatcherEntry:

@@ -152,10 +152,14 @@ class MatchWindow:
 # ------------------------------------------------------------------------------------------------------ table entry
 
 
-def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: EnforcementToken) -> Matcher:
+def _n_groups(settings: GroupsConfig, n_replicas: int) -> int:
+    """So many groups of a stage in a row connect its replicas; 0 if none need to."""
     n_groups = settings.connectivity_groups
-    if n_groups < 0:
-        n_groups = GROUPS_PER_REPLICA * len(replicas)
+    return GROUPS_PER_REPLICA * n_replicas if n_groups < 0 else n_groups
+
+
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: EnforcementToken) -> Matcher:
+    n_groups = _n_groups(settings, len(replicas))
     if n_groups == 1:
         return MatchAll(replicas)
     graph = SYNC_GRAPHS[settings.connectivity_window](n_groups) if n_groups else Unchecked()
@@ -175,4 +179,4 @@ def _check(config: RunConfig, plan: Plan) -> str:
     return ""
 
 
-ENTRY = MatcherEntry(_build, _check)
+ENTRY = MatcherEntry(_build, _check, period=lambda settings, n_replicas: max(1, _n_groups(settings, n_replicas)))
