@@ -34,7 +34,7 @@ from jaxdt.runtime.net.address import Address, check_address, format_address, is
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
-from jaxdt.runtime.storage.checkpoint import about_run, absent_parts, check_resumable, complete_checkpoints, newest
+from jaxdt.runtime.storage.checkpoint import Found
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -98,7 +98,7 @@ def main() -> int:
         print(to_draw)
     is_stopped = run.summary.get("reason", "").startswith(STOPPED)
     if code == INTERRUPTED or (code == LOST and run.summary.get("steps")) or is_stopped:
-        print(saved(run.run_dir))
+        print(how_to_go_on(run.run_dir))
     if code == 0 and REPORT.value:
         print("draws the report", flush=True)
         print(run.report().text)
@@ -141,14 +141,6 @@ def config_table(config: RunConfig, plan: Plan) -> str:
     return config_sources.table(rows)
 
 
-def saved(run_dir: Path) -> str:
-    """A line about the checkpoint that a run has left which was interrupted, was stopped, or has lost a peer, and the
-    command that goes on from it."""
-    if not complete_checkpoints(run_dir):
-        return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
-    return how_to_go_on(run_dir)
-
-
 def check_used_flags() -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
     own = Path(EMIT.value) / EMITTED_RUN_DIR if EMIT.value else None
@@ -180,7 +172,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     checkpoint of the run in this folder."""
     peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
     checkpoint = checkpoint_of(run_dir, checked) if RESUME.value else None
-    resumed = [f"--resume_from={checkpoint}"] if checkpoint else []
+    resumed = [f"--resume_from={checkpoint.folder}"] if checkpoint else []
     if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
         say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
@@ -194,7 +186,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
     files = ["config.json", "config.py", "plan.json", "run", *([EMULATED] if emulated.emulate else [])]
-    files += [str(checkpoint.relative_to(folder))] if checkpoint else []
+    files += [str(checkpoint.folder.relative_to(folder))] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
     needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
     print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
@@ -207,8 +199,9 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
     for host, names in needed.items():
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
-    if checkpoint and (absent := absent_parts(checkpoint)):
-        print_line(f"{checkpoint} lacks {', '.join(absent)}; each lies there on a host where a peer of its stage ran")
+    if checkpoint and checkpoint.elsewhere:
+        absent = ", ".join(checkpoint.elsewhere)
+        print_line(f"{checkpoint.folder} lacks {absent}; each lies there on a host where a peer of its stage ran")
     if checked.plan.workers:
         shared_by_workers = [f"--join={format_address(coordinator)}", "--as=worker", f"--run_dir={run_dir}"]
         _emit_workers(folder, checked.plan.workers, [*shared_by_workers, *api.process_flags(emulated)])
@@ -234,16 +227,15 @@ def _emit_workers(folder: Path, workers: Sequence[int], shared: Sequence[str]) -
     print_line(f"the host of worker N needs of {folder}: worker_N.flags, credentials/worker_N.token{network}")
 
 
-def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
+def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Found:
     """The newest checkpoint of an emitted run that has ended. Its parts may be on other hosts, where whoever loads one
     checks it. BadInput if this config cannot continue from it."""
     os.close(run_dirs.hold(run_dir))
-    folder = newest(run_dir)
-    check_resumable(folder, about_run(checked.config, checked.data.checksum))
-    changed = api.resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
-    for line in [*drop_damaged(run_dir), *changed]:
+    found, problems = api.resumable(run_dir, checked, elsewhere=True)
+    changed = api.resumption(run_dir, found.folder, checked)  # nothing is deleted for a run that is refused
+    for line in [*problems, *drop_damaged(run_dir), *changed]:
         say(line)
-    return folder
+    return found
 
 
 def _address(host: str, port: int) -> Address:

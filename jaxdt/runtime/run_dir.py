@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxdt.runtime.identity import authority
-from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_end import has_ended
 from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.spec import serialize
@@ -144,7 +144,7 @@ def _live_holder(run_dir: Path) -> str:
         return ""
     if not pid:
         return ""
-    if ended_run(run_dir):
+    if has_ended(run_dir):
         return f"process {pid} is left of the run that has ended there, or begins another; kill {pid} ends it"
     return f"a run goes on there (process {pid}); python scripts/fleet.py stop --run_dir={run_dir} ends it"
 

@@ -30,14 +30,7 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
-from jaxdt.runtime.storage.checkpoint import (
-    check_resumable,
-    complete_checkpoints,
-    mark_complete,
-    newest,
-    newest_whole,
-    prune,
-)
+from jaxdt.runtime.storage.checkpoint import check_resumable, mark_complete, newest_whole, prune, step_folders
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
@@ -118,6 +111,17 @@ def complete(run_dir, told):
     checkpoint = Checkpoint(told[0].version, 0, tuple(sorted(parts, key=lambda part: part.stage)))
     mark_complete(run_dir, checkpoint, ABOUT)
     return step_folder(run_dir, checkpoint.version)
+
+
+def newest(run_dir):
+    """The folder of the newest checkpoint that is whole, if no newer one is damaged."""
+    found, problems = newest_whole(run_dir, ABOUT)
+    assert problems == []
+    return found.folder
+
+
+def complete_checkpoints(run_dir):
+    return [folder for folder in step_folders(run_dir) if (folder / "complete.json").exists()]
 
 
 def part_of(folder, stage=0):
@@ -262,8 +266,8 @@ def test_a_damaged_part_is_named_in_one_line_and_a_resume_goes_back_to_one_that_
     with pytest.raises(BadInput, match="00000002/stage_0-") as caught:
         load_entries(step_folder(run_dir, 2))
     assert "\n" not in str(caught.value)
-    folder, problems = newest_whole(run_dir, ABOUT)
-    assert folder == step_folder(run_dir, 1) and problems == [str(caught.value)]
+    found, problems = newest_whole(run_dir, ABOUT)
+    assert found.folder == step_folder(run_dir, 1) and problems == [str(caught.value)]
 
 
 def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
@@ -282,7 +286,7 @@ def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
                 n_named += "\n" not in str(error)
         path.write_bytes(original)
     assert n_named > 30
-    assert newest_whole(whole, ABOUT) == (step_folder(whole, 2), [])
+    assert newest(whole) == step_folder(whole, 2)
 
 
 def flipped(content, bit):
@@ -378,7 +382,7 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     told = [posted.get(timeout=60) for _ in savers]
     assert len({event.digest for event in told}) == 4
     part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
-    savers[0].mark_complete(Checkpoint(5, 0, (part,)))
+    retained(savers[0], Checkpoint(5, 0, (part,)))
     folder = newest(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["complete.json", f"stage_0-{part.digest[:16]}"]
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
@@ -401,9 +405,16 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
 # ------------------------------------------------------------------------------------------------ what counts as one
 
 
+def retained(saver, checkpoint):
+    """What a checkpointer does when a checkpoint is complete, to its end."""
+    posted = queue.SimpleQueue()
+    saver.mark_complete(checkpoint, posted.put).join()
+    assert posted.empty()
+
+
 def folder_of(run_dir, version, complete=True, generation=0):
     folder = step_folder(run_dir, version)
-    (folder / "stage_0-abc").mkdir(parents=True)
+    (folder / "stage_0-0123456789abcdef").mkdir(parents=True)
     if complete:
         mark_complete(run_dir, Checkpoint(version, generation), ABOUT)
     return folder
@@ -427,14 +438,14 @@ def test_newest_is_the_newest_complete_one(tmp_path):
 def test_prune_keeps_the_newest_and_what_is_under_way(tmp_path):
     old = [folder_of(tmp_path, 1), folder_of(tmp_path, 2, complete=False), folder_of(tmp_path, 3)]
     kept = [folder_of(tmp_path, 4), folder_of(tmp_path, 5), folder_of(tmp_path, 6, complete=False)]
-    assert prune(tmp_path, 2) == old
+    assert sorted(prune(tmp_path, 2)) == old
     assert sorted(tmp_path.glob("checkpoints/*")) == kept
 
 
 def test_prune_keeps_the_checkpoint_with_which_the_run_began(tmp_path, monkeypatch):
     folders = [folder_of(tmp_path, version) for version in (1, 2, 3, 4)]
     monkeypatch.chdir(tmp_path)
-    assert prune(tmp_path, 1, Path("checkpoints") / folders[1].name) == [folders[0], folders[2]]
+    assert sorted(prune(tmp_path, 1, Path("checkpoints") / folders[1].name)) == [folders[0], folders[2]]
 
 
 def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
@@ -443,20 +454,21 @@ def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
 
 
 def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
-    for version in (1, 2, 3):
-        folder_of(tmp_path, version, complete=version < 3)
+    for version in (1, 2):
+        mark_complete(tmp_path, Checkpoint(version, 0, (Part(version, 0, "abc", 9, ("d0",)),)), ABOUT)
     checkpoint = Checkpoint(3, 4, (Part(3, 0, "abc", 9, ("d0", "d1", "d2")), Part(3, 1, "def", 9, ("d0", "d2"))))
-    Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)).mark_complete(checkpoint)
+    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), checkpoint)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
-    assert check_resumable(newest(tmp_path), ABOUT) == checkpoint
-    mark = json.loads((newest(tmp_path) / "complete.json").read_text())["value"]
+    newest = newest_whole(tmp_path, ABOUT, elsewhere=True)[0].folder
+    assert check_resumable(newest, ABOUT) == checkpoint
+    mark = json.loads((newest / "complete.json").read_text())["value"]
     assert mark["about"] == ABOUT and mark["copies"] == 2
 
 
 def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
     """Its parts were marked, and newer ones too, before this process heard of it."""
     folder_of(tmp_path, 3)
-    Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)).mark_complete(Checkpoint(2))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)), Checkpoint(2, 0, (Part(2, 0, "abc", 9),)))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
 
 
@@ -488,7 +500,8 @@ def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message
         with pytest.raises(BadInput, match=f"00000001/complete.json[:.] ?{message}") as caught:
             read()
         assert "\n" not in str(caught.value)
-    assert newest_whole(tmp_path, ABOUT) == (older, [str(caught.value)])
+    found, problems = newest_whole(tmp_path, ABOUT)
+    assert found.folder == older and problems == [str(caught.value)]
 
 
 @pytest.mark.parametrize(
@@ -517,10 +530,11 @@ def test_the_parts_that_all_peers_wrote_before_they_gave_up_are_a_checkpoint(tmp
     save_complete(tmp_path, [0, 3], 1, *state, optim)
     save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
     save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
-    folder, problems = newest_whole(tmp_path, ABOUT)
-    assert folder == step_folder(tmp_path, 4) and problems == []
-    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
-    assert check_resumable(folder, ABOUT).version == 4
+    found, problems = newest_whole(tmp_path, ABOUT)
+    assert found.folder == step_folder(tmp_path, 4) and problems == []
+    mark_complete(tmp_path, found.record.checkpoint, found.record.about)
+    assert_equal(join_entries(load_entries(found.folder), blank(0, 3, optim)), state)
+    assert check_resumable(found.folder, ABOUT).version == 4
 
 
 def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_path, trained):
@@ -534,7 +548,7 @@ def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_
         saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
         saver.save(WriteCheckpoint(version, generation), store, told.put)
         assert isinstance(told.get(timeout=60), WroteCheckpoint)
-    assert newest_whole(tmp_path, ABOUT) == (older, [])
+    assert newest(tmp_path) == older
 
 
 # --------------------------------------------------------------------------------------------- from one disk to another
@@ -557,7 +571,7 @@ def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice
     assert told.get(timeout=60) == FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
     other.keep(part, told.put)
     assert told.get(timeout=60) == KeptPart(part.digest)
-    other.mark_complete(Checkpoint(5, 0, (part,)))
+    retained(other, Checkpoint(5, 0, (part,)))
     assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
     assert not list((tmp_path / "b/fetching").iterdir())
 
