@@ -29,7 +29,9 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
+from jaxdt.runtime.storage import parts as parts_module
 from jaxdt.runtime.storage.checkpoint import check_resumable, mark_complete, newest_whole, prune, step_folders
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import read_json, write_json
@@ -472,6 +474,15 @@ def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
 
 
+def test_a_host_that_holds_no_part_knows_from_which_step_to_go_on(tmp_path):
+    """It has a coordinator, and a disk of its own."""
+    part = Part(20, 0, "abc", 9, ("a peer's disk",))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), Checkpoint(20, 0, (part,)))
+    assert how_to_go_on(tmp_path).startswith("to go on from step 20: start each process again")
+    (tmp_path / "run").touch()  # launched on this host alone: all parts should be here
+    assert "lacks stage_0-abc, expected all parts; copy them from that folder on other hosts" in how_to_go_on(tmp_path)
+
+
 def mark_of(**changes):
     checkpoint = {"version": 1, "generation": 0, "parts": []}
     return {"format": "2.0", "checkpoint": checkpoint, "copies": 0, "about": ABOUT} | changes
@@ -574,6 +585,35 @@ def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice
     retained(other, Checkpoint(5, 0, (part,)))
     assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
     assert not list((tmp_path / "b/fetching").iterdir())
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_part_that_cannot_be_read_stays_until_a_whole_one_has_its_place(tmp_path, trained, monkeypatch, is_damaged):
+    """Where it was not damaged but the disk failed for a moment, it stays."""
+    told, optim = queue.SimpleQueue(), OPTIMIZERS[2]
+    state = trained(optim)
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *state, optim)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    path = part_of(step_folder(tmp_path / "b", 5))
+    array = next(path.glob("d/*"))
+    if is_damaged:
+        os.truncate(array, 10)
+    inode, part = path.stat().st_ino, Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    with monkeypatch.context() as failing:
+        failing.setattr(parts_module.hashlib, "file_digest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+        other.find(FindPart(5, part.digest), told.put)
+        assert told.get(timeout=60).n_words == 0
+    assert array.exists()
+    donor.find(FindPart(5, part.digest), told.put)
+    told.get(timeout=60)
+    key = StateKey(5, 0, part.n_words, part.digest)
+    other.put_slice(key, donor.read_slice(key))
+    other.keep(part, told.put)
+    assert told.get(timeout=60) == KeptPart(part.digest)
+    assert (path.stat().st_ino == inode) == (not is_damaged)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert_equal(load_entries(complete(tmp_path / "b", [wrote])), split_entries(state))
 
 
 def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, trained):
