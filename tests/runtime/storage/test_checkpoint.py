@@ -450,6 +450,20 @@ def test_prune_keeps_the_checkpoint_with_which_the_run_began(tmp_path, monkeypat
     assert sorted(prune(tmp_path, 1, Path("checkpoints") / folders[1].name)) == [folders[0], folders[2]]
 
 
+def test_a_run_that_begins_with_an_older_one_keeps_what_it_writes(tmp_path):
+    """It was told so by hand, or the newer one is damaged in a way that only a reader finds."""
+    folders = [folder_of(tmp_path, version) for version in (10, 15, 16, 20)]
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None), folders[1]), Checkpoint(16))
+    assert complete_checkpoints(tmp_path) == folders[1:]
+
+
+def test_a_flipped_bit_in_the_newest_keeps_the_one_before(whole, tmp_path):
+    content = lambda path: flipped(path, 8 * 9)  # noqa: E731
+    run_dir, said = damaged(whole, tmp_path, "d/*", content), []
+    assert prune(run_dir, 1, say=said.append) == [] and len(said) == 1
+    assert "damaged, it has SHA-256" in said[0]
+
+
 def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
     folder_of(tmp_path, 1, complete=False)
     assert prune(tmp_path, 1) == []
