@@ -6,7 +6,7 @@
 
 inspect  prints the step, the size and the model of each checkpoint
 verify   reads every array of every complete checkpoint; exit code 1 if one is missing, unreadable or not finite
-prune    deletes all but the newest complete checkpoints
+prune    deletes what is older than the newest whole checkpoints, which it reads before, and says what else it leaves
 """
 
 import check_installed  # noqa: F401
@@ -19,6 +19,7 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.gpt import stage_entries
+from jaxdt.runtime.coordinator_folder import begun_with
 from jaxdt.runtime.storage import checkpoint, entries
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -29,7 +30,8 @@ KEEP = flags.DEFINE_integer("keep", 1, "With prune: how many of the newest compl
 
 def inspect(run_dir: Path) -> int:
     """Print one line per checkpoint."""
-    for folder in sorted(run_dir.glob("checkpoints/*")):
+    steps = checkpoint.step_folders(run_dir)
+    for folder in steps:
         size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if not (folder / checkpoint.COMPLETE).exists():
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
@@ -43,13 +45,17 @@ def inspect(run_dir: Path) -> int:
         shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
         about = f"generation {record.checkpoint.generation}, copies {record.copies}"
         print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, {about}, {shape}")
+    for path in sorted(set((run_dir / "checkpoints").iterdir()) - set(steps)):
+        print(f"{path.name}  is not of a run, which writes folders such as 00000050: neither read nor deleted")
     return 0
 
 
 def verify(run_dir: Path) -> int:
     """Print what is wrong with each complete checkpoint. Exit code 1 if something is."""
     n_bad = 0
-    for folder in checkpoint.complete_checkpoints(run_dir):
+    for folder in checkpoint.step_folders(run_dir):
+        if not (folder / checkpoint.COMPLETE).exists():
+            continue
         problem = problem_of(folder)
         print(f"{folder.name}  {problem or 'good'}")
         n_bad += bool(problem)
@@ -77,10 +83,10 @@ def problem_of(folder: Path) -> str:
 
 
 def prune(run_dir: Path) -> int:
-    """Delete the oldest checkpoints."""
+    """Delete the oldest checkpoints, without that with which a run began that has not ended."""
     if KEEP.value < 1:
         raise BadInput(f"--keep: got {KEEP.value}, expected at least 1")
-    for path in checkpoint.prune(run_dir, KEEP.value):
+    for path in checkpoint.prune(run_dir, KEEP.value, begun_with(run_dir), say=print):
         print(f"deleted {path}")
     return 0
 

@@ -14,7 +14,7 @@ from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_end import has_steps, how_to_go_on, what_is_left
+from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import refusal, write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
@@ -46,7 +46,7 @@ def main() -> int:
     try:
         code = run_coordinator(job, options, functools.partial(show_address, job.run_dir)).code
     except OSError as error:  # a disk that is full, or one that was lost
-        raise BadInput(f"{refusal(error, str(job.run_dir))}; {what_is_left(job.run_dir)}") from None
+        raise BadInput(f"{refusal(error, str(job.run_dir))}; {how_to_go_on(job.run_dir)}") from None
     if code != TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
             print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")

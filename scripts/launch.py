@@ -37,14 +37,9 @@ from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.net.address import Address, check_reachable, format_address
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_end import has_steps, what_is_left
+from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
-from jaxdt.runtime.storage.checkpoint import (
-    about_run,
-    check_resumable,
-    complete_record,
-    newest,
-)
+from jaxdt.runtime.storage.checkpoint import Found
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
 from jaxdt.spec import plan as plans
@@ -111,7 +106,7 @@ def main() -> int:
         print(to_draw)
     is_stopped = run.summary.get("reason", "").startswith(STOPPED)
     if code == INTERRUPTED or (code == LOST and has_steps(run.run_dir)) or is_stopped:
-        print(what_is_left(run.run_dir))
+        print(how_to_go_on(run.run_dir))
     if code == 0 and REPORT.value:
         print("draws the report", flush=True)
         print(run.report().text)
@@ -188,7 +183,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     checkpoint of the run in this folder."""
     peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / EMITTED_RUN_DIR
     checkpoint = checkpoint_of(run_dir, checked) if RESUME.value else None
-    resumed = [f"--resume_from={checkpoint}"] if checkpoint else []
+    resumed = [f"--resume_from={checkpoint.folder}"] if checkpoint else []
     lacking = lacking_parts(run_dir, checkpoint) if checkpoint else []
     if checkpoint:
         drop_redeemed_tokens(folder / run_dirs.CREDENTIALS, run_dir)
@@ -205,7 +200,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     (folder / ADDRESS).write_text(format_address(coordinator))
     inputs = [Path(path) for path in (options.emulate, checked.config.data.path) if path]
     files = [folder / name for name in ("config.json", "config.py", "plan.json", "run")] + inputs
-    files += [checkpoint] if checkpoint else []
+    files += [checkpoint.folder] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
     needed[HOSTS.value[0]] += [folder / COORDINATOR_FLAGS, folder / ADDRESS, folder / resume_flags.LAUNCH]
     needed[HOSTS.value[0]] += [Path(options.network)] if options.network else []
@@ -263,31 +258,30 @@ def drop_redeemed_tokens(credentials: Path, run_dir: Path) -> None:
     authority.drop_tokens(credentials, {entry["token"] for entry in issued})
 
 
-def lacking_parts(run_dir: Path, checkpoint: Path) -> list[str]:
+def lacking_parts(run_dir: Path, checkpoint: Found) -> list[str]:
     """A line for each part of a checkpoint that is not in its folder here: on which hosts of the last view it lies."""
     folder = run_dir / "coordinator"
     stored = FileStore(folder).get(VIEW) if folder.exists() else None
     members = serialize.read(View, stored, VIEW).members if stored else ()
     lines: list[str] = []
-    for part in complete_record(checkpoint).checkpoint.parts:
-        path = checkpoint / part_name(part.stage, part.digest)
-        if not path.exists():
+    for part in checkpoint.record.checkpoint.parts:
+        name = part_name(part.stage, part.digest)
+        if name in checkpoint.elsewhere:
             hosts = sorted({member.address.rpartition(":")[0] for member in members if member.disk in part.disks})
             where = " and ".join(hosts) or "a host where a peer of its stage ran"
-            lines.append(f"bring {shell_line(path)} here before you copy: it lies on {where}")
+            lines.append(f"bring {shell_line(checkpoint.folder / name)} here before you copy: it lies on {where}")
     return lines
 
 
-def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
+def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Found:
     """The newest checkpoint of an emitted run that has ended. Its parts may be on other hosts, where whoever loads one
     checks it. BadInput if this config cannot continue from it."""
     os.close(run_dirs.hold(run_dir))
-    folder = newest(run_dir)
-    check_resumable(folder, about_run(checked.config, checked.data.checksum))
-    changed = api.resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
-    for line in [*drop_damaged(run_dir), *changed]:
+    found, problems = api.resumable(run_dir, checked, elsewhere=True)
+    changed = api.resumption(run_dir, found.folder, checked)  # nothing is deleted for a run that is refused
+    for line in [*problems, *drop_damaged(run_dir), *changed]:
         say(line)
-    return folder
+    return found
 
 
 def _listen_flags(address: Address) -> list[str]:

@@ -2,12 +2,13 @@
 
     python scripts/sample.py --run_dir=runs/x --prompt="It was" --n_tokens=300
 
-Uses the newest complete checkpoint of the run and computes on the CPU.
+Uses the newest checkpoint of the run that is whole and computes on the CPU.
 """
 
 import check_installed  # noqa: F401
 
 # isort: split
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
 from jaxdt.runtime.run_folders import RunFolders
-from jaxdt.runtime.storage.checkpoint import newest
-from jaxdt.runtime.storage.entries import load_entries
+from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
+from jaxdt.runtime.storage.entries import load_entries, load_parts
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput, require_at_least, why
 from jaxdt.spec.serialize import parse_json
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint; by default the newest one of run_dir.")
+CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "Folder of a checkpoint; by default the newest whole one of run_dir."
+)
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")
 N_TOKENS = flags.DEFINE_integer("n_tokens", 300, "How many tokens to add.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 always takes the most probable token.")
@@ -41,9 +44,16 @@ def main() -> int:
         config = configs.parse(parse_json((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
-    tokenizer = load_tokenizer(run_inputs.token_file(config.data.path).tokenizer)
-    folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
-    params = assemble(config.model, [{name: entry["params"]} for name, entry in load_entries(folder).items()])
+    data = run_inputs.token_file(config.data.path)
+    tokenizer = load_tokenizer(data.tokenizer)
+    if CHECKPOINT.value:
+        entries = load_entries(Path(CHECKPOINT.value))
+    else:
+        found, problems = newest_whole(run_dir, about_run(config, data.checksum))
+        for problem in problems:
+            print(f"a newer checkpoint cannot be used, so this is of step {found.version}: {problem}", file=sys.stderr)
+        entries = load_parts(found.record.checkpoint.parts, [found.folder])
+    params = assemble(config.model, [{name: entry["params"]} for name, entry in entries.items()])
     try:
         prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
     except ValueError as error:

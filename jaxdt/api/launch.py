@@ -27,7 +27,7 @@ from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
-from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
+from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.sim.stragglers import stalls
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.cpus import cores_text, usable_cores
@@ -210,9 +210,9 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     try:
         lines = [replaced] if replaced else []
         if options.resume:
-            folder, problems = _resumable(run_dir, checked)
-            flags.append(f"--resume_from={folder}")
-            changed = resumption(run_dir, folder, checked)  # nothing is deleted for a run that is refused
+            found, problems = resumable(run_dir, checked)
+            flags.append(f"--resume_from={found.folder}")
+            changed = resumption(run_dir, found.folder, checked)  # nothing is deleted for a run that is refused
             lines = [*problems, *drop_damaged(run_dir), *changed]
         for line in lines:
             say(line)
@@ -240,12 +240,13 @@ def network_flags(options: LaunchOptions) -> list[str]:
     return [f"--network={options.network}", "--undefok=network"] if options.network else []
 
 
-def _resumable(run_dir: Path, checked: CheckedRun) -> tuple[Path, list[str]]:
-    """The newest complete checkpoint that is whole, and a line for each newer one that is damaged. BadInput if this
-    config cannot continue from it."""
-    folder, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum))
-    start = f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}"
-    return folder, [f"{start}: {problem}" for problem in problems]
+def resumable(run_dir: Path, checked: CheckedRun, elsewhere: bool = False) -> tuple[Found, list[str]]:
+    """The newest checkpoint from which this config can continue, marked complete, and a line for each newer one.
+    BadInput if there is none."""
+    found, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum), elsewhere)
+    mark_complete(run_dir, found.record.checkpoint, found.record.about)
+    start = f"--resume: a newer checkpoint cannot be used, so the run goes on from step {found.version}"
+    return found, [f"{start}: {problem}" for problem in problems]
 
 
 def resumption(run_dir: Path, checkpoint: Path, checked: CheckedRun) -> list[str]:

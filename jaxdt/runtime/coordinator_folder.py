@@ -23,6 +23,7 @@ from jaxdt.runtime.run_dir import n_steps_of
 from jaxdt.runtime.run_end import ended_run, how_to_go_on
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
@@ -103,6 +104,18 @@ def drop_damaged(run_dir: Path) -> list[str]:
             if name == TERM and not _damage(durable, VIEW) and (view := durable.get(VIEW)):
                 durable.put(TERM, serialize.read(View, view, VIEW).coordinator_term)
     return lines
+
+
+def begun_with(run_dir: Path) -> Path | None:
+    """The checkpoint with which the run in this folder began, if its coordinator is here and did not end: its processes
+    begin with it again when they are started again."""
+    if not (run_dir / "coordinator").exists():
+        return None
+    durable = FileStore(run_dir / "coordinator")
+    if not durable.get(RUN):
+        return None
+    start = serialize.read(Checkpoint, durable.get(START), str(run_dir / "coordinator" / START))
+    return step_folder(run_dir, start.version)
 
 
 def _damage(durable: FileStore, name: str) -> str:

@@ -135,8 +135,8 @@ class CheckpointWriter(Protocol):
         """Hold a slice that was received; BadInput if it is damaged."""
         ...
 
-    def mark_complete(self, checkpoint: Checkpoint) -> None:
-        """Every stage's part is on enough disks."""
+    def mark_complete(self, checkpoint: Checkpoint, post: Callable[[Any], None], /) -> object:
+        """Every stage's part is on enough disks. `post` hears later what follows."""
         ...
 
     def wait(self) -> None:
@@ -439,7 +439,7 @@ class Loop:
     def _mark_complete(self, checkpoint: Checkpoint) -> None:
         """A disk that refuses costs this host the checkpoint, and not the run."""
         try:
-            self._checkpoint_writer.mark_complete(checkpoint)
+            self._checkpoint_writer.mark_complete(checkpoint, self.post)
         except OSError as error:
             self._perform(WriteFailedReport(f"checkpoint of {checkpoint.version} steps: {refusal(error, 'run_dir')}"))
 

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxdt.runtime.identity import authority
-from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_end import has_ended
 from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
+from jaxdt.runtime.storage.checkpoint import step_folders
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
@@ -23,6 +25,13 @@ LOCK = "lock"
 CREDENTIALS = "credentials"
 NOT_ENDED = "processes of a run there have not ended yet, expected another folder"
 POLL_S = 0.1
+NAMES_MAX = 5  # of files in one line
+# The files and folders that the processes of a run, launch.py and report.py write into the folder of the run.
+WRITTEN = re.compile(
+    r"config\.json|config\.py|plan\.json|run|launch\.json|credentials|coordinator_address|emulated_network\.json"
+    rf"|{EMITTED_RUN_DIR}|(coordinator|host_\d+|worker_\d+)\.flags|checkpoints|fetching|disk_id|coordinator|logs|trace"
+    r"|tensorboard|replan|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
+)
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""
 
@@ -95,8 +104,8 @@ def token_flag(folder: Path, name: str, peer: int | None = None) -> str:
 
 
 def clear(run_dir: Path, overwrite: bool) -> str:
-    """Empty the folder of an earlier run if `overwrite` is set. Returns one line about that run, or '' if the folder
-    was empty. BadInput for a folder that may not be emptied."""
+    """Delete what an earlier run wrote into its folder if `overwrite` is set. Returns one line about that run and about
+    what is left, which no run wrote, or '' if the folder was empty. BadInput for a folder that may not be emptied."""
     if run_dir.exists() and not run_dir.is_dir():
         raise BadInput(f"run_dir: {run_dir} is not a folder, expected one, or a name for a new one")
     if not run_dir.exists() or not _content(run_dir):
@@ -113,13 +122,33 @@ def clear(run_dir: Path, overwrite: bool) -> str:
     for place in places:
         os.close(hold(place))
     n_steps = sum(map(n_steps_of, places))
+    left = [path.relative_to(run_dir).as_posix() for path in _delete_run(run_dir)]
+    names = ", ".join(left[:NAMES_MAX]) + (f" and {len(left) - NAMES_MAX} more" if len(left) > NAMES_MAX else "")
+    return f"replaced {run_dir}: its run had {n_steps} steps" + (f"; left {names}, which no run wrote" if left else "")
+
+
+def _delete_run(run_dir: Path) -> list[Path]:
+    """Delete what a run has written into its folder. Returns what is left."""
+    left: list[Path] = []
     # config.json goes last: it marks the folder as a run's.
-    for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
+    for path in sorted(_content(run_dir), key=lambda path: (path.name == "config.json", path)):
+        if not WRITTEN.fullmatch(path.name):
+            left.append(path)
+        elif not path.is_dir() or path.is_symlink():
             path.unlink()
-    return f"replaced {run_dir}: its run had {n_steps} steps"
+        elif path.name == EMITTED_RUN_DIR:
+            left += _delete_run(path)
+            (path / LOCK).unlink(missing_ok=True)
+        elif path.name == "checkpoints":
+            for folder in step_folders(run_dir):
+                if not folder.is_symlink():
+                    shutil.rmtree(folder)
+            left += sorted(path.iterdir())
+        else:
+            shutil.rmtree(path)
+        if path.is_dir() and not any(path.iterdir()) and path not in left:
+            path.rmdir()
+    return left
 
 
 def n_steps_of(run_dir: Path) -> int:
@@ -155,7 +184,7 @@ def _in_use(run_dir: Path) -> str:
     pid = live_holder(run_dir)
     if not pid:
         return ""
-    if ended_run(run_dir):
+    if has_ended(run_dir):
         return f"process {pid} is left of the run that has ended there, or begins another; kill {pid} ends it"
     stop = shell_line("python", "scripts/fleet.py", "stop", f"--run_dir={run_dir}")
     return f"a run goes on there (process {pid}); {stop} ends it"

@@ -38,7 +38,7 @@ from jaxdt.protocol.reports import (
     StepReport,
     ViewReport,
 )
-from jaxdt.runtime.storage.checkpoint import complete_checkpoints, complete_record, newest
+from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whole_checkpoints
 from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
@@ -68,8 +68,11 @@ def main() -> int:
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
     take_threads(peers_by_threads([*reports, *ready_reports(run_dir)]))  # before jax computes
-    newest(run_dir)  # one line for a run without a checkpoint, before all else
-    folders = {complete_record(folder).checkpoint.version: folder for folder in complete_checkpoints(run_dir)}
+    newest_whole(run_dir, {})  # one line for a run without a checkpoint, before all else
+    problems: list[str] = []
+    folders = {found.version: found.folder for found in whole_checkpoints(run_dir, {}, problems)}
+    for problem in problems:
+        print(f"not compared: {problem}")
     incarnations = incarnations_of(plan, reports, folders)
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
     place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path), frozenset(folders))

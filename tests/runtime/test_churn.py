@@ -6,7 +6,7 @@ import signal
 import pytest
 from fleets import ENDLESS, QUICK, SWARM, alive, assert_equal
 
-from jaxdt.runtime.storage.checkpoint import newest
+from jaxdt.runtime.storage.checkpoint import newest_whole
 from jaxdt.spec import plan as plans
 
 pytestmark = pytest.mark.xdist_group("kernels")  # the planner gives advice here, and the tests of it come first
@@ -58,7 +58,7 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     assert plan.found["step_s"] == advice["step_s"] and len(plan.peers) == 2
     fleet.join()
     n = len(fleet.losses()) + 2
-    fleet.wait_for(lambda: int(newest(fleet.run_dir).name) >= n, "a checkpoint with the newcomer's share")
+    fleet.wait_for(lambda: newest_whole(fleet.run_dir, {})[0].version >= n, "a checkpoint with the newcomer's share")
     pids = [fleet.coordinator(), *fleet.children().values()]
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jaxdt.protocol.events import OPERATOR_IDS, OperatorRequest
+from jaxdt.protocol.events import OPERATOR_IDS, Checkpoint, OperatorRequest
 from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_address
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
@@ -16,6 +16,7 @@ from jaxdt.runtime.joining import credential_for
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.storage.checkpoint import mark_complete
 from jaxdt.spec.errors import BadInput
 
 
@@ -110,13 +111,18 @@ def test_a_coordinator_expects_a_credential(coordinator):
 def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
     assert ended_run(tmp_path) == ""
     (tmp_path / "summary.json").write_text(json.dumps({"reason": "stopped by an operator after 7 steps"}))
-    assert ended_run(tmp_path).endswith("7 steps; " + f"{tmp_path} holds no complete checkpoint to go on from")
+    nothing = f"7 steps; there is nothing to go on from: {tmp_path}: holds no complete checkpoint; a run writes one"
+    assert nothing in ended_run(tmp_path)
     (tmp_path / "run").write_text("r")
+    assert nothing in ended_run(tmp_path) and ended_run(tmp_path).endswith(
+        "the same command with --overwrite starts again"
+    )
     command = f"python scripts/launch.py --resume --run_dir={tmp_path}"
     ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; to go on"
-    assert ended_run(tmp_path) == f"{ended}: {command}"
-    (tmp_path / "checkpoints" / "00000007").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "00000007" / "complete.json").touch()
+    mark_complete(tmp_path, Checkpoint(7), {})
+    for name in ("best", "00000007.backup", "00000009"):  # the user's, and one that is not whole
+        (tmp_path / "checkpoints" / name).mkdir()
+        (tmp_path / "checkpoints" / name / "complete.json").touch()
     for n_steps, flag in ((8, ""), (7, " --config.train.steps=14")):
         (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": n_steps}}))
         assert ended_run(tmp_path) == f"{ended} from step 7: {command}{flag}"

@@ -20,6 +20,7 @@ from jaxdt.runtime.coordinator_folder import (
     lock_folder,
 )
 from jaxdt.runtime.reporting.end_watch import EndWatch
+from jaxdt.runtime.storage.checkpoint import mark_complete
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -204,5 +205,7 @@ def test_a_coordinator_that_is_started_again_names_a_remedy_for_a_damaged_file(t
     (tmp_path / "run").write_text("run 2\n")
     (tmp_path / "config.json").write_text('{"train": {"steps": 9}}')
     (tmp_path / "coordinator" / f"{name}.json").write_text("[")
-    with pytest.raises(BadInput, match=f"{name}.json: cannot .*; restore that file; or to go on: .*launch.py --resume"):
+    mark_complete(tmp_path, Checkpoint(4), {})
+    remedy = "restore that file; or to go on from step 4: .*launch.py --resume"
+    with pytest.raises(BadInput, match=f"{name}.json: cannot .*; {remedy}"):
         load_beginning(job(tmp_path), store)

@@ -130,7 +130,7 @@ def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
     class Writer:
         disk = ""
 
-        def mark_complete(self, checkpoint):
+        def mark_complete(self, checkpoint, post):
             raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
 
     stop, found = run(OneEvent(MarkCheckpoint(Checkpoint(2))), checkpointer=Writer())

@@ -55,6 +55,26 @@ def test_an_emitted_folder_is_not_replaced_while_processes_write_into_its_run_di
     assert not run_dir.exists()
 
 
+def test_only_what_a_run_wrote_is_replaced(tmp_path):
+    """Also where the folder of another program has a config.json: what that wrote stays."""
+    own = ["config.json", "metrics.jsonl", "logs/peer_0.log", "checkpoints/00000004/complete.json", "run_dir/disk_id"]
+    users = [
+        "model.safetensors",
+        "checkpoints/00000004.backup/complete.json",
+        "checkpoints/notes.txt",
+        "run_dir/my/table",
+    ]
+    for name in [*own, *users]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    left = "checkpoints/00000004.backup, checkpoints/notes.txt, model.safetensors, run_dir/my"
+    said = run_dirs.clear(tmp_path, True)
+    assert said == f"replaced {tmp_path}: its run had 1 steps; left {left}, which no run wrote"
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == sorted(
+        [*users, "lock"]
+    )
+
+
 def test_processes_of_a_launcher_need_no_lock_of_their_own(held):
     with run_dirs.shared(held):
         assert (held / run_dirs.LOCK).read_text() == f"{os.getpid()}\n"

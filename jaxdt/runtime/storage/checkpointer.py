@@ -1,10 +1,11 @@
 """Writes a process's part of each checkpoint on threads of its own, and marks checkpoints complete."""
 
 import contextlib
-import shutil
+import fcntl
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.runtime.storage import fetched_parts
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
@@ -225,7 +227,6 @@ class Checkpointer:
             manifest = whole_manifest(path, digest)
         except BadInput as problem:
             print(f"{problem}; it is fetched from another host where one holds it", flush=True)
-            shutil.rmtree(path, ignore_errors=True)
             return None
         self._manifests[digest] = (path, manifest)
         return manifest
@@ -243,11 +244,39 @@ class Checkpointer:
         check_slice(words, key)
         fetched_parts.write_slice(self._run_dir, key, words[:-1])
 
-    def mark_complete(self, checkpoint: Checkpoint) -> None:
-        """Mark the checkpoint complete and delete old ones. Its folder may not be here: this host holds none of its
-        parts, or another process of this host knew of newer checkpoints first, and has marked and deleted it."""
+    def mark_complete(
+        self, checkpoint: Checkpoint, post: Callable[[WriteFailedReport | BaseException], None]
+    ) -> threading.Thread:
+        """Mark the checkpoint complete, and delete old ones on a thread, since what stays is read before. Its folder
+        may not be here: another process of this host knew of newer checkpoints first, and has marked and deleted it.
+        `post` hears if the disk refuses; an exception must end the process."""
+
+        def retain():
+            try:
+                with _alone(self._run_dir / "checkpoints"):
+                    sweep(self._run_dir, checkpoint)
+                    if prune(self._run_dir, self._keep, self._resumed, checkpoint.version):
+                        fetched_parts.discard_older(self._run_dir, checkpoint.version)
+            except OSError as error:
+                post(WriteFailedReport(f"old checkpoints: {error.filename or self._run_dir}: {error.strerror}"))
+            except BaseException as error:
+                post(error)
+
         with contextlib.suppress(FileNotFoundError):
             mark_complete(self._run_dir, checkpoint, self._about)
-        sweep(self._run_dir, checkpoint)
-        if prune(self._run_dir, self._keep, self._resumed):
-            fetched_parts.discard_older(self._run_dir, checkpoint.version)
+        thread = threading.Thread(target=retain, name="retention")
+        with contextlib.suppress(RuntimeError):  # no room for a thread: the next checkpoint deletes what is old
+            thread.start()
+        return thread
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Inside this context the other processes of this host wait: what one of them has read and deleted, none has to
+    read again. A disk that takes no lock does without."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

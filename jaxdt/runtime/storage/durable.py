@@ -21,6 +21,7 @@ BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many
 # The size of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part
 # holds the reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
 LOG_BYTES_MAX = 1 << 24
+DISK_ID = "disk_id"
 # A file system answers so in passing, one of a network above all: the whole write is tried once more.
 PASSING = (errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT)
 RETRY_S = 0.2
@@ -164,7 +165,8 @@ def read_json(path: Path) -> Any:
     """The value that write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
     try:
         content = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+        canonical(content)
+    except (OSError, ValueError, RecursionError) as error:  # of JSON that is nested too deep
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
     if not is_object(content) or set(content) != {"sha256", "value"}:
         raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
@@ -241,11 +243,11 @@ def naming(path: Path) -> Iterator[None]:
 
 def disk_id(run_dir: Path) -> str:
     """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
-    path = run_dir / "disk_id"
+    path = run_dir / DISK_ID
     with naming(path):
         run_dir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
+            temporary = run_dir / f"{DISK_ID}.{secrets.token_hex(4)}.tmp"
             temporary.write_text(secrets.token_hex(8))
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)

@@ -11,6 +11,7 @@ files in the manifest's order, and zeros up to a whole word.
 """
 
 import errno
+import functools
 import hashlib
 import secrets
 import shutil
@@ -24,7 +25,7 @@ import numpy as np
 from jaxdt.runtime.storage.durable import canonical, fsync, fsync_tree, read_json, write_json
 from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, why
 
 MANIFEST = "manifest.json"
 LENGTH_BYTES = 8
@@ -100,16 +101,30 @@ def whole_manifest(part: Path, digest: str | None = None) -> Manifest:
     manifest = read_manifest(part)
     if digest is not None and manifest.digest != digest:
         raise BadInput(f"{part / MANIFEST}: digest {manifest.digest:.16}, expected {digest:.16}")
-    for name, (_, expected) in manifest.files.items():
+    for name, (size, expected) in manifest.files.items():
         path = part / name
         try:
+            if (got_bytes := path.stat().st_size) != size:
+                raise BadInput(f"{path}: damaged, it has {got_bytes} bytes, expected {size}")
             with path.open("rb") as file:
                 got = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a file of the part") from None
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path}: cannot be read ({why(error)}), expected a file of the part") from None
         if got != expected:
             raise BadInput(f"{path}: damaged, it has SHA-256 {got:.16}, expected {expected:.16}")
     return manifest
+
+
+def whole_unless_changed(part: Path, digest: str) -> Manifest:
+    """As whole_manifest. The files are read again only if the file system says that one was written since."""
+    states = [(path, path.stat()) for path in sorted(part.rglob("*"))]
+    return _whole_manifest(part, digest, tuple((path, s.st_ino, s.st_size, s.st_mtime_ns) for path, s in states))
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_manifest(part: Path, digest: str, states: object) -> Manifest:
+    del states
+    return whole_manifest(part, digest)
 
 
 def seal(part: Path, about: Manifest) -> Manifest:
@@ -127,8 +142,8 @@ def seal(part: Path, about: Manifest) -> Manifest:
 
 
 def put_in_place(temporary: Path, run_dir: Path, manifest: Manifest) -> Path:
-    """Move a sealed part to where its checkpoint is read, and return that folder. If it is there already, that one
-    stays."""
+    """Move a sealed part to where its checkpoint is read, and return that folder. If it is there already and is whole,
+    that one stays; a damaged one is deleted once this one has its place."""
     folder = step_folder(run_dir, manifest.version)
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / part_name(manifest.stage, manifest.digest)
@@ -137,6 +152,13 @@ def put_in_place(temporary: Path, run_dir: Path, manifest: Manifest) -> Path:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
+        try:
+            whole_manifest(part, manifest.digest)
+        except BadInput:
+            damaged = temporary_part(run_dir, manifest.version)
+            part.rename(damaged)
+            temporary.rename(part)
+            temporary = damaged
         shutil.rmtree(temporary, ignore_errors=True)
     for changed in (folder, folder.parent, run_dir):
         fsync(changed)

@@ -29,15 +29,10 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
-from jaxdt.runtime.storage.checkpoint import (
-    check_resumable,
-    complete_checkpoints,
-    mark_complete,
-    newest,
-    newest_whole,
-    prune,
-)
+from jaxdt.runtime.storage import parts as parts_module
+from jaxdt.runtime.storage.checkpoint import check_resumable, mark_complete, newest_whole, prune, step_folders
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
@@ -118,6 +113,17 @@ def complete(run_dir, told):
     checkpoint = Checkpoint(told[0].version, 0, tuple(sorted(parts, key=lambda part: part.stage)))
     mark_complete(run_dir, checkpoint, ABOUT)
     return step_folder(run_dir, checkpoint.version)
+
+
+def newest(run_dir):
+    """The folder of the newest checkpoint that is whole, if no newer one is damaged."""
+    found, problems = newest_whole(run_dir, ABOUT)
+    assert problems == []
+    return found.folder
+
+
+def complete_checkpoints(run_dir):
+    return [folder for folder in step_folders(run_dir) if (folder / "complete.json").exists()]
 
 
 def part_of(folder, stage=0):
@@ -262,8 +268,8 @@ def test_a_damaged_part_is_named_in_one_line_and_a_resume_goes_back_to_one_that_
     with pytest.raises(BadInput, match="00000002/stage_0-") as caught:
         load_entries(step_folder(run_dir, 2))
     assert "\n" not in str(caught.value)
-    folder, problems = newest_whole(run_dir, ABOUT)
-    assert folder == step_folder(run_dir, 1) and problems == [str(caught.value)]
+    found, problems = newest_whole(run_dir, ABOUT)
+    assert found.folder == step_folder(run_dir, 1) and problems == [str(caught.value)]
 
 
 def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
@@ -282,7 +288,7 @@ def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
                 n_named += "\n" not in str(error)
         path.write_bytes(original)
     assert n_named > 30
-    assert newest_whole(whole, ABOUT) == (step_folder(whole, 2), [])
+    assert newest(whole) == step_folder(whole, 2)
 
 
 def flipped(content, bit):
@@ -378,7 +384,7 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     told = [posted.get(timeout=60) for _ in savers]
     assert len({event.digest for event in told}) == 4
     part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
-    savers[0].mark_complete(Checkpoint(5, 0, (part,)))
+    retained(savers[0], Checkpoint(5, 0, (part,)))
     folder = newest(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["complete.json", f"stage_0-{part.digest[:16]}"]
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
@@ -401,9 +407,16 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
 # ------------------------------------------------------------------------------------------------ what counts as one
 
 
+def retained(saver, checkpoint):
+    """What a checkpointer does when a checkpoint is complete, to its end."""
+    posted = queue.SimpleQueue()
+    saver.mark_complete(checkpoint, posted.put).join()
+    assert posted.empty()
+
+
 def folder_of(run_dir, version, complete=True, generation=0):
     folder = step_folder(run_dir, version)
-    (folder / "stage_0-abc").mkdir(parents=True)
+    (folder / "stage_0-0123456789abcdef").mkdir(parents=True)
     if complete:
         mark_complete(run_dir, Checkpoint(version, generation), ABOUT)
     return folder
@@ -427,14 +440,28 @@ def test_newest_is_the_newest_complete_one(tmp_path):
 def test_prune_keeps_the_newest_and_what_is_under_way(tmp_path):
     old = [folder_of(tmp_path, 1), folder_of(tmp_path, 2, complete=False), folder_of(tmp_path, 3)]
     kept = [folder_of(tmp_path, 4), folder_of(tmp_path, 5), folder_of(tmp_path, 6, complete=False)]
-    assert prune(tmp_path, 2) == old
+    assert sorted(prune(tmp_path, 2)) == old
     assert sorted(tmp_path.glob("checkpoints/*")) == kept
 
 
 def test_prune_keeps_the_checkpoint_with_which_the_run_began(tmp_path, monkeypatch):
     folders = [folder_of(tmp_path, version) for version in (1, 2, 3, 4)]
     monkeypatch.chdir(tmp_path)
-    assert prune(tmp_path, 1, Path("checkpoints") / folders[1].name) == [folders[0], folders[2]]
+    assert sorted(prune(tmp_path, 1, Path("checkpoints") / folders[1].name)) == [folders[0], folders[2]]
+
+
+def test_a_run_that_begins_with_an_older_one_keeps_what_it_writes(tmp_path):
+    """It was told so by hand, or the newer one is damaged in a way that only a reader finds."""
+    folders = [folder_of(tmp_path, version) for version in (10, 15, 16, 20)]
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None), folders[1]), Checkpoint(16))
+    assert complete_checkpoints(tmp_path) == folders[1:]
+
+
+def test_a_flipped_bit_in_the_newest_keeps_the_one_before(whole, tmp_path):
+    content = lambda path: flipped(path, 8 * 9)  # noqa: E731
+    run_dir, said = damaged(whole, tmp_path, "d/*", content), []
+    assert prune(run_dir, 1, say=said.append) == [] and len(said) == 1
+    assert "damaged, it has SHA-256" in said[0]
 
 
 def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
@@ -443,21 +470,31 @@ def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
 
 
 def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
-    for version in (1, 2, 3):
-        folder_of(tmp_path, version, complete=version < 3)
+    for version in (1, 2):
+        mark_complete(tmp_path, Checkpoint(version, 0, (Part(version, 0, "abc", 9, ("d0",)),)), ABOUT)
     checkpoint = Checkpoint(3, 4, (Part(3, 0, "abc", 9, ("d0", "d1", "d2")), Part(3, 1, "def", 9, ("d0", "d2"))))
-    Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)).mark_complete(checkpoint)
+    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), checkpoint)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
-    assert check_resumable(newest(tmp_path), ABOUT) == checkpoint
-    mark = json.loads((newest(tmp_path) / "complete.json").read_text())["value"]
+    newest = newest_whole(tmp_path, ABOUT, elsewhere=True)[0].folder
+    assert check_resumable(newest, ABOUT) == checkpoint
+    mark = json.loads((newest / "complete.json").read_text())["value"]
     assert mark["about"] == ABOUT and mark["copies"] == 2
 
 
 def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
     """Its parts were marked, and newer ones too, before this process heard of it."""
     folder_of(tmp_path, 3)
-    Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)).mark_complete(Checkpoint(2))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)), Checkpoint(2, 0, (Part(2, 0, "abc", 9),)))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
+
+
+def test_a_host_that_holds_no_part_knows_from_which_step_to_go_on(tmp_path):
+    """It has a coordinator, and a disk of its own."""
+    part = Part(20, 0, "abc", 9, ("a peer's disk",))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), Checkpoint(20, 0, (part,)))
+    assert how_to_go_on(tmp_path).startswith("to go on from step 20: start each process again")
+    (tmp_path / "run").touch()  # launched on this host alone: all parts should be here
+    assert "lacks stage_0-abc, expected all parts; copy them from that folder on other hosts" in how_to_go_on(tmp_path)
 
 
 def mark_of(**changes):
@@ -488,7 +525,8 @@ def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message
         with pytest.raises(BadInput, match=f"00000001/complete.json[:.] ?{message}") as caught:
             read()
         assert "\n" not in str(caught.value)
-    assert newest_whole(tmp_path, ABOUT) == (older, [str(caught.value)])
+    found, problems = newest_whole(tmp_path, ABOUT)
+    assert found.folder == older and problems == [str(caught.value)]
 
 
 @pytest.mark.parametrize(
@@ -517,10 +555,11 @@ def test_the_parts_that_all_peers_wrote_before_they_gave_up_are_a_checkpoint(tmp
     save_complete(tmp_path, [0, 3], 1, *state, optim)
     save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
     save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
-    folder, problems = newest_whole(tmp_path, ABOUT)
-    assert folder == step_folder(tmp_path, 4) and problems == []
-    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
-    assert check_resumable(folder, ABOUT).version == 4
+    found, problems = newest_whole(tmp_path, ABOUT)
+    assert found.folder == step_folder(tmp_path, 4) and problems == []
+    mark_complete(tmp_path, found.record.checkpoint, found.record.about)
+    assert_equal(join_entries(load_entries(found.folder), blank(0, 3, optim)), state)
+    assert check_resumable(found.folder, ABOUT).version == 4
 
 
 def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_path, trained):
@@ -534,7 +573,7 @@ def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_
         saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
         saver.save(WriteCheckpoint(version, generation), store, told.put)
         assert isinstance(told.get(timeout=60), WroteCheckpoint)
-    assert newest_whole(tmp_path, ABOUT) == (older, [])
+    assert newest(tmp_path) == older
 
 
 # --------------------------------------------------------------------------------------------- from one disk to another
@@ -557,9 +596,38 @@ def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice
     assert told.get(timeout=60) == FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
     other.keep(part, told.put)
     assert told.get(timeout=60) == KeptPart(part.digest)
-    other.mark_complete(Checkpoint(5, 0, (part,)))
+    retained(other, Checkpoint(5, 0, (part,)))
     assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
     assert not list((tmp_path / "b/fetching").iterdir())
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_part_that_cannot_be_read_stays_until_a_whole_one_has_its_place(tmp_path, trained, monkeypatch, is_damaged):
+    """Where it was not damaged but the disk failed for a moment, it stays."""
+    told, optim = queue.SimpleQueue(), OPTIMIZERS[2]
+    state = trained(optim)
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *state, optim)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    path = part_of(step_folder(tmp_path / "b", 5))
+    array = next(path.glob("d/*"))
+    if is_damaged:
+        os.truncate(array, 10)
+    inode, part = path.stat().st_ino, Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    with monkeypatch.context() as failing:
+        failing.setattr(parts_module.hashlib, "file_digest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+        other.find(FindPart(5, part.digest), told.put)
+        assert told.get(timeout=60).n_words == 0
+    assert array.exists()
+    donor.find(FindPart(5, part.digest), told.put)
+    told.get(timeout=60)
+    key = StateKey(5, 0, part.n_words, part.digest)
+    other.put_slice(key, donor.read_slice(key))
+    other.keep(part, told.put)
+    assert told.get(timeout=60) == KeptPart(part.digest)
+    assert (path.stat().st_ino == inode) == (not is_damaged)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert_equal(load_entries(complete(tmp_path / "b", [wrote])), split_entries(state))
 
 
 def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, trained):
