@@ -171,7 +171,7 @@ def as_without_workers_between_steps(self, between_steps, *others):
 
 
 POOL_MUTANTS = {
-    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40)),
+    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40, 44)),
     "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(56, 72)),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
