@@ -494,15 +494,15 @@ class Simulation:
         self._queue.at(self.outcome.now_s, self._computed, (sim_peer, peer, event))
 
     def _computed(self, sim_peer: SimPeer, peer: int, event: Event) -> None:
-        """The compute thread is done with something, and comes to the next one."""
+        """The compute thread is done with something. As in the runtime, it comes to the next thing at once, before the
+        machine hears of it."""
         if sim_peer is not self._peers[peer]:
             return
         computations = self._compute[peer]
         computations.popleft()
-        is_more = bool(computations)
-        self._handle_event(peer, event)
-        if is_more and sim_peer is self._peers[peer]:
+        if computations:
             self._begin_computation(sim_peer, peer)
+        self._handle_event(peer, event)
 
     def _run(self, sim_peer: SimPeer, peer: int, run: Run) -> None:
         work, now_s = run.work, self.outcome.now_s
