@@ -51,7 +51,12 @@ def main() -> int:
         raise BadInput(f"--seeds: got {','.join(SEEDS.value)!r}, expected integers >= 0")
     folder, systems = Path(PAGE.value), CHOSEN.value or list(trial.systems)
     peers = "stalling" if STALLING.value or not trial.may_be_even else "even"
-    there = {run.name for run in page.read(folder)[1]}
+    runs, n_steps = page.read(folder)[1], STEPS.value or trial.n_steps
+    if any(run.steps != n_steps for run in runs):
+        raise BadInput(
+            f"--page: {folder} has runs of {runs[0].steps} steps, expected an own folder for {n_steps} steps"
+        )
+    there = {run.name for run in runs}
     for number, seed in enumerate(map(int, SEEDS.value or range(trial.n_seeds))):
         first = number % len(systems)
         for system in systems[first:] + systems[:first]:

@@ -30,6 +30,7 @@ STILL_S = 20.0  # a row takes about half a second
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the run without the token may go on for minutes
 def test_a_run_stands_still_without_the_token_and_ends_with_it(tmp_path):
     stuck = Launched(tmp_path, *ENFORCING, "--config.train.steps=1000", changes={"coordinate.py": WITHOUT_TOKEN})
     try:

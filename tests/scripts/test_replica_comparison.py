@@ -1,10 +1,15 @@
 """configs/replicas: what a page of runs says, counted by hand, and which bytes are those between replicas."""
 
+import functools
 import json
+import runpy
 
 import pytest
 from replica_comparison import page, systems
 from replica_comparison.page import Run
+
+from jaxdt.build import check
+from jaxdt.spec import config as configs
 
 
 def run(system: str, seed: int, step_s: float, replica_bytes: int, held_out: float) -> Run:
@@ -48,9 +53,17 @@ def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
 
 
 @pytest.mark.parametrize(("trial", "system"), [(n, s) for n, trial in systems.TRIALS.items() for s in trial.systems])
-def test_every_system_has_a_config(trial, system):
-    config, *_ = systems.TRIALS[trial].systems[system]
-    assert (systems.ROOT / config.removeprefix("--config=").partition(":")[0]).is_file()
+def test_every_system_is_a_run_that_makes_sense(trial, system):
+    config, *flags = systems.TRIALS[trial].systems[system]
+    path, *reading = config.removeprefix("--config=").split(":")
+    fields = runpy.run_path(str(systems.ROOT / path))["get_config"](*reading)
+    for flag in flags:
+        name, value = flag.removeprefix("--config.").split("=")
+        *groups, field = name.split(".")
+        group = functools.reduce(lambda node, key: node[key], groups, fields)
+        group[field] = value == "true" if value in ("true", "false") else type(group[field])(value)
+    parsed = configs.parse(fields.to_dict(), 256)
+    check(parsed, configs.default_plan(parsed))
 
 
 def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
