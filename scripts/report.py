@@ -3,7 +3,8 @@
     python scripts/report.py --run_dir=runs/x [--tensorboard]
     python scripts/report.py --run_dir=runs/x --against=runs/y,runs/z
 
-The second command also compares the run with others: it prints a table and writes comparison.png to its folder.
+The second command also compares the run with others: held-out loss at equal tokens and at equal seconds, tokens per
+second over the whole time, and bytes by kind of link. It prints a table and writes comparison.png to the folder.
 """
 
 import check_installed  # noqa: F401
@@ -13,6 +14,7 @@ from jaxdt.cli import interrupts  # noqa: F401
 # isort: split
 import json
 import math
+import re
 from pathlib import Path
 
 from absl import flags
@@ -32,6 +34,8 @@ from jaxdt.spec.serialize import parse_json
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
 SUMMARY_NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")
+SUMMARY_NUMBERS += ("tokens_per_s_overall",)
+LINK = re.compile(r"\d+->\d+")
 
 
 def main() -> int:
@@ -41,8 +45,7 @@ def main() -> int:
     others = {name: read(RunFolders.of(Path(name)).run_dir, "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
-    stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records) | stages_of_workers(records)
-    (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
+    (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stages_of_peers(plan, records))))
     if not plots.report(run_dir / "report.png", metrics, records, summary):
         raise BadInput(f"run_dir: {run_dir} is of a run that has done no step, expected one with something to draw")
     if TENSORBOARD.value:
@@ -51,8 +54,11 @@ def main() -> int:
     for line in missing_traces(run_dir, plan, records):
         print(line)
     if others:
-        runs = [run_comparison.run_of(str(run_dir), summary, metrics, records)]
-        runs += [run_comparison.run_of(name, *files[1:]) for name, files in others.items()]
+        read_runs = {str(run_dir): (plan, summary, metrics, records), **others}
+        runs = [
+            run_comparison.run_of(name, summary, metrics, stages_of_peers(plan, records))
+            for name, (plan, summary, metrics, records) in read_runs.items()
+        ]
         plots.comparison(run_dir / "comparison.png", runs)
         print(run_comparison.table(runs))
         print(f"wrote {run_dir / 'comparison.png'}")
@@ -83,6 +89,13 @@ def read_summary(path: Path) -> dict:
     for name in SUMMARY_NUMBERS:
         if summary.get(name) is not None and not is_number(summary[name]):
             raise BadInput(f"{path}: {name}: got {summary[name]!r:.40}, expected a number")
+    n_bytes = summary.get("bytes_on_links", {})
+    if (
+        not isinstance(n_bytes, dict)
+        or not all(map(LINK.fullmatch, n_bytes))
+        or not all(map(is_number, n_bytes.values()))
+    ):
+        raise BadInput(f"{path}: bytes_on_links: got {n_bytes!r:.40}, expected bytes per link, such as '0->1'")
     offsets_s, codecs = summary.get("clock_offset_s"), summary.get("codec_on_links", {})
     if not isinstance(offsets_s, dict) or not all(map(is_number, offsets_s.values())):
         raise BadInput(f"{path}: clock_offset_s: got {offsets_s!r:.40}, expected seconds per peer")
@@ -107,7 +120,7 @@ def read_metrics(path: Path) -> list[dict]:
             step = parse_json(line)
         except ValueError:
             step = None
-        kinds = {"step": int, "loss": int | float, "step_s": int | float}
+        kinds = {"step": int, "loss": int | float, "step_s": int | float, "tokens_per_s": int | float}
         kinds |= {"eval_loss": int | float} if isinstance(step, dict) and "eval_loss" in step else {}
         if not isinstance(step, dict) or not all(isinstance(step.get(name), kind) for name, kind in kinds.items()):
             raise BadInput(f"{path}: line {number}: got {line!r:.40}, expected a step")
@@ -151,6 +164,12 @@ def traced(path: Path, offset_s: float) -> list[dict]:
             record["t"] = round(record["t"] + offset_s, 6)
             records.append(record)
     return records
+
+
+def stages_of_peers(plan: Plan, records: list[dict]) -> dict[int, int]:
+    """Every peer and every worker of a run -> its last stage."""
+    planned = {peer: plan.seat(peer)[0] for peer in plan.peers}
+    return planned | stages_in_views(records) | stages_of_workers(records)
 
 
 def stages_in_views(records: list[dict]) -> dict[int, int]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from jaxdt.cli.run_comparison import LINK_KINDS, Run
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.presence import peers_there, workers_there
@@ -310,28 +311,34 @@ def _top_s(steps_s: list[float], at_least_s: float) -> float | None:
     return 1.5 * usual_s if max(timed_s) > SLOW * usual_s else None
 
 
-def comparison(path: Path, runs: Sequence) -> None:
-    """comparison.png: step times, bytes over each stage boundary and losses of several runs (run_comparison.Run)."""
-    figure = Figure(figsize=(16, 5), layout="constrained")
-    times, traffic, losses = figure.subplots(1, 3)
+def comparison(path: Path, runs: Sequence[Run]) -> None:
+    """comparison.png: losses of several runs against tokens and against time, the bytes over each kind of link, and
+    step times over time."""
+    figure = Figure(figsize=(16, 10), layout="constrained")
+    (by_tokens, by_time), (traffic, times) = figure.subplots(2, 2)
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
-        training = plain_steps(run.metrics)
-        duration = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
-        label = f"{run.name} ({run.codecs}): {duration}"
-        times.plot(numbers(training), [m["step_s"] for m in training], ".", color=f"C{i}", label=label)
-        xs = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
-        traffic.bar(xs, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
-        losses.plot(numbers(run.metrics), [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
-    boundaries = sorted({boundary for run in runs for boundary in run.boundary_bytes})
-    traffic.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
-    traffic.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
-    times.set(title="Step time (median in the legend)", xlabel="step", ylabel="seconds")
+        for axes, where in ((by_tokens, "tokens"), (by_time, "at_s")):
+            places = [getattr(point, where) for point in run.points]
+            axes.plot(places, [point.loss for point in run.points], f"C{i}", alpha=0.35, label=f"{run.name}, training")
+            places = [getattr(point, where) for point in run.evaluated]
+            axes.plot(places, [p.eval_loss for p in run.evaluated], f"C{i}o-", ms=4, label=f"{run.name}, held out")
+        xs = [kind + (i - (len(runs) - 1) / 2) * width for kind in range(len(LINK_KINDS))]
+        traffic.bar(xs, [run.bytes_by_kind[kind] / 1e6 for kind in LINK_KINDS], width, color=f"C{i}", label=run.name)
+        speed = "not timed" if run.tokens_per_s is None else f"{run.tokens_per_s:.0f} tokens/s"
+        measured = {point.step for point in run.evaluated}  # a held-out loss is measured in the step after its row's
+        training = [point for point in run.points if point.step - 1 not in measured]
+        label = f"{run.name} ({run.codecs}): {speed}"
+        times.plot([p.at_s for p in training], [p.step_s for p in training], ".", color=f"C{i}", label=label)
+    by_tokens.set(title="Loss against tokens", xlabel="tokens", ylabel="nats per token")
+    by_time.set(title="Loss against time", xlabel="seconds", ylabel="nats per token")
+    traffic.set_xticks(range(len(LINK_KINDS)), LINK_KINDS)
+    traffic.set(title="Bytes by kind of link", ylabel="MB")
+    times.set(title="Step time, and tokens/s over the whole time", xlabel="seconds", ylabel="seconds")
     times.set_ylim(bottom=0)
-    losses.set(title="Loss", xlabel="step", ylabel="nats per token")
-    for axes in (times, traffic, losses):
-        axes.legend(**BELOW)
-    figure.savefig(path, dpi=100)
+    for axes in (by_tokens, by_time, traffic, times):
+        axes.legend(fontsize=8, ncols=2, **BELOW)
+    figure.savefig(path, dpi=90)
 
 
 def simulation(

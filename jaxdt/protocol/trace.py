@@ -8,7 +8,6 @@ report  a report of a machine:        peer, t, kind and the report's fields
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -112,22 +111,6 @@ def bytes_per_link(records: Iterable[TraceRecord]) -> dict[tuple[int, int], int]
             pair = (record["peer"], record["to"])
             total[pair] = total.get(pair, 0) + record["bytes"]
     return total
-
-
-_BOUNDARY_TENSOR = re.compile(r"(\d+):(?:act|grad)(\d+)\.\d+")  # step and stage of such a name
-
-
-def bytes_per_boundary(records: Iterable[TraceRecord]) -> dict[int, float]:
-    """Payload bytes of training, per step, that cross each stage boundary (between the stages b and b + 1) in both
-    directions and all pipelines."""
-    total: dict[int, float] = {}
-    steps: set[str] = set()
-    for record in records:
-        if record["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(record["tensor"])):
-            steps.add(found[1])
-            boundary = int(found[2]) - 1
-            total[boundary] = total.get(boundary, 0) + record["bytes"]
-    return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
 
 
 def grid(records: Iterable[TraceRecord], step: int) -> str:

@@ -9,6 +9,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from planner.search.annealing_chains import ChainSequence, Start, anneal_while_c
 from planner.search.base import SolverEntry
 from planner.search.compositions import prove_by_compositions, search_from
 from planner.search.device_types import Types
-from planner.search.evolve import compile_evolve, evolve
+from planner.search.evolve import EVOLVE, compile_evolve, evolve
 from planner.search.exact import MAX_DEVICES, in_background, prove_by_enumeration
 from planner.search.incumbent import Incumbent, Share
 from planner.search.types_sat import (
@@ -33,10 +34,12 @@ from planner.search.types_sat import (
 )
 
 # parts of the time limit
-QUICK_FRAC, ENUMERATE_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC, EVOLVE_FRAC = 0.3, 0.6, 0.05, 0.2, 0.75, 0.35
+QUICK_FRAC, ENUMERATE_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC = 0.3, 0.6, 0.05, 0.2, 0.75
+EVOLVE_FRAC, EVOLVE_ALONE_FRAC = 0.35, 0.15  # beside chains on other cores, and on the only core
 HOPELESS_GAP = 0.15
 SMALL = 12  # devices that enumeration proves in less time than annealing takes to compile
 BOUND_WORK = 4.0
+EVOLVED = replace(EVOLVE, population=8)  # it is full, and bred from, within the first second
 
 
 def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
@@ -70,7 +73,8 @@ def _search(chains: list[ChainSequence], starts: list[Start], seed: int):
     """Run all chains, each in a thread of its own, the first one in this thread. The last one, which may be the only
     one, begins with the genetic algorithm."""
     runs: list[Callable[[], None]] = [functools.partial(chain.run, starts) for chain in chains[:-1]]
-    runs.append(functools.partial(_evolve_then_anneal, chains[-1], starts, seed))
+    frac = EVOLVE_FRAC if len(chains) > 1 else EVOLVE_ALONE_FRAC
+    runs.append(functools.partial(_evolve_then_anneal, chains[-1], starts, seed, frac))
     with in_threads(runs[1:]):
         runs[0]()
 
@@ -84,10 +88,10 @@ def _compile_first_kernel(incumbent: Incumbent):
         thread.join(0.02)
 
 
-def _evolve_then_anneal(chain: ChainSequence, starts: list[Start], seed: int):
-    """A part of the chain's budget goes to the genetic algorithm: a population finds good regions of an irregular
-    network sooner, and long chains go further from there. While its kernels compile, which nobody waits for when the
-    time is up, the chain anneals."""
+def _evolve_then_anneal(chain: ChainSequence, starts: list[Start], seed: int, frac: float):
+    """The part `frac` of the chain's budget goes to the genetic algorithm: a population finds good regions of an
+    irregular network sooner, and long chains go further from there. While its kernels compile, which nobody waits for
+    when the time is up, the chain anneals."""
     incumbent = chain.incumbent
     if chain.max_moves is None:
         compiling = threading.Thread(target=compile_evolve, daemon=True)
@@ -98,11 +102,11 @@ def _evolve_then_anneal(chain: ChainSequence, starts: list[Start], seed: int):
         return
     share = Share(
         incumbent,
-        until_s=incumbent.elapsed_s + EVOLVE_FRAC * incumbent.left_s,
-        evaluations=None if chain.max_moves is None else int(EVOLVE_FRAC * chain.max_moves),
+        until_s=incumbent.elapsed_s + frac * incumbent.left_s,
+        evaluations=None if chain.max_moves is None else int(frac * chain.max_moves),
         source=chain.index,
     )
-    members = evolve(chain.problem, share, seed, starts=[groups for _, groups in starts])
+    members = evolve(chain.problem, share, seed, EVOLVED, [groups for _, groups in starts])
     chain.n_moves += share.n_counted
     chain.run([*starts, *members])
 

@@ -94,7 +94,8 @@ def checkpoint(folder: Path, data: str, model: dict | None = None, **changes) ->
 
 def ended_runs() -> dict[str, str]:
     """Files of folders of runs that have ended, of which each but the first lacks something or has it wrong."""
-    whole = {"plan.json": json.dumps(PLAN), "metrics.jsonl": '{"step": 0, "loss": 1.5, "step_s": 0.1}\n'}
+    step = '{"step": 0, "loss": 1.5, "step_s": 0.1, "tokens_per_s": 10.0}\n'
+    whole = {"plan.json": json.dumps(PLAN), "metrics.jsonl": step}
     whole["summary.json"] = json.dumps({"clock_offset_s": {"0": 0.0}, "step_s_measured": 0.1})
     damages = {
         "ended": {},

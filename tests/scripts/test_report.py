@@ -1,6 +1,8 @@
 """Traces as pictures: the Perfetto timeline and report.png, from a simulated run."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from report_fields import report_fields
 from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.events import Member, View
 from jaxdt.protocol.perfetto import chrome
-from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
+from jaxdt.protocol.trace import Trace, read
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.run_end import has_steps
 from jaxdt.runtime.storage.durable import FileStore, write_json
@@ -20,7 +22,6 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import serialize
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import to_json
-from jaxdt.spec.sizes import boundary_bytes
 
 FIELDS = {
     "model": {"preset": "debug"},
@@ -190,36 +191,68 @@ def test_one_step_does_not_flatten_the_throughput_of_the_others():
     assert axes.get_ylim()[1] == 5000.0 and "(1 step above the picture)" in axes.get_title()
 
 
-def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
-    """Four microbatches a step, each with an activation and a gradient; the held-out ones do not count."""
-    config = configs.parse(FIELDS)
-    for codec, (plan, records, _) in {"none": simulated, "int8": simulation_of("int8")}.items():
-        assert plan.codec == (codec,)
-        tensors = [boundary_bytes(config, plan, 0, 0, forward) for forward in (True, False)]
-        assert bytes_per_boundary(records) == {0: 4 * sum(tensors)}
+def metrics_of(n_steps, every, step_s, unknown=()):
+    """Steps of 1000 tokens; the held-out loss after n of them is 10 - n."""
+    return [
+        {"step": k, "loss": 11.0 - k, "step_s": step_s, "tokens_per_s": 1000 / step_s}
+        | ({"step_s": math.nan, "tokens_per_s": math.nan} if k in unknown else {})
+        | ({"eval_loss": 9.0 - k} if (k + 1) % every == 0 else {})
+        for k in range(n_steps)
+    ]
 
 
-def test_runs_are_compared(simulated, tmp_path, monkeypatch):
-    runs = []
-    for name, (plan, records, metrics), step_s in (
-        ("plain", simulated, 2.0),
-        ("packed", simulation_of("int8"), 0.5),
-        ("short", simulated, None),
-    ):
-        codecs = {f"{src}->{dst}": codec for (src, dst), codec in plan.codec_of_links.items()}
-        summary = {"codec_on_links": codecs, "step_s_measured": step_s, "step_s_predicted": 1.0, "tokens_per_s": step_s}
-        runs.append(run_comparison.run_of(name, summary, metrics, records))
-    head, plain, packed, short = (line.split() for line in run_comparison.table(runs).splitlines())
-    assert head[:4] == ["run", "codec", "step", "of"]
-    assert plain[:5] == ["plain", "none", "2.000", "s", "1.000"]
-    assert packed[:5] == ["packed", "int8", "0.500", "s", "0.250"]
-    assert short[:4] == ["short", "none", "-", "-"]
-    sent = [float(row[row.index("MB") - 1]) for row in (plain, packed)]
-    assert sent[1] == pytest.approx(sent[0] * (1 + 4 / 256) / 4, abs=1e-3)
+def compared(name, n_steps, every, step_s, bytes_on_links, unknown=(), **summary):
+    fields = {
+        "codec_on_links": {"0->1": "int8"},
+        "tokens_per_s_overall": 900 / step_s,
+        "bytes_on_links": bytes_on_links,
+    }
+    stage_of = {0: 0, 1: 1, 2: 0, 3: 2}
+    return run_comparison.run_of(name, fields | summary, metrics_of(n_steps, every, step_s, unknown), stage_of)
+
+
+def test_runs_are_compared_at_equal_tokens_at_equal_seconds_and_by_kind_of_link():
+    """The first one ends after 10,000 tokens and 20 s, the second one after 16,000 and 8 s."""
+    links = {"0->1": 3_000_000, "1->0": 1_000_000, "0->2": 2_000_000, "0->3": 500_000, "9->0": 500_000}
+    runs = [compared("slow", 10, 1, 2.0, links), compared("fast", 16, 4, 0.5, {"2->0": 56_000_000}, unknown=(2,))]
+    head, slow, fast = (re.split(r" {2,}", line) for line in run_comparison.table(runs).splitlines())
+    slow, fast = (dict(zip(head, row, strict=True)) for row in (slow, fast))
+    assert slow["held out at 10,000 tokens"] == fast["held out at 10,000 tokens"] == "0.0000"
+    assert (slow["held out at 8.0 s"], fast["held out at 8.0 s"]) == ("6.0000", "-6.0000")
+    assert [run["tokens/s"] for run in (slow, fast)] == ["450", "1800"]
+    assert [run["of the first"] for run in (slow, fast)] == ["1.000", "4.000"]
+    assert [slow[f"MB {kind}"] for kind in run_comparison.LINK_KINDS] == ["4.000", "2.000", "1.000"]
+    assert [fast[f"MB {kind}"] for kind in run_comparison.LINK_KINDS] == ["0.000", "56.000", "0.000"]
+    assert fast["bytes a token, of the first"] == "5.000"  # 3,500 against 700
+
+
+def test_a_resumed_run_is_compared_by_the_steps_since_then_and_says_so():
+    runs = [compared("a", 4, 2, 1.0, {"0->2": 4000}), compared("b", 4, 2, 1.0, {"0->2": 4000}, resumed_at=2)]
+    assert [run.bytes_per_token for run in runs] == [1.0, 2.0]
+    assert run_comparison.table(runs).splitlines()[-1] == (
+        "b: tokens/s and bytes are since step 2, at which it was resumed"
+    )
+
+
+def test_runs_without_evaluations_or_steps_are_compared_by_what_they_have():
+    runs = [compared("a", 4, 9, 1.0, {}), compared("b", 0, 9, 1.0, {}, tokens_per_s_overall=None)]
+    head, one, other = (re.split(r" {2,}", line) for line in run_comparison.table(runs).splitlines())
+    assert head[4:6] == ["held out at equal tokens", "held out at equal seconds"]
+    assert one[2:6] == ["900", "1.000", "-", "-"]
+    assert other[2:6] == ["-", "-", "-", "-"]
+
+
+def test_the_picture_of_a_comparison_has_losses_against_tokens_and_time(tmp_path, monkeypatch):
+    runs = [compared("a", 8, 2, 2.0, {"0->1": 4000}), compared("b", 8, 4, 0.5, {"0->2": 9000})]
     figures = []
     monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     plots.comparison(tmp_path / "comparison.png", runs)
-    assert len(figures[0].axes) == 3 and all(map(legend_is_outside, figures[0].axes))
+    tokens, seconds, traffic, times = figures[0].axes
+    assert [axes.get_xlabel() for axes in (tokens, seconds, times)] == ["tokens", "seconds", "seconds"]
+    assert list(tokens.lines[3].get_xdata()) == [4000.0, 8000.0]  # the second run's evaluations
+    assert list(seconds.lines[3].get_xdata()) == [2.0, 4.0]
+    assert [bar.get_height() for bar in traffic.patches] == [0.004, 0.0, 0.0, 0.0, 0.009, 0.0]
+    assert all(map(legend_is_outside, figures[0].axes))
 
 
 def test_the_legend_of_a_simulated_step_hides_no_bar(simulated, tmp_path, monkeypatch):
