@@ -167,7 +167,8 @@ class Screen:
         self.found: list[tuple[PlanShape, Candidate]] = []
         self.best = math.inf
         plans = [plan for shape in shapes for plan in simple_plans(workload, shape)]
-        self.left = sorted(plans, key=lambda plan: (plan.guess, plan.placement.size))
+        different = {(plan.placement.shape, plan.placement.tobytes()): plan for plan in reversed(plans)}
+        self.left = sorted(different.values(), key=lambda plan: (plan.guess, plan.placement.size, plan.shape.n_stages))
 
     def go_on(self, is_over: Callable[[], bool]):
         """Tune plans until time is up, at least until one is found or none is left."""
@@ -202,20 +203,21 @@ def simple_plans(workload: StepWorkload, shape: PlanShape) -> list[SimplePlan]:
 
 
 def guess_s(workload: StepWorkload, placement: np.ndarray) -> float:
-    """A rough guess of a step: the larger of what computing takes with layers cut by the speed of each stage, and of
-    what the busiest link between stages takes; then the slowest exchange of gradients cut evenly."""
+    """A rough guess of a step: the larger of what computing takes with layers cut by the speed of each stage, at least
+    one a stage, and of what the busiest link between stages takes, both with the pipeline's fill and drain; then the
+    slowest exchange of gradients cut evenly."""
     n_stages, n_pipelines = placement.shape
     share = workload.n_microbatches / n_pipelines
     model_s = workload.least_seconds(1) * workload.least_ratios()[workload.kind_of[placement]]
-    computing_s = share / (1.0 / model_s.max(axis=1)).sum()
+    stage_s = max(1.0 / (1.0 / model_s.max(axis=1)).sum(), model_s.max() / (len(workload.cuts) - 1))
     s_per_byte = workload.s_per_byte
     sending_s = 0.0
     if n_stages > 1:
         there, back = s_per_byte[placement[:-1], placement[1:]], s_per_byte[placement[1:], placement[:-1]]
-        sending_s = share * workload.boundary_bytes * float(np.maximum(there, back).max())
+        sending_s = workload.boundary_bytes * float(np.maximum(there, back).max())
     shard_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines
     exchange_s = 2 * shard_bytes * float(s_per_byte[placement[:, :, None], placement[:, None, :]].max())
-    return max(computing_s, sending_s) + exchange_s
+    return (share + n_stages - 1) * max(stage_s, sending_s) + exchange_s
 
 
 def distinct(screened: list[tuple[PlanShape, Candidate]]) -> list[PlanShape]:
