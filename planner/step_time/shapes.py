@@ -5,6 +5,7 @@ and on some, in the order of a rough guess of their step, so that few stages, on
 the first. The simulator judges the best. Then the best few shapes are searched as if they had been asked for.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,9 +36,9 @@ from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout, prices_of, score, 
 from planner.step_time.workload import StepWorkload, refuse_memory
 
 SCREEN_END, COMM_END, ANNEAL_END = 0.25, 0.5, 0.8  # parts of the time limit when a phase must be over
-FIRST_END = 0.1  # of the time limit, when the first simple plans are judged
-FIRST_S = 1.0  # but not after so many seconds
+FIRST_FRAC, FIRST_S = 0.25, 1.0  # of the time limit, and seconds at most, until the first simple plans are judged
 N_SHAPES = 3
+MAX_ORDERED = 4  # stages, of which every order is a simple plan
 MAX_SITES = 8  # up to so many regions, plans near each one are looked at
 FEW_PIPELINES = 8  # up to so many, every number of pipelines is looked at
 SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines that a number of stages allows
@@ -194,12 +195,25 @@ class Screen:
 
 
 def simple_plans(workload: StepWorkload, shape: PlanShape) -> list[SimplePlan]:
-    """The regular placements of a shape in both directions, with a guess of what is minimised."""
+    """The regular placements of a shape in both directions, and where few stages are alike, their rows in every order,
+    with a guess of what is minimised."""
     plans = []
     for name, placement in regular_placements(workload, shape.devices, shape.n_stages):
         guess = priced(workload, shape.devices, max(shape.seconds, guess_s(workload, placement)))
-        plans += [SimplePlan(shape, name, direction, guess) for direction in (placement, placement[::-1])]
+        orders = [placement, placement[::-1], *row_orders(workload, placement)]
+        plans += [SimplePlan(shape, name, order, guess) for order in orders]
     return plans
+
+
+def row_orders(workload: StepWorkload, placement: np.ndarray) -> list[np.ndarray]:
+    """Every order of a placement's rows that differs in the regions and kinds of its stages; none for many stages."""
+    n_stages = len(placement)
+    if not 2 < n_stages <= MAX_ORDERED:
+        return []
+    devices = workload.network.devices
+    kinds = [tuple(sorted((devices[d].region, devices[d].kind) for d in row)) for row in placement]
+    orders = {tuple(kinds[s] for s in order): order for order in itertools.permutations(range(n_stages))}
+    return [placement[list(order)] for order in orders.values()]
 
 
 def guess_s(workload: StepWorkload, placement: np.ndarray) -> float:
@@ -248,7 +262,8 @@ def search_shapes(
         )
     screen = Screen(workload, shapes, incumbent)
     limit_s = incumbent.time_limit_s
-    screen.go_on(lambda: incumbent.elapsed_s > min(FIRST_S, FIRST_END * limit_s))
+    first_end_s = incumbent.elapsed_s + min(FIRST_S, FIRST_FRAC * limit_s)
+    screen.go_on(lambda: incumbent.elapsed_s > first_end_s)
     if not screen.found:
         refuse_memory(workload, max(shape.n_stages for shape in shapes))
     judged = judge(workload, [candidate for _, candidate in screen.best_first], incumbent)

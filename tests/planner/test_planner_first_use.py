@@ -67,10 +67,10 @@ def test_a_first_search_leaves_slow_devices_out_without_a_compiler(seed, uncompi
     network = fleet()
     job = planner.Job(RUN, None, None, planner.profile_of_kinds(RUN, network))
     start_s = time.monotonic()
-    result = planner.solve(network, job, planner.Stop(time_s=3), seed)
+    result = planner.solve(network, job, planner.Stop(time_s=4), seed)
     assert time.monotonic() - start_s < 8  # on a busy machine; compilation takes half a minute
-    kinds = {network.devices[d].kind for d in result.plan.peers}
-    assert "T4" not in kinds
+    rows = [{network.devices[d].kind for d in row} for row in result.plan.placement]
+    assert rows == [{"RTX4090"}, {"A100"}, {"RTX4090"}]  # the best of all orders: 13 % shorter than A100s at an end
     found = result.plan.found
     assert found["simple_step_s"] >= result.step_s and search.PLACEMENTS in found["not_tried"]
     text = step_table(result.plan, result.finalists, 3.0)
@@ -120,9 +120,12 @@ def test_rows_for_memory_are_found_where_any_order_of_devices_fits(seed, n_stage
     depth = (1,) * n_stages
     orders = {tuple(rooms[d] for d in order): order for order in itertools.permutations(range(len(rooms)))}
     placements = [np.array(order).reshape(n_stages, n_pipelines) for order in orders.values()]
-    fits = any(work.split(placement, depth) is not None for placement in placements)
+    splits = [work.split(placement, depth) for placement in placements]
+    fits = any(split is not None for split in splits)
     found = rows_for_memory(work, np.arange(len(rooms)), n_stages)
-    assert (found is not None) == fits
+    if found is None and fits:  # then memory limits nothing
+        assert all(split is not None for split in splits)
+    assert found is None or fits
     if found is not None:
         assert sorted(found.ravel()) == list(range(len(rooms)))
         assert work.split(found, depth) is not None
