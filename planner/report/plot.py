@@ -23,8 +23,16 @@ def draw(costed: CostedPlan, out: str):
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 6), width_ratios=(2.2, 1), layout="constrained")
     _draw_placement(left, costed)
-    _draw_bars(right, costed)
-    figure.suptitle(f"{costed.network.name}: {costed.cost.total_s:.2f} s by Eq. 1-4")
+    step_s = costed.plan.found.get("step_s")
+    if step_s is None:
+        _draw_bars(right, costed)
+        decided = f"{costed.cost.total_s:.2f} s by Eq. 1-4"
+    else:
+        _draw_steps(right, costed)
+        decided = f"{step_s:.2f} s a step (simulated)"
+    if costed.plan.found.get("objective") == "cost_per_step":
+        decided = f"{costed.plan.found['price']['per_step']:.4g} a step, {decided}"
+    figure.suptitle(f"{costed.network.name}: {decided}")
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
 
@@ -61,6 +69,15 @@ def _draw_placement(axes, costed: CostedPlan):
     if len(names) <= REGIONS_MAX:
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": min(5, len(names))}
         axes.legend(fontsize=8, markerscale=min(1.0, 8 / side**0.5), frameon=False, **below)
+
+
+def _draw_steps(axes, costed: CostedPlan):
+    """The simulated seconds by which the plan was chosen, beside those of plans that it was compared with."""
+    found = costed.plan.found
+    names = {"step_s": "plan", "simple_step_s": "best simple\nplan", "step_s_with_all": "with all\ndevices"}
+    bars = {label: found[name] for name, label in names.items() if found.get(name) is not None}
+    axes.bar_label(axes.bar(list(bars), list(bars.values()), color="#4c72b0"), fmt="%.4g s")
+    axes.set_ylabel("simulated seconds a step")
 
 
 def _draw_bars(axes, costed: CostedPlan):

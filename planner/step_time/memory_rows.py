@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from jaxdt.spec.plan import even_shares
-from planner.step_time.workload import StepWorkload
+from planner.step_time.workload import LEAST_LOAD, StepWorkload, even_split
 
 MAX_SIZES = 4  # of rows that are told apart; the room of others is rounded down
 MAX_STATES = 20_000  # of numbers of rows of each size that are looked at
@@ -20,9 +20,10 @@ MAX_STATES = 20_000  # of numbers of rows of each size that are looked at
 
 def rows_for_memory(workload: StepWorkload, devices: np.ndarray, n_stages: int) -> np.ndarray | None:
     """A placement [S, P] of the devices in which some cut of the layers fits, with as many forwards in flight as usual
-    or, if need be, with one; None if memory limits nothing, or if none fits."""
+    or, if need be, with one; None if even layers fit on any device, or if none fits."""
     room = np.array(workload.memory_bytes)[devices]
-    if room.min() == math.inf:
+    stages = even_split(workload, n_stages)
+    if all(workload.stage_bytes(lo, hi, LEAST_LOAD) <= room.min() for lo, hi in stages):
         return None
     rows = devices[np.lexsort((devices, -room))].reshape(n_stages, -1)
     row_room = np.array(workload.memory_bytes)[rows].min(axis=1)

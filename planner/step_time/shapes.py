@@ -5,6 +5,7 @@ and on some, in the order of a rough guess of their step, so that few stages, on
 the first. The simulator judges the best. Then the best few shapes are searched as if they had been asked for.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,9 +36,9 @@ from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout, prices_of, score, 
 from planner.step_time.workload import StepWorkload, refuse_memory
 
 SCREEN_END, COMM_END, ANNEAL_END = 0.25, 0.5, 0.8  # parts of the time limit when a phase must be over
-FIRST_END = 0.1  # of the time limit, when the first simple plans are judged
-FIRST_S = 1.0  # but not after so many seconds
+FIRST_FRAC, FIRST_S = 0.25, 1.0  # of the time limit, and seconds at most, until the first simple plans are judged
 N_SHAPES = 3
+MAX_ORDERED = 4  # stages, of which every order is a simple plan
 MAX_SITES = 8  # up to so many regions, plans near each one are looked at
 FEW_PIPELINES = 8  # up to so many, every number of pipelines is looked at
 SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines that a number of stages allows
@@ -167,7 +168,8 @@ class Screen:
         self.found: list[tuple[PlanShape, Candidate]] = []
         self.best = math.inf
         plans = [plan for shape in shapes for plan in simple_plans(workload, shape)]
-        self.left = sorted(plans, key=lambda plan: (plan.guess, plan.placement.size))
+        different = {(plan.placement.shape, plan.placement.tobytes()): plan for plan in reversed(plans)}
+        self.left = sorted(different.values(), key=lambda plan: (plan.guess, plan.placement.size, plan.shape.n_stages))
 
     def go_on(self, is_over: Callable[[], bool]):
         """Tune plans until time is up, at least until one is found or none is left."""
@@ -193,29 +195,43 @@ class Screen:
 
 
 def simple_plans(workload: StepWorkload, shape: PlanShape) -> list[SimplePlan]:
-    """The regular placements of a shape in both directions, with a guess of what is minimised."""
+    """The regular placements of a shape in both directions, and where few stages are alike, their rows in every order,
+    with a guess of what is minimised."""
     plans = []
     for name, placement in regular_placements(workload, shape.devices, shape.n_stages):
         guess = priced(workload, shape.devices, max(shape.seconds, guess_s(workload, placement)))
-        plans += [SimplePlan(shape, name, direction, guess) for direction in (placement, placement[::-1])]
+        orders = [placement, placement[::-1], *row_orders(workload, placement)]
+        plans += [SimplePlan(shape, name, order, guess) for order in orders]
     return plans
 
 
+def row_orders(workload: StepWorkload, placement: np.ndarray) -> list[np.ndarray]:
+    """Every order of a placement's rows that differs in the regions and kinds of its stages; none for many stages."""
+    n_stages = len(placement)
+    if not 2 < n_stages <= MAX_ORDERED:
+        return []
+    devices = workload.network.devices
+    kinds = [tuple(sorted((devices[d].region, devices[d].kind) for d in row)) for row in placement]
+    orders = {tuple(kinds[s] for s in order): order for order in itertools.permutations(range(n_stages))}
+    return [placement[list(order)] for order in orders.values()]
+
+
 def guess_s(workload: StepWorkload, placement: np.ndarray) -> float:
-    """A rough guess of a step: the larger of what computing takes with layers cut by the speed of each stage, and of
-    what the busiest link between stages takes; then the slowest exchange of gradients cut evenly."""
+    """A rough guess of a step: the larger of what computing takes with layers cut by the speed of each stage, at least
+    one a stage, and of what the busiest link between stages takes, both with the pipeline's fill and drain; then the
+    slowest exchange of gradients cut evenly."""
     n_stages, n_pipelines = placement.shape
     share = workload.n_microbatches / n_pipelines
     model_s = workload.least_seconds(1) * workload.least_ratios()[workload.kind_of[placement]]
-    computing_s = share / (1.0 / model_s.max(axis=1)).sum()
+    stage_s = max(1.0 / (1.0 / model_s.max(axis=1)).sum(), model_s.max() / (len(workload.cuts) - 1))
     s_per_byte = workload.s_per_byte
     sending_s = 0.0
     if n_stages > 1:
         there, back = s_per_byte[placement[:-1], placement[1:]], s_per_byte[placement[1:], placement[:-1]]
-        sending_s = share * workload.boundary_bytes * float(np.maximum(there, back).max())
+        sending_s = workload.boundary_bytes * float(np.maximum(there, back).max())
     shard_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines
     exchange_s = 2 * shard_bytes * float(s_per_byte[placement[:, :, None], placement[:, None, :]].max())
-    return max(computing_s, sending_s) + exchange_s
+    return (share + n_stages - 1) * max(stage_s, sending_s) + exchange_s
 
 
 def distinct(screened: list[tuple[PlanShape, Candidate]]) -> list[PlanShape]:
@@ -246,7 +262,8 @@ def search_shapes(
         )
     screen = Screen(workload, shapes, incumbent)
     limit_s = incumbent.time_limit_s
-    screen.go_on(lambda: incumbent.elapsed_s > min(FIRST_S, FIRST_END * limit_s))
+    first_end_s = incumbent.elapsed_s + min(FIRST_S, FIRST_FRAC * limit_s)
+    screen.go_on(lambda: incumbent.elapsed_s > first_end_s)
     if not screen.found:
         refuse_memory(workload, max(shape.n_stages for shape in shapes))
     judged = judge(workload, [candidate for _, candidate in screen.best_first], incumbent)

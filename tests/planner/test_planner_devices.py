@@ -3,15 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import planner
 from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
 from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import to_json
+from jaxdt.spec.network import Host, to_json
 from jaxdt.spec.profile import from_flops
 from jaxdt.spec.work import BACKWARD
+from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue, spec_of
 from planner.model.generate import generate
@@ -51,7 +53,8 @@ def test_seconds_are_flops_over_the_reached_rate_and_updates_go_by_memory():
     forward_flops = 2.0 * MODEL.block_params * MODEL.seq_len
     assert kind.layer.forward_s == pytest.approx(forward_flops / (UTILISATION * 312e12))
     assert kind.layer.update_s == pytest.approx(MODEL.block_params * profiles.UPDATE_BYTES_PER_NUMBER / 1555e9)
-    assert kind.memory_bytes == 40e9
+    assert kind.memory_bytes == 40960 << 20  # what the driver reports
+    assert kind.accelerator
     half = profile_of_catalogue(RUN, {"A100"}, UTILISATION / 2).kinds["A100"]
     assert half.layer.forward_s == pytest.approx(2 * kind.layer.forward_s)
 
@@ -89,11 +92,35 @@ def test_the_table_shows_every_kind(capsys):
     assert "dense" in text
 
 
-def test_memory_of_the_catalogue_limits_and_a_smaller_device_may_say_so():
-    network = of_kinds("T4", "T4")
-    smaller = replace(network, devices=(network.devices[0], replace(network.devices[1], memory_bytes=8_000_000_000)))
-    job = planner.Job(RUN, 2, 1, planner.profile_of_kinds(RUN, smaller))
+def test_the_memory_of_a_network_file_wins_over_the_catalogue():
+    """Also where it is more, as on a card of the same kind with more memory."""
+    network = of_kinds("T4", "T4", "RTX4090")
+    said = (None, 8_000_000_000, 48_000_000_000)
+    devices = [replace(device, memory_bytes=n) for device, n in zip(network.devices, said, strict=True)]
+    network = replace(network, devices=tuple(devices))
+    job = planner.Job(RUN, 3, 1, planner.profile_of_kinds(RUN, network))
     from planner.api.by_step import workload_of
 
-    assert workload_of(job, smaller).memory_bytes == [16e9, 8e9]
-    assert workload_of(job, smaller).seconds("T4", 0, 1)[BACKWARD] > 0
+    assert workload_of(job, network).memory_bytes == [15360 << 20, 8e9, 48e9]
+    assert spec_of("RTX4090").memory_bytes == 24564 << 20
+    assert workload_of(job, network).seconds("T4", 0, 1)[BACKWARD] > 0
+
+
+def test_what_lies_on_the_host_does_not_count_against_a_card():
+    """Copies for an exchange, and retained tensors; a host's own memory limits them, and not what is on its cards."""
+    from planner.api.by_step import workload_of
+
+    cards, laptops = (planner.profile_of_kinds(RUN, of_kinds(kind)) for kind in ("T4", "M1"))
+    load = PeerLoad(2, 16)
+    memory = []
+    for profile, kind in ((cards, "T4"), (laptops, "M1")):
+        workload = workload_of(planner.Job(RUN, 1, 1, profile), of_kinds(kind))
+        memory.append(workload.stage_bytes(1, 3, load))
+        rule = workload.stage_memory(1, 3, load)
+        assert rule.total == rule.on_device + rule.on_host and rule.on_host > 0
+    assert memory[0] < memory[1] == rule.total
+    hosted = replace(of_kinds("T4", "T4"), hosts=(Host("box", memory_bytes=10**6),))
+    hosted = replace(hosted, devices=tuple(replace(device, host="box") for device in hosted.devices))
+    workload = workload_of(planner.Job(RUN, 2, 1, cards), hosted)
+    assert workload.memory_bytes == [15360 << 20] * 2
+    assert not workload.may_hold(np.array([0]), 1, 3, load)

@@ -10,7 +10,9 @@ from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.memory import (
     MemoryOptions,
     ReplicaCopies,
+    StageMemory,
     residual_bytes,
+    stage_memory,
     stage_memory_bytes,
     state_bytes,
     update_bytes,
@@ -69,6 +71,19 @@ def test_with_few_samples_the_update_needs_most():
     model = gpt_config("small", **SHAPE)
     n_bytes = stage_memory_bytes(model, 1, 3, 1, 1, MemoryOptions())
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
+
+
+def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
+    """24 bytes of a parameter at the update, in place of 32; the kinds of number add up to the whole."""
+    model = gpt_config("small", **SHAPE)
+    n_params = model.stage_params(1, 3)
+    memory = stage_memory(model, 1, 3, 1, 1, MemoryOptions(), retained=3, on_accelerator=True)
+    boundary_bytes = 2 * model.boundary_numbers(1) * 4
+    assert memory == StageMemory(8 * n_params, 8 * n_params, 8 * n_params, 0, 8 * n_params + 3 * boundary_bytes)
+    assert memory.on_device == 24 * n_params
+    copies = ReplicaCopies(kept=10, exchanging=40, on_host=35)
+    groups = stage_memory(model, 1, 3, 1, 1, MemoryOptions(copies=copies), on_accelerator=True)
+    assert (groups.on_device, groups.on_host) == (24 * n_params + 15, 35)
 
 
 def test_versions_of_stashed_parameters_are_counted():
