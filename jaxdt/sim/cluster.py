@@ -90,7 +90,7 @@ from jaxdt.sim.faults import (
     Fault,
 )
 from jaxdt.sim.hosts import make_host
-from jaxdt.sim.link_table import LinkTable
+from jaxdt.sim.link_table import OWN_EXCHANGE, LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
@@ -149,7 +149,9 @@ class Simulation:
         self._active_faults = ActiveFaults(self._queue.at, self._handle_event, self._links) if faults else None
         self._message_s = max(peer.seconds.get(MESSAGE, 0.0) for peer in peers.values())
         self._hosts = self._make_hosts(environment.cores)
-        self._delivery = self._make_delivery(environment.free)
+        self._n_sending: Counter[int] = Counter()  # boundary tensors of a peer on their way, where sends block
+        self._held_runs: dict[int, list[Run]] = {}
+        self._delivery = self._make_delivery(environment)
         self._action_handlers = self._make_action_handlers()
         for fault in faults:
             self._queue.at(fault.at_s, self._begin_fault, (fault,))
@@ -159,10 +161,13 @@ class Simulation:
         n_at_once = 2 if self._message_s > 0 else 1  # a peer computes, and handles a message
         return {name: make_host(n, n_at_once * n_peers_on[name], self._queue.at) for name, n in cores.items()}
 
-    def _make_delivery(self, free: frozenset[str]) -> Delivery:
+    def _make_delivery(self, environment: Environment) -> Delivery:
+        blocks = environment.link_options.blocking_sends and "transfer" not in environment.free
         options = DeliveryOptions(
             trace=self._trace,
-            free_priorities={PRIORITY_OF_FREE[name] for name in free},
+            free_priorities={PRIORITY_OF_FREE[name] for name in environment.free},
+            has_own_exchange=environment.link_options.exchange == OWN_EXCHANGE,
+            on_sent=self._sent_boundary if blocks else None,
             active_faults=self._active_faults,
             handle_message=self._handle_message if self._message_s > 0 else None,
         )
@@ -463,7 +468,17 @@ class Simulation:
     def _post(self, src: int, post: Post) -> None:
         self._delivery.post(src, post.letters, post.priority, post.header)
 
+    def _sent_boundary(self, peer: int, has_arrived: bool) -> None:
+        """A boundary tensor leaves a peer whose sends block, or has arrived; then the peer goes on."""
+        self._n_sending[peer] += -1 if has_arrived else 1
+        if not self._n_sending[peer]:
+            for run in self._held_runs.pop(peer, ()):
+                self._run(peer, run)
+
     def _run(self, peer: int, run: Run) -> None:
+        if self._n_sending[peer]:
+            self._held_runs.setdefault(peer, []).append(run)
+            return
         sim_peer, work, now_s = self._peers[peer], run.work, self.outcome.now_s
         values = sim_peer.tensors.run(work, run.scale, run.rounds)
         timed = TIMED_AS.get(work.kind, work.kind)
