@@ -46,7 +46,7 @@ from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
-from jaxdt.sim.link_table import COLLECTIVES, SHARDS
+from jaxdt.sim.link_table import COLLECTIVES, OWN_EXCHANGE, SHARDS
 from jaxdt.sim.predict import timed_span
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
@@ -113,6 +113,11 @@ def main() -> int:
         return print_schedule(load_orders(Path(ORDERS.value)))
     scenario = scenario_of_flags()
     if FAULTS.value or TRACE.value:
+        if scenario.options.exchange != OWN_EXCHANGE or BLOCKING.value:
+            raise BadInput(
+                "--collective, --exchange_ms, --overlap_frac, --blocking_sends: got one with --faults or --trace, expected "
+                "none: other systems' exchanges are not simulated under faults"
+            )
         run_faults(scenario)
         return 0
     if GRID.value:

@@ -16,8 +16,8 @@ OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
 
 
 class CollectiveCost(NamedTuple):
-    """An exchange among some replicas: messages one after another, and the parts of the vector that the busiest link and
-    the busiest line of a host carry."""
+    """An exchange among some replicas: messages one after another, and the parts of the vector that the busiest link
+    and the busiest line of a host carry."""
 
     n_hops: int
     link_frac: float
@@ -34,11 +34,11 @@ COLLECTIVES: dict[str, Callable[[int], CollectiveCost]] = {
 
 @dataclass(frozen=True)
 class ExchangeModel:
-    """How the replicas of a stage exchange their vectors, to compare with systems that do it in another way than a run's
-    own machines, whose messages the default simulates one by one. `collective`: one of COLLECTIVES (tree: two binary trees
-    with half of the vector each); `seconds`: of each exchange besides its bytes; `overlap_frac`: the part of an exchange
-    that runs beside the last backward before it, as far as that lasts. An exchange begins when all members have their
-    vectors, and has its links and lines for itself."""
+    """How the replicas of a stage exchange their vectors, to compare with systems that do it in another way than a
+    run's own machines, whose messages the default simulates one by one. `collective`: one of COLLECTIVES (tree: two
+    binary trees with half of the vector each); `seconds`: of each exchange besides its bytes; `overlap_frac`: the part
+    of an exchange that runs beside the last backward before it, as far as that lasts. An exchange begins when all
+    members have their vectors, and has its links and lines for itself."""
 
     collective: str = SHARDS
     seconds: float = 0.0
