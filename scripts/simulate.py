@@ -115,8 +115,8 @@ def main() -> int:
     if FAULTS.value or TRACE.value:
         if scenario.options.exchange != OWN_EXCHANGE or BLOCKING.value:
             raise BadInput(
-                "--collective, --exchange_ms, --overlap_frac, --blocking_sends: got one with --faults or --trace, expected "
-                "none: other systems' exchanges are not simulated under faults"
+                "--collective, --exchange_ms, --overlap_frac, --blocking_sends: got one beside --faults or --trace, "
+                "expected none: other systems' exchanges are not simulated under faults"
             )
         run_faults(scenario)
         return 0
