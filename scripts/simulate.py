@@ -46,6 +46,7 @@ from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
+from jaxdt.sim.link_table import COLLECTIVES, OWN_EXCHANGE, SHARDS
 from jaxdt.sim.predict import timed_span
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
@@ -85,6 +86,10 @@ PERSIST_MS = flags.DEFINE_float("persist_ms", 2.0, "Making the record of a step 
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
 ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a host shares, each way.")
+COLLECTIVE = flags.DEFINE_enum("collective", SHARDS, list(COLLECTIVES), "How replicas exchange; a run: shards.")
+EXCHANGE_MS = flags.DEFINE_float("exchange_ms", 0.0, "Each exchange of replicas takes this besides its bytes.")
+OVERLAP = flags.DEFINE_float("overlap_frac", 0.0, "Part of an exchange that runs beside the last backward.")
+BLOCKING = flags.DEFINE_bool("blocking_sends", False, "Devices wait until a boundary tensor has arrived.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the jitter, and of the peers that a --trace makes leave.")
 STALL = flags.DEFINE_string(
     "stall", None, f"Stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or before each Work."
@@ -101,13 +106,18 @@ OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 
 
 def main() -> int:
-    for flag, least in ((STEPS, 1), (POINTS, 2), (PERSIST_MS, 0), (JITTER_MS, 0)):
+    for flag, least in ((STEPS, 1), (POINTS, 2), (PERSIST_MS, 0), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
         if not least <= flag.value < math.inf:
             raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
     if ORDERS.value:
         return print_schedule(load_orders(Path(ORDERS.value)))
     scenario = scenario_of_flags()
     if FAULTS.value or TRACE.value:
+        if scenario.options.exchange != OWN_EXCHANGE or BLOCKING.value:
+            raise BadInput(
+                "--collective, --exchange_ms, --overlap_frac, --blocking_sends: got one beside --faults or --trace, "
+                "expected none: other systems' exchanges are not simulated under faults"
+            )
         run_faults(scenario)
         return 0
     if GRID.value:
@@ -149,6 +159,10 @@ def scenario_of_flags() -> Scenario:
         seed=SEED.value,
         tcp_ramp=RAMP.value,
         access_gbps=ACCESS.value,
+        collective=COLLECTIVE.value,
+        exchange_s=EXCHANGE_MS.value / 1e3,
+        overlap_frac=OVERLAP.value,
+        blocking_sends=BLOCKING.value,
         stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
     return api.scenario_of(config, profile, network, plan, options)

@@ -18,7 +18,7 @@ from jaxdt.api.config import Config, fields_of
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.reports import GroupReport
-from jaxdt.sim.link_table import LinkOptions
+from jaxdt.sim.link_table import SHARDS, ExchangeModel, LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
 from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
@@ -49,6 +49,13 @@ class SimulateOptions:
     tcp_ramp: connections start slowly again when they were idle.
     access_gbps: the line that all traffic of a host shares, each way.
     stalls: pauses before some Work, or None; they count as compute.
+
+    To compare with other systems (jaxdt.sim.link_table.ExchangeModel says more):
+
+    collective: the way of an exchange among replicas, "shards" as a run does it, "ring" or "tree".
+    exchange_s: seconds of each exchange besides its bytes.
+    overlap_frac: the part of an exchange that runs beside the last backward before it.
+    blocking_sends: a device waits until what it sends over a boundary has arrived.
     """
 
     steps: int = 3
@@ -58,6 +65,10 @@ class SimulateOptions:
     tcp_ramp: bool = False
     access_gbps: float | None = None
     stalls: Stalls | None = None
+    collective: str = SHARDS
+    exchange_s: float = 0.0
+    overlap_frac: float = 0.0
+    blocking_sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,6 +233,8 @@ def scenario_of(
         jitter=Jitter(options.jitter_s, options.seed) if options.jitter_s else None,
         ramp=Ramp() if options.tcp_ramp else None,
         access_gbps=_access_gbps(options.access_gbps, network, plan) if options.access_gbps is not None else {},
+        exchange=ExchangeModel(options.collective, options.exchange_s, options.overlap_frac),
+        blocking_sends=options.blocking_sends,
     )
     return Scenario(config, plan, profile, network, options.persist_s, links, options.stalls)
 

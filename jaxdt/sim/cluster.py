@@ -89,7 +89,7 @@ from jaxdt.sim.faults import (
     Fault,
 )
 from jaxdt.sim.hosts import make_host
-from jaxdt.sim.link_table import LinkTable
+from jaxdt.sim.link_table import OWN_EXCHANGE, LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
@@ -153,7 +153,9 @@ class Simulation:
         self._active_faults = ActiveFaults(self._queue.at, self._handle_event, self._links) if faults else None
         self._message_s = max(peer.seconds.get(MESSAGE, 0.0) for peer in peers.values())
         self._hosts = self._make_hosts(environment.cores)
-        self._delivery = self._make_delivery(environment.free)
+        self._n_sending: Counter[int] = Counter()  # boundary tensors of a peer on their way, where sends block
+        self._held_up: set[int] = set()  # peers whose compute thread waits for them
+        self._delivery = self._make_delivery(environment)
         self._action_handlers = self._make_action_handlers()
         for fault in faults:
             self._queue.at(fault.at_s, self._begin_fault, (fault,))
@@ -163,10 +165,13 @@ class Simulation:
         n_at_once = 2 if self._message_s > 0 else 1  # a peer computes, and handles a message
         return {name: make_host(n, n_at_once * n_peers_on[name], self._queue.at) for name, n in cores.items()}
 
-    def _make_delivery(self, free: frozenset[str]) -> Delivery:
+    def _make_delivery(self, environment: Environment) -> Delivery:
+        blocks = environment.link_options.blocking_sends and "transfer" not in environment.free
         options = DeliveryOptions(
             trace=self._trace,
-            free_priorities={PRIORITY_OF_FREE[name] for name in free},
+            free_priorities={PRIORITY_OF_FREE[name] for name in environment.free},
+            has_own_exchange=environment.link_options.exchange == OWN_EXCHANGE,
+            on_sent=self._sent_boundary if blocks else None,
             active_faults=self._active_faults,
             handle_message=self._handle_message if self._message_s > 0 else None,
         )
@@ -368,6 +373,7 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
+        self._held_up.discard(peer)
         self._compute.pop(peer, None)  # what an earlier process has begun does not hold up this one
         self._n_starts[peer] += 1
         self.disks.ended(peer)
@@ -504,7 +510,17 @@ class Simulation:
             self._begin_computation(sim_peer, peer)
         self._handle_event(peer, event)
 
+    def _sent_boundary(self, peer: int, has_arrived: bool) -> None:
+        """A boundary tensor leaves a peer whose sends block, or has arrived; then the peer goes on."""
+        self._n_sending[peer] += -1 if has_arrived else 1
+        if not self._n_sending[peer] and peer in self._held_up:
+            self._held_up.discard(peer)
+            self._compute_first(self._peers[peer], peer)
+
     def _run(self, sim_peer: SimPeer, peer: int, run: Run) -> None:
+        if self._n_sending[peer]:
+            self._held_up.add(peer)
+            return
         work, now_s = run.work, self.outcome.now_s
         values = sim_peer.tensors.run(work, run.scale, run.rounds)
         timed = TIMED_AS.get(work.kind, work.kind)

@@ -1,27 +1,44 @@
 """Messages between simulated machines: over their link, together with the tensor that they name."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from jaxdt.protocol.events import Header, Key, Message, Received, SliceKey, StateKey
+from jaxdt.protocol.events import (
+    Boundary,
+    Header,
+    Key,
+    Message,
+    Received,
+    Reduced,
+    Round,
+    Shard,
+    SliceKey,
+    StateKey,
+)
 from jaxdt.protocol.message import WITH_TENSOR
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.links import At, SimulatedLink
 from jaxdt.sim.sim_peer import Outcome, Recorder, SimPeer
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec.work import BACKWARD
 
 
 @dataclass(frozen=True)
 class DeliveryOptions:
     """Options for the delivery of messages beyond their link. Tensors of the priorities in `free_priorities` arrive at
-    once. With `handle_message(peer, callback, args)` each other message costs time at both of its ends."""
+    once. With `handle_message(peer, callback, args)` each other message costs time at both of its ends. Without an own
+    exchange the slices of one take the time of LinkOptions.exchange. `on_sent(peer, has_arrived)`: a peer has sent a
+    boundary tensor, and it has arrived."""
 
     trace: Recorder | None = None
     free_priorities: Collection[int] = ()
     active_faults: ActiveFaults | None = None
     handle_message: Callable[..., None] | None = None
+    has_own_exchange: bool = True
+    on_sent: Callable[[int, bool], None] | None = None
 
 
 class Delivery:
@@ -45,8 +62,12 @@ class Delivery:
         self._free_priorities = options.free_priorities
         self._active_faults = options.active_faults
         self._handle_message = options.handle_message
+        self._has_own_exchange = options.has_own_exchange
+        self._on_sent = options.on_sent
+        self._vectors: dict[Round, dict[int, list[tuple[int, Callable[..., None], tuple, int]]]] = defaultdict(dict)
         has_tensors = not all(isinstance(peer.tensors, NoTensors) for peer in peers.values())
-        self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors)
+        has_model = not self._has_own_exchange or self._on_sent is not None
+        self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors or has_model)
 
     def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
         """Send `letters`, each (dst, body, n_bytes), under one header, which the machine has filled in; see Post."""
@@ -66,9 +87,15 @@ class Delivery:
                     self._trace.send(src, now_s, dst, _tensor_key(body), n_bytes)
             if self._active_faults:
                 arrive, args = self._arrive_under_faults, (src, dst, body, partial(arrive, *args))
-            if at_once:
+            if at_once or (not self._has_own_exchange and type(body) is Reduced):
                 self._at(now_s, arrive, args)
                 continue
+            if not self._has_own_exchange and type(body) is Shard:
+                self._vectors[body.key.round].setdefault(src, []).append((dst, arrive, args, n_bytes))
+                continue
+            if self._on_sent and type(body) is Boundary:
+                self._on_sent(src, False)
+                arrive, args = self._arrive_and_unblock, (src, arrive, args)
             link = links.get(dst) or self._links.link(src, dst)
             if self._handle_message:
                 self._handle_message(
@@ -76,6 +103,27 @@ class Delivery:
                 )
             else:
                 link.carry(now_s, n_bytes, priority, arrive, args)
+        if self._vectors:
+            self._begin_exchanges(now_s)
+
+    def _begin_exchanges(self, now_s: float) -> None:
+        """The slices of an exchange arrive together, some time after all members have sent theirs."""
+        for round in list(self._vectors):
+            letters = self._vectors[round]
+            members = sorted({member for src, sent in letters.items() for member in (src, *(one[0] for one in sent))})
+            if len(letters) == len(members):
+                sent = [one for src in members for one in letters[src]]
+                n_bytes = sum(one[3] for one in sent) / (len(members) - 1)  # each sends all but its own shard
+                backward_s = min(self._peers[member].seconds[BACKWARD] for member in members)
+                end_s = now_s + self._links.exchange_s(members, n_bytes, backward_s)
+                for _, arrive, args, _ in sent:
+                    self._at(end_s, arrive, args)
+                del self._vectors[round]
+
+    def _arrive_and_unblock(self, src: int, arrive: Callable[..., None], args: tuple) -> None:
+        assert self._on_sent is not None
+        self._on_sent(src, True)
+        arrive(*args)
 
     def _carry(
         self, link: SimulatedLink, n_bytes: int, priority: int, arrive: Callable[..., None], args: tuple

@@ -1,24 +1,71 @@
 """The links of a simulation: each is made when its pair first communicates, with options that hold for all of them."""
 
+import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.links import At, Jitter, Pipe, Ramp, SimulatedLink
+from jaxdt.spec.errors import BadInput, require_one_of
 from jaxdt.spec.network import Link
 
 OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
 
 
+class CollectiveCost(NamedTuple):
+    """An exchange among some replicas: messages one after another, and the parts of the vector that the busiest link
+    and the busiest line of a host carry."""
+
+    n_hops: int
+    link_frac: float
+    line_frac: float
+
+
+SHARDS = "shards"
+COLLECTIVES: dict[str, Callable[[int], CollectiveCost]] = {
+    SHARDS: lambda n: CollectiveCost(2, 2 / n, 2 * (n - 1) / n),
+    "ring": lambda n: CollectiveCost(2 * (n - 1), 2 * (n - 1) / n, 2 * (n - 1) / n),
+    "tree": lambda n: CollectiveCost(2 * math.ceil(math.log2(n)), 1.0, 2.0 if n > 2 else 1.0),
+}
+
+
+@dataclass(frozen=True)
+class ExchangeModel:
+    """How the replicas of a stage exchange their vectors, to compare with systems that do it in another way than a
+    run's own machines, whose messages the default simulates one by one. `collective`: one of COLLECTIVES (tree: two
+    binary trees with half of the vector each); `seconds`: of each exchange besides its bytes; `overlap_frac`: the part
+    of an exchange that runs beside the last backward before it, as far as that lasts. An exchange begins when all
+    members have their vectors, and has its links and lines for itself."""
+
+    collective: str = SHARDS
+    seconds: float = 0.0
+    overlap_frac: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_one_of("collective", self.collective, COLLECTIVES)
+        if not 0 <= self.seconds < math.inf:
+            raise BadInput(f"exchange seconds: got {self.seconds}, expected a finite number >= 0")
+        if not 0 <= self.overlap_frac <= 1:
+            raise BadInput(f"overlap_frac: got {self.overlap_frac}, expected a share from 0 to 1")
+
+
+OWN_EXCHANGE = ExchangeModel()
+
+
 @dataclass(frozen=True)
 class LinkOptions:
     """The effects on links besides latency and bandwidth. `access_gbps[host]`: (out, in) of the line that all traffic
-    of the host's peers with other hosts shares; a host that is missing there has a line that never limits."""
+    of the host's peers with other hosts shares; a host that is missing there has a line that never limits.
+    `blocking_sends`: a device begins no Work until what it has sent over a boundary has arrived, as in Megatron-LM."""
 
     jitter: Jitter | None = None
     ramp: Ramp | None = None
     access_gbps: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    exchange: ExchangeModel = OWN_EXCHANGE
+    blocking_sends: bool = False
 
 
 class LinkTable:
@@ -47,6 +94,19 @@ class LinkTable:
     def link(self, src: int, dst: int) -> SimulatedLink:
         links = self._links_from[src]
         return links.get(dst) or links.setdefault(dst, self._make(src, dst))
+
+    def exchange_s(self, members: Sequence[int], n_bytes: float, backward_s: float) -> float:
+        """Seconds from the moment when all members of an exchange have their vectors of n_bytes, by the model."""
+        model = self._options.exchange
+        cost = COLLECTIVES[model.collective](len(members))
+        is_ring = model.collective == "ring"
+        pairs = zip(members, [*members[1:], members[0]], strict=True) if is_ring else itertools.permutations(members, 2)
+        links = [self._network_link(a, b) for a, b in pairs]
+        lines = [gbps for member in members for gbps in self._options.access_gbps.get(self._host_of[member], ())]
+        link_s = max(link.occupied_s(round(cost.link_frac * n_bytes)) for link in links)
+        line_s = max((Link(0.0, gbps).occupied_s(round(cost.line_frac * n_bytes)) for gbps in lines), default=0.0)
+        seconds = model.seconds + cost.n_hops * max(link.latency_s for link in links) + max(link_s, line_s)
+        return seconds - min(model.overlap_frac * seconds, backward_s)
 
     def _make(self, src: int, dst: int) -> SimulatedLink:
         link = self._network_link(src, dst)

@@ -204,7 +204,7 @@ def shared_hosts(network: Network, peers: Sequence[int]) -> SharedHosts:
     host_of = {peer: network.devices[peer].host or f"device{peer}" for peer in peers}
     n_on = Counter(host_of.values())
     cores = {host_of[peer]: hosts[peer].cores or float(n_on[host_of[peer]]) for peer in peers}
-    lines = {host_of[peer]: (hosts[peer].out_gbps, hosts[peer].in_gbps) for peer in peers}
+    lines = {host_of[peer]: hosts[peer].goodput_gbps for peer in peers}
     access_gbps = {
         name: (out_gbps or UNLIMITED_GBPS, in_gbps or UNLIMITED_GBPS)
         for name, (out_gbps, in_gbps) in lines.items()

@@ -51,15 +51,25 @@ class Device:
 class Host:
     """What the devices of one host share; None for what they do not. `cores`: so many of them compute at a time at
     full speed; `memory_bytes`: of all of them together; `out_gbps`, `in_gbps`: the line of their traffic with other
-    hosts."""
+    hosts, of which programs get the share `goodput_frac`."""
 
     name: str
     cores: float | None = None
     memory_bytes: int | None = None
     out_gbps: float | None = None
     in_gbps: float | None = None
+    goodput_frac: float = 1.0
+
+    @property
+    def goodput_gbps(self) -> tuple[float | None, float | None]:
+        """What programs get of the line, out of the host and into it; None where it never limits."""
+        out_gbps, in_gbps = self.out_gbps, self.in_gbps
+        frac = self.goodput_frac
+        return None if out_gbps is None else frac * out_gbps, None if in_gbps is None else frac * in_gbps
 
     def __post_init__(self) -> None:
+        if not self.goodput_frac <= 1:
+            raise BadInput(f"hosts: {self.name}: goodput_frac: got {self.goodput_frac}, expected a share in (0, 1]")
         for name, value in vars(self).items():
             least = GBPS_MIN if name.endswith("_gbps") else 0
             if name != "name" and value is not None and not (0 < value < math.inf and value >= least):

@@ -51,7 +51,7 @@ def _fair_gbps(network: Network, src: int, dst: int) -> float:
     hosts = [device.host for device in network.devices]
     if hosts[src] and hosts[src] == hosts[dst]:
         return gbps
-    out_gbps, in_gbps = network.shared_hosts[src].out_gbps, network.shared_hosts[dst].in_gbps
+    (out_gbps, _), (_, in_gbps) = network.shared_hosts[src].goodput_gbps, network.shared_hosts[dst].goodput_gbps
     limits = [] if out_gbps is None else [out_gbps / hosts.count(hosts[src])]
     limits += [] if in_gbps is None else [in_gbps / hosts.count(hosts[dst])]
     return min([gbps, *limits])

@@ -47,8 +47,9 @@ def slowdown(network: Network) -> np.ndarray:
 
 def line_gbps(network: Network) -> tuple[np.ndarray, np.ndarray]:
     """(out, in) [N] of the line of each device's host; infinite where it never limits."""
-    outs = [math.inf if host.out_gbps is None else host.out_gbps for host in network.shared_hosts]
-    ins = [math.inf if host.in_gbps is None else host.in_gbps for host in network.shared_hosts]
+    lines = [host.goodput_gbps for host in network.shared_hosts]
+    outs = [math.inf if out_gbps is None else out_gbps for out_gbps, _ in lines]
+    ins = [math.inf if in_gbps is None else in_gbps for _, in_gbps in lines]
     return np.array(outs), np.array(ins)
 
 
@@ -79,6 +80,6 @@ def lines(network: Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     named = [host for host in network.hosts if host.out_gbps is not None or host.in_gbps is not None]
     index = {host.name: h for h, host in enumerate(named)}
     host_of = np.array([index.get(device.host, -1) for device in network.devices])
-    out_s = np.array([0.0 if host.out_gbps is None else 8e-9 / host.out_gbps for host in named])
-    in_s = np.array([0.0 if host.in_gbps is None else 8e-9 / host.in_gbps for host in named])
+    out_s = np.array([0.0 if out_gbps is None else 8e-9 / out_gbps for out_gbps, _ in (h.goodput_gbps for h in named)])
+    in_s = np.array([0.0 if in_gbps is None else 8e-9 / in_gbps for _, in_gbps in (h.goodput_gbps for h in named)])
     return host_of, out_s, in_s

@@ -57,7 +57,7 @@ def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float, excha
     host share, the two sizes, and how often replicas exchange where that is not once a step."""
     names = [device.name for device in network.devices]
     facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
-    lines = [(host.out_gbps, host.in_gbps) for host in network.shared_hosts]
+    lines = [host.goodput_gbps for host in network.shared_hosts]
     if any(line != (None, None) for line in lines):
         facts += [[device.host for device in network.devices], lines]
     facts += [] if exchanges_per_step == 1.0 else [exchanges_per_step]

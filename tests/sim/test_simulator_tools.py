@@ -11,7 +11,7 @@ from report_fields import report_fields
 from jaxdt.api.simulate import SimulateOptions, profile_of_flops, scenario_of
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.link_table import LinkOptions, LinkTable
+from jaxdt.sim.link_table import ExchangeModel, LinkOptions, LinkTable
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import predict_step_s, simulate
 from jaxdt.sim.scenario import SLICES_MAX, SWEEPS, Scenario, memory_bytes, pairs
@@ -19,7 +19,7 @@ from jaxdt.sim.time_breakdown import break_down_step
 from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.network import Device, Link, Network, uniform
+from jaxdt.spec.network import Device, Host, Link, Network, uniform
 from jaxdt.spec.profile import from_flops
 
 BYTE_A_SECOND = 8e-9  # Gb/s
@@ -166,6 +166,74 @@ def test_bytes_per_link_are_boundaries_and_shards():
     assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
     (lo, hi), row = small.plan.stages[0], small.plan.placement[0]
     assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.stage_params(lo, hi), rel=1e-3)
+
+
+# -------------------------------------------------------------------------------------------------- other exchanges
+
+
+def exchange_s(n, n_bytes, backward_s=0.0, line_gbps=None, **model):
+    """Seconds of an exchange of n members over links of 1 s and 1 B/s."""
+    lines = {f"h{p}": (line_gbps, line_gbps) for p in range(n)} if line_gbps else {}
+    options = LinkOptions(exchange=ExchangeModel(**model), access_gbps=lines)
+    table = LinkTable(lambda src, dst: Link(1.0, BYTE_A_SECOND), None, {p: f"h{p}" for p in range(n)}, options)
+    return table.exchange_s(range(n), n_bytes, backward_s)
+
+
+def test_collectives_have_their_bytes_and_hops():
+    """Of four members with 8 B each: a quarter to each other member and back; six hops around a ring; two levels of a
+    tree up and down, whose inner hosts send twice the vector. A link has 1 B/s."""
+    assert exchange_s(4, 8, collective="shards") == pytest.approx(2 + 4)
+    assert exchange_s(4, 8, collective="ring") == pytest.approx(6 + 12)
+    assert exchange_s(4, 8, collective="tree") == pytest.approx(4 + 8)
+    line = dict(line_gbps=BYTE_A_SECOND / 2)  # of each host
+    assert exchange_s(4, 8, collective="shards", **line) == pytest.approx(2 + 24)
+    assert exchange_s(4, 8, collective="tree", **line) == pytest.approx(4 + 32)
+    assert exchange_s(4, 8, collective="ring", seconds=3.0) == pytest.approx(18 + 3)
+    assert exchange_s(4, 8, collective="ring", overlap_frac=0.5, backward_s=100.0) == pytest.approx(9)
+    assert exchange_s(4, 8, collective="ring", overlap_frac=0.5, backward_s=2.0) == pytest.approx(16)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_the_way_of_an_exchange_changes_the_step_by_its_seconds(differs):
+    """Two replicas in a ring take as long as by shards; what an exchange takes besides is added to the step."""
+    wanted = dict(sync=dict(kind="groups"), wiring=dict(kind="independent")) if differs else {}
+    model = dict(preset="debug", n_layers=4, tied_head=False)
+    config = parse(dict(model=model, plan=dict(stages=2, pipelines=2, microbatches=4), **wanted))
+
+    def step_s(**ways):
+        made = scenario_of(config, profile_of_flops(config, 1e9), apart(4), None, SimulateOptions(**ways))
+        return break_down_step(made, 2).step_s
+
+    ring = step_s(collective="ring")
+    assert ring == pytest.approx(step_s(), rel=1e-6)
+    assert step_s(collective="ring", exchange_s=1.0) == pytest.approx(ring + 1.0, rel=1e-6)
+    assert step_s(collective="ring", overlap_frac=1.0) < ring
+    assert step_s(exchange_s=0.0, overlap_frac=0.0, blocking_sends=False) == step_s()
+
+
+def test_a_device_whose_sends_block_waits_for_their_arrival():
+    """One pipeline of two stages, over links of 0.1 s: with eight boundary tensors a step it loses up to eight times
+    that. Waiting is not computing."""
+    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, seq_len=16, tied_head=False)
+    config = parse(dict(model=model, plan=dict(stages=2, microbatches=4)))
+    profile, links = profile_of_flops(config, 1e8), apart(2, 0.1, 1.0)
+    plain, blocking = (
+        break_down_step(scenario_of(config, profile, links, None, SimulateOptions(blocking_sends=blocks)), 2)
+        for blocks in (False, True)
+    )
+    assert plain.step_s + 0.15 < blocking.step_s < plain.step_s + 8 * 0.1 + 0.01
+    busy_s = [times.step_s * sum(times.utilisation.values()) for times in (plain, blocking)]
+    assert busy_s[0] == pytest.approx(busy_s[1], rel=0.01)
+
+
+def test_programs_get_their_share_of_a_line():
+    hosts = tuple(Host(f"h{p}", out_gbps=0.01, goodput_frac=0.5) for p in range(4))
+    devices = tuple(Device(f"d{p}", host=f"h{p}") for p in range(4))
+    network = replace(apart(4, 0.0, 1.0), devices=devices, hosts=hosts)
+    half = replace(network, hosts=tuple(Host(f"h{p}", out_gbps=0.005) for p in range(4)))
+    assert break_down_step(scenario(network=network), 1).step_s == break_down_step(scenario(network=half), 1).step_s
+    with pytest.raises(BadInput, match="goodput_frac: got 1.5"):
+        Host("h", goodput_frac=1.5)
 
 
 # ------------------------------------------------------------------------------------------------------ whole periods

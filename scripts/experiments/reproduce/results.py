@@ -20,7 +20,14 @@ from jaxdt.spec.errors import BadInput
 
 FILE = "results.jsonl"
 ROOT = Path(__file__).resolve().parents[3]
-CODE = ("jaxdt", "planner", "scripts", "configs/networks", "configs/reproduce/traces")  # what decides a value
+CODE = (
+    "jaxdt",
+    "planner",
+    "scripts",
+    "configs/networks",
+    "configs/reproduce/traces",
+    "configs/reproduce/measurements",
+)  # what decides a value
 POOL_WORKS_MIN = 50_000  # in less time than these take a process hardly starts
 DIGITS = 9  # of a value. The last bits of a sum differ between Python 3.11 and 3.12
 

@@ -27,6 +27,7 @@ TARGETS = (
     "hybrid_ps",
     "hybrid_ps_figures",
     "hybrid_ps_planner",
+    "outside",
 )
 ORIGIN = "{origin}"  # stands for that sentence until all values are there, of which some may be added
 MODULES = {  # those in a folder below
