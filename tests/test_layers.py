@@ -52,13 +52,13 @@ SOURCES = sources()
 class Source:
     """The facts about a module that the tests ask for. All of them go by one reading of its text.
 
-    functions: name, number of parameters without self, number of lines.
+    functions: name, number of positional parameters without self.
     reads[name]: the attributes of the name that the text mentions, such as those of a module."""
 
     docstring: str | None
     imports: list[ast.Import]
     imports_from: list[ast.ImportFrom]
-    functions: list[tuple[str, int, int]]
+    functions: list[tuple[str, int]]
     reads: Mapping[str, set[str]]
 
 
@@ -73,14 +73,14 @@ def source_of(module: str) -> Source:
             case ast.ImportFrom():
                 source.imports_from.append(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                source.functions.append((node.name, n_parameters(node.args), node.end_lineno - node.lineno + 1))
+                source.functions.append((node.name, n_positional(node.args)))
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
                 source.reads[name].add(attribute)
     return source
 
 
-def n_parameters(arguments: ast.arguments) -> int:
-    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+def n_positional(arguments: ast.arguments) -> int:
+    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
@@ -199,16 +199,13 @@ def test_package_files_hold_one_docstring(path):
     assert len(body) == 1
 
 
-PARAMETERS_MAX, LINES_MAX = 7, 60
+PARAMETERS_MAX = 7
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_functions_take_few_parameters_and_stay_short(module):
-    wrong = [
-        f"{name}: {n_parameters} parameters, {n_lines} lines"
-        for name, n_parameters, n_lines in source_of(module).functions
-        if n_parameters > PARAMETERS_MAX or n_lines > LINES_MAX
-    ]
+def test_functions_take_few_positional_parameters(module):
+    functions = source_of(module).functions
+    wrong = [f"{name}: {n}" for name, n in functions if n > PARAMETERS_MAX]
     assert not wrong
 
 
