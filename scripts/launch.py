@@ -275,9 +275,10 @@ def lacking_parts(run_dir: Path, checkpoint: Path) -> list[str]:
     for part in complete_record(checkpoint).checkpoint.parts:
         path = checkpoint / part_name(part.stage, part.digest)
         if not path.exists():
-            hosts = sorted({member.address.rpartition(":")[0] for member in members if member.disk in part.disks})
-            where = " and ".join(hosts) or "a host where a peer of its stage ran"
-            lines.append(f"bring {shell_line(path)} here before you copy: it lies on {where}")
+            holders = [member for member in members if member.disk in part.disks]
+            found = [f"peer {member.peer} on {member.address.rpartition(':')[0]}" for member in holders]
+            where = " and of ".join(found) or "a peer of its stage"
+            lines.append(f"bring {shell_line(path)} here before you copy: it lies in the run_dir of {where}")
     return lines
 
 
