@@ -97,7 +97,8 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
     first = ["--resume: train.steps is 90, it was 60", "--resume: the run goes on from step 60, checkpoint "]
     assert out.splitlines()[0] == first[0] and out.splitlines()[1].startswith(first[1])
     lines = out.splitlines()[2:]
-    lacks = "bring two/run_dir/checkpoints/00000060/stage_1-0123456789abcdef here before you copy: it lies on 10.0.0.2"
+    lacks = "bring two/run_dir/checkpoints/00000060/stage_1-0123456789abcdef here before you copy: it "
+    lacks += "lies in the run_dir of peer 1 on 10.0.0.2"
     lines.remove(lacks)
     assert ["00000060" in line for line in lines] == [" needs: " in line for line in lines]
     without = [line.replace(" two/run_dir/checkpoints/00000060", "") for line in lines]
