@@ -31,6 +31,7 @@ TARGETS = (
 )
 ORIGIN = "{origin}"  # stands for that sentence until all values are there, of which some may be added
 MODULES = {  # those in a folder below
+    "outside": "tables.outside",
     "swarm_tables34": "tables.swarm_tables34",
     "hybrid_ps_table1": "tables.hybrid_ps_table1",
     "hybrid_ps": "hybrid_ps_parts.target",
