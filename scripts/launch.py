@@ -264,22 +264,13 @@ def lacking_parts(run_dir: Path, checkpoint: Found) -> list[str]:
     stored = FileStore(folder).get(VIEW) if folder.exists() else None
     members = serialize.read(View, stored, VIEW).members if stored else ()
     lines: list[str] = []
-<<<<<<< HEAD
     for part in checkpoint.record.checkpoint.parts:
         name = part_name(part.stage, part.digest)
         if name in checkpoint.elsewhere:
-            hosts = sorted({member.address.rpartition(":")[0] for member in members if member.disk in part.disks})
-            where = " and ".join(hosts) or "a host where a peer of its stage ran"
-            lines.append(f"bring {shell_line(checkpoint.folder / name)} here before you copy: it lies on {where}")
-=======
-    for part in complete_record(checkpoint).checkpoint.parts:
-        path = checkpoint / part_name(part.stage, part.digest)
-        if not path.exists():
             holders = [member for member in members if member.disk in part.disks]
             found = [f"peer {member.peer} on {member.address.rpartition(':')[0]}" for member in holders]
-            where = " and of ".join(found) or "a peer of its stage"
+            where, path = " and of ".join(found) or "a peer of its stage", checkpoint.folder / name
             lines.append(f"bring {shell_line(path)} here before you copy: it lies in the run_dir of {where}")
->>>>>>> w/hosts
     return lines
 
 

@@ -98,6 +98,7 @@ def simulate(
     faults: Sequence[Fault] = (),
     until_s: float = math.inf,
     balance: Balance | None = None,
+    *,
     is_over: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic. `balance` decides which peers change stages, if not

@@ -143,6 +143,7 @@ def stage_memory(
     in_flight: int,
     options: MemoryOptions,
     retained: int = 0,
+    *,
     on_accelerator: bool = False,
 ) -> StageMemory:
     """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
