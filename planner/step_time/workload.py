@@ -189,7 +189,14 @@ class StepWorkload:
             most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
             retained = min(load.n_microbatches, most)
             self._memory[key] = stage_memory(
-                config.model, lo, hi, size, load.n_in_flight, options, retained, self.on_accelerators
+                config.model,
+                lo,
+                hi,
+                size,
+                load.n_in_flight,
+                options,
+                retained,
+                on_accelerator=self.on_accelerators,
             )
         return self._memory[key]
 
