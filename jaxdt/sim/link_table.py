@@ -45,7 +45,7 @@ class ExchangeModel:
     overlap_frac: float = 0.0
 
     def __post_init__(self) -> None:
-        require_one_of("collective", self.collective, COLLECTIVES)
+        require_one_of("collective", self.collective, tuple(COLLECTIVES))
         if not 0 <= self.seconds < math.inf:
             raise BadInput(f"exchange seconds: got {self.seconds}, expected a finite number >= 0")
         if not 0 <= self.overlap_frac <= 1:

@@ -36,7 +36,7 @@ from jaxdt.runtime.storage.parts import (
 )
 from jaxdt.spec import serialize, versions
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, why
+from jaxdt.spec.errors import BadInput, shell_line, why
 
 COMPLETE = "complete.json"
 PART = re.compile(r"stage_\d+-[0-9a-f]{16}")
@@ -251,7 +251,7 @@ def newest_whole(run_dir: Path, about: dict[str, Any], elsewhere: bool = False) 
     if problems:
         raise BadInput(problems[0])
     when = "every train.checkpoint_every_steps steps and at its end"
-    now = f"python scripts/fleet.py checkpoint --run_dir={run_dir}"
+    now = shell_line("python", "scripts/fleet.py", "checkpoint", f"--run_dir={run_dir}")
     raise BadInput(f"{run_dir}: holds no complete checkpoint; a run writes one {when}, and at once for {now}")
 
 

@@ -1,0 +1,67 @@
+"""Time one stage on this process's device, and compare the memory that it takes there with the estimate. Prints JSON.
+
+    python scripts/bench/bench_stage.py --config=configs/small.py --stage=1 [--peak_tflops=989]
+
+  forward_s, backward_s, gather_s, update_s  mean seconds of each kind of Work, as a peer times them before it joins
+  work_flops   FLOP of one microbatch's forward and backward, 6 for each use of a parameter and token: what is
+               recomputed, and attention scores, are not counted
+  mfu          the share of --peak_tflops that these reach; null without --peak_tflops
+  peak_bytes   the most that the device's allocator held; null on a CPU, which does not count it
+  estimate_bytes, estimate  what jaxdt.spec.memory says of a peer with one microbatch in flight, on its device; by kind
+
+Quote the results from an otherwise idle machine only.
+"""
+
+import dataclasses
+import json
+
+import jax
+from absl import flags
+
+from jaxdt.build import memory_options, sync_groups
+from jaxdt.cli import memory_settings, run_flags, script_main
+from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.memory import stage_memory
+from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
+
+STAGE = flags.DEFINE_integer("stage", 0, "Index of the stage.", 0)
+PEAK_TFLOPS = flags.DEFINE_float("peak_tflops", None, "What the device can do at most, in 1e12 FLOP/s.")
+NAMES = {FORWARD: "forward_s", BACKWARD: "backward_s", GATHER: "gather_s", UPDATE: "update_s"}
+
+
+def main() -> None:
+    config, plan, data = run_flags.config_and_plan()
+    stage = STAGE.value
+    if stage >= plan.n_stages:
+        raise BadInput(f"--stage: got {stage}, the plan has the stages 0..{plan.n_stages - 1}")
+    (lo, hi), peer = plan.stages[stage], plan.placement[stage][0]
+    sizes = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+    store = Store(config, plan, peer, data, stage_functions(config, plan, stage))
+    timed = TimedStage(peer, stage, sizes, evaluates=False, step=config.data.seq_growth_steps)
+    seconds = time_stage(store, timed)
+    size, on_accelerator = config.train.microbatch_size, jax.default_backend() != "cpu"
+    options = memory_options(config, plan.schedule, lo, hi)
+    memory = stage_memory(config.model, lo, hi, size, 1, options, on_accelerator=on_accelerator)
+    is_last = hi == config.model.n_layers  # computes forward and backward as one Work
+    used = (hi - lo) * config.model.block_params + is_last * config.model.token_table_params
+    flops = 6.0 * size * config.model.seq_len * used
+    work_s = seconds[BACKWARD] + (0.0 if is_last else seconds[FORWARD])
+    device = jax.local_devices()[0]
+    result = {
+        "device": device.device_kind,
+        "layers": [lo, hi],
+        **{name: seconds[kind] for kind, name in NAMES.items()},
+        "work_flops": flops,
+        "mfu": flops / work_s / (1e12 * PEAK_TFLOPS.value) if PEAK_TFLOPS.value else None,
+        "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
+        "estimate_bytes": memory.on_device if on_accelerator else memory.total,
+        "estimate": dataclasses.asdict(memory),
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    memory_settings.restart()
+    script_main.run(main)
