@@ -35,6 +35,7 @@ from jaxdt.ablation.report import cut_cases, markdown, rows
 from jaxdt.ablation.workers import SPAWN, Setup, WorkerLost, trained
 from jaxdt.cli import run_flags, run_inputs
 from jaxdt.model.data import TokenFile
+from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.spec import config as configs
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
@@ -63,7 +64,7 @@ def main() -> int:
     try:
         if left:
             save = lambda record: results.append(path, record | {"config": mark})  # noqa: E731
-            train(Setup(config, data.path, run_flags.set_cpus), left, ablation.workers, progress, save)
+            train(Setup(config, data.path, set_cpus), left, ablation.workers, progress, save)
     except (KeyboardInterrupt, WorkerLost) as error:
         print(f"{str(error) or 'interrupted'}: {progress.text}", file=sys.stderr)
         return 3 if isinstance(error, WorkerLost) else 130
@@ -123,7 +124,7 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
         print(f"measuring the parts of {len(left)} kinds of step", flush=True)
         # A process of its own computes on one thread, as the workers do.
         with ProcessPoolExecutor(
-            1, mp_context=SPAWN, initializer=run_flags.set_cpus, initargs=([str(allowed_cpus()[0])],)
+            1, mp_context=SPAWN, initializer=set_cpus, initargs=([str(allowed_cpus()[0])],)
         ) as pool:
             for case in track(left, "measuring", disable=not sys.stdout.isatty()):
                 results.append(path, pool.submit(parts_of, config, case).result() | {"config": mark})

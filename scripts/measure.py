@@ -27,6 +27,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import memory_settings, run_flags
+from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.spec import codec
 from jaxdt.spec import network as networks
 from jaxdt.spec import profile as profiles
@@ -57,7 +58,7 @@ def profile() -> int:
     check_out()
     for name in CODECS.value:
         codec.parse(name, "--codecs")
-    run_flags.set_cpus(CPUS.value or [str(allowed_cpus()[0])])
+    set_cpus(CPUS.value or [str(allowed_cpus()[0])])
     import jax
 
     from jaxdt.runtime import jax_setup

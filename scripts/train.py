@@ -29,6 +29,7 @@ from absl import flags
 
 from jaxdt.cli import gpu_flags, run_flags
 from jaxdt.protocol.events import Leave, Stop
+from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
 from jaxdt.runtime.stop_requests import StopRequests, requested_stop
@@ -66,7 +67,7 @@ def main() -> NoReturn:
         run_flags.check_joinable(JOIN.value)
     else:
         parse_address("--coordinator", COORDINATOR.value or "")
-    run_flags.set_cpus(CPUS.value)
+    set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     if JOIN.value and AS.value == "worker":
         worker()

@@ -1,7 +1,6 @@
 """The flags that launch.py, train.py and coordinate.py share, and the job that they describe. Needs no jax."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.sim.stragglers import stalls
@@ -19,7 +17,6 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.cpus import allowed_cpus, cpus_text
 from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
@@ -205,17 +202,3 @@ def _credential(coordinator: str | None, peer: int | None = None) -> Path | None
     from jaxdt.runtime.net.address import parse_address
 
     return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator), peer)
-
-
-def set_cpus(cpus: list[str]) -> None:
-    """Confine this process to some CPUs, where the system can; before jax is imported, which counts them."""
-    if not cpus:
-        return
-    if not all(cpu.isdigit() for cpu in cpus):
-        raise BadInput(f"--cpus: got {','.join(cpus)}, expected numbers separated by commas")
-    if not {int(cpu) for cpu in cpus} <= set(allowed_cpus()):
-        raise BadInput(f"--cpus: got {','.join(cpus)}, this process may use {cpus_text(allowed_cpus())}")
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
-    if len(cpus) == 1:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()

@@ -1,6 +1,9 @@
-"""Environment variables of processes that compute: settings of glibc's allocator and of XLA's threads."""
+"""The environment of processes that compute: settings of glibc's allocator and of XLA's threads, and their CPUs."""
 
 import os
+
+from jaxdt.spec.cpus import allowed_cpus, cpus_text
+from jaxdt.spec.errors import BadInput
 
 # A jitted call returns arrays of megabytes. By default glibc returns their memory to the system when they are freed and
 # faults it in again at the next call: 14,000 pages a call, a fifth of the time of a small stage. glibc reads these
@@ -22,3 +25,17 @@ def n_threads() -> int:
     if ONE_THREAD in os.environ.get("XLA_FLAGS", ""):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_cpus(cpus: list[str]) -> None:
+    """Confine this process to some CPUs, where the system can; before jax is imported, which counts them."""
+    if not cpus:
+        return
+    if not all(cpu.isdigit() for cpu in cpus):
+        raise BadInput(f"--cpus: got {','.join(cpus)}, expected numbers separated by commas")
+    if not {int(cpu) for cpu in cpus} <= set(allowed_cpus()):
+        raise BadInput(f"--cpus: got {','.join(cpus)}, this process may use {cpus_text(allowed_cpus())}")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
+    if len(cpus) == 1:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()

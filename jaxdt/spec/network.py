@@ -28,7 +28,7 @@ FIELDS = ("name", "devices", "hosts", "egress_per_gb", "latency_ms", "bandwidth_
 # Fields that say where a network comes from. Nothing here reads them.
 NOTES = (
     *("description", "source", "units", "seed", "directionality"),
-    *("num_devices", "paper_case", "dtfm_costs", "d_pp", "d_dp"),
+    *("num_devices", "short_gbps", "paper_case", "dtfm_costs", "d_pp", "d_dp"),
 )
 
 

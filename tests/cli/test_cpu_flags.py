@@ -3,8 +3,7 @@
 import pytest
 
 from jaxdt.api import launch
-from jaxdt.cli import run_flags
-from jaxdt.runtime import fleet
+from jaxdt.runtime import compute_environment, fleet
 from jaxdt.spec import cpus
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -14,7 +13,7 @@ TWO_PEERS = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (2,))
 
 @pytest.fixture
 def mask(monkeypatch):
-    for module in (cpus, fleet, run_flags):
+    for module in (cpus, fleet, compute_environment):
         monkeypatch.setattr(module, "allowed_cpus", lambda: [2, 5, 6, 9])
 
 
@@ -39,7 +38,7 @@ def test_peers_get_their_cpus_out_of_the_mask_and_no_more_than_a_quota_pays(
 
 def test_a_cpu_outside_of_the_mask_is_refused(mask):
     with pytest.raises(BadInput, match="^--cpus: got 0,5, this process may use 2,5,6,9$"):
-        run_flags.set_cpus(["0", "5"])
+        compute_environment.set_cpus(["0", "5"])
 
 
 def test_pins_must_fit_the_cores_that_may_be_used(mask, monkeypatch):

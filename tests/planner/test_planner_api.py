@@ -81,7 +81,8 @@ def test_an_interrupt_from_another_thread_ends_the_search_with_its_best_plan(obj
 
     def on_progress(progress):
         seen.append(progress)
-        if (progress.starts or progress).best_s is not None:
+        found = progress.starts or progress
+        if found.best_s is not None and found.evaluations > 0:
             stop.interrupt()
 
     result = planner.solve(network, job, stop, solver="random", on_progress=on_progress)
