@@ -28,6 +28,7 @@ os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the ca
 
 def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too (ten minutes)")
+    parser.addoption("--stuck", action="store_true", help="run real processes until they stand still (three minutes)")
     parser.addoption("--pool_seeds", type=int, default=3, help="seeds of pools that train while workers come and go")
 
 

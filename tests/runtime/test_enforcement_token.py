@@ -1,4 +1,7 @@
-"""The enforcement token with real processes: without it two stages that enforce wait for each other for ever."""
+"""The enforcement token with real processes: without it two stages that enforce wait for each other for ever.
+
+pytest tests/runtime/test_enforcement_token.py --stuck
+"""
 
 import time
 
@@ -31,7 +34,9 @@ STILL_S = 20.0  # a row takes about half a second
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the run without the token may go on for minutes
-def test_a_run_stands_still_without_the_token_and_ends_with_it(tmp_path):
+def test_a_run_stands_still_without_the_token_and_ends_with_it(tmp_path, request):
+    if not request.config.getoption("--stuck"):
+        pytest.skip("three minutes: pytest tests/runtime/test_enforcement_token.py --stuck")
     stuck = Launched(tmp_path, *ENFORCING, "--config.train.steps=1000", changes={"coordinate.py": WITHOUT_TOKEN})
     try:
         stuck.wait_for_step(1)
