@@ -134,6 +134,8 @@ class StateTransfer:
             if self._has == (view.generation, view.n_committed):
                 return [Fetching(1, 0, 1), Joined(view.n_committed)]
             self._download = Download(StateKey(view.n_committed, 0, self._n_words), self._slice_words, now_s)
+        elif self._download and self._download.done:
+            return []  # it is being installed: one Install for each state that is whole
         return self._go_on(now_s, self._download) if self._download else []
 
     def _give_up_repair(self, download: Download) -> list[Action | Event]:

@@ -126,6 +126,9 @@ class Vectors:
         if zlib.crc32(self._vector) != self._vector_crc:
             raise RuntimeError("the exchange wrote into its input")
 
+    def drop_results(self, step: int) -> None:
+        """Its Work leaves no results."""
+
     def _note_slice(self, key) -> None:
         """The last slice that arrives or is added up completes the result of its step."""
         self.ended_s[key.round.step] = time.monotonic()

@@ -162,6 +162,10 @@ class Vectors:
 
     def free(self, step: int, rounds: Sequence[Round]) -> None:
         self._slices.free(rounds)
+        self.drop_results(step)
+
+    def drop_results(self, step: int) -> None:
+        """Drop the sums of a step and of earlier ones; the compute thread does it once more, after its Work."""
         self._accumulators = {later: sum for later, sum in self._accumulators.items() if later > step}
 
 

@@ -115,6 +115,9 @@ class Keeps:
     def free(self, step, rounds):
         """It keeps nothing of steps that are over."""
 
+    def discard(self, key):
+        """A download begins, and nothing of one before is here."""
+
 
 class Asks:
     """A machine that fetches a slice from peer 1."""

@@ -10,6 +10,7 @@ from independent_mutants import MUTANTS, old_messages_count, wants_are_told_agai
 
 from jaxdt.protocol.events import COORDINATOR, GroupFormed, Received
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
+from jaxdt.sim.fuzz.cases import Busy
 from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
 from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN, REPLAYED
 from jaxdt.sync.groups import Groups
@@ -33,7 +34,7 @@ def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(name):
 def test_a_member_that_contributes_again_to_a_group_whose_result_it_holds_is_found():
     """It takes a loss at a certain moment: a member says that it holds the result while the others are told to average
     again."""
-    case = replace(draw_case(15, "groups"), faults=(Fault(1.5808473743464397, CRASH, 14),))
+    case = replace(draw_case(15, "groups"), faults=(Fault(1.5808473743464397, CRASH, 14),), busy=Busy())
     with mock.patch.object(Groups, "_held_attempt", lambda groups, round: None):
         assert f"({ONE_MEAN})" in finding(case)
     assert not finding(case)

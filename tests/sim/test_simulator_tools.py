@@ -146,7 +146,7 @@ def test_no_peer_computes_for_longer_than_a_step_takes(kind, n_steps):
     config = parse(dict(model=model, plan=plan, wiring=wiring, sync=dict(delay=1)))
     delayed = scenario_of(config, profile_of_flops(config, 1e9), None, None, SimulateOptions())
     result = break_down_step(delayed, n_steps)
-    assert 0.5 < max(result.utilisation.values()) <= 1
+    assert 0.5 < max(result.utilisation.values()) <= 1 + 1e-9  # sums of instants are rounded
     assert result.parts.bubble_s >= 0
 
 

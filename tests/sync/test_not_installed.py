@@ -113,3 +113,12 @@ def test_an_answer_to_a_repair_that_was_given_up_is_not_that_of_the_next_one(ans
     assert not {Joined, Install, Send} & set(map(type, machine.handle(2.0, answer)))
     assert len(installs(fetched(machine, actions))) == 1
     assert Joined(VERSION) in machine.handle(3.0, Installed(VERSION))
+
+
+def test_a_view_during_the_installation_asks_for_no_second_one():
+    """Its state is the first one's: nothing would be there for the second."""
+    machine, actions, joined = newcomer()
+    assert len(installs(fetched(machine, actions))) == 1
+    without = View(3, 1, 0, MEMBERS[1:], (1,), VERSION, joining=(2,))
+    assert machine.handle(2.0, ViewChanged(without)) == []
+    assert joined in machine.handle(3.0, Installed(VERSION))
