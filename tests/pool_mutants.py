@@ -170,7 +170,7 @@ def as_without_workers_between_steps(self, between_steps, *others):
 
 
 POOL_MUTANTS = {
-    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40, 44)),
+    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(22, 26)),
     "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(56, 72)),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
@@ -180,7 +180,7 @@ POOL_MUTANTS = {
         {COVER, PROGRESS, WHOLE_SUMS},
         range(40),
     ),
-    "a worker's versions share one buffer": (unchanged, one_buffer, {COVER}, range(15, 18)),
+    "a worker's versions share one buffer": (unchanged, one_buffer, {COVER}, range(3, 6)),
     "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(60, 67)),
     "a late worker gets the same task again": (unchanged, late_workers_and_no_steals, {COVER}, range(50, 60)),
     "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),

@@ -157,7 +157,7 @@ class Store:
     def restore(self, restore: Restore) -> None:
         """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; in place those that
         are here."""
-        self._begin(restore.generation, restore.n_reseeds)
+        self._begin(restore.version, restore.generation, restore.n_reseeds)
         if restore.in_place:
             return
         if restore.version == 0:
@@ -178,7 +178,7 @@ class Store:
             return NotInstalled(install.version, str(error))
         is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
         if not is_repaired and not install.beside_work:  # else Work under way goes on
-            self._begin(install.generation, install.n_reseeds)
+            self._begin(install.version, install.generation, install.n_reseeds)
         if self._is_worker:
             self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
         else:
@@ -190,15 +190,16 @@ class Store:
         versions = self.parameter_versions
         return digest(versions.state), *norm_and_sums(versions.params)
 
-    def _begin(self, generation: int, n_reseeds: int) -> None:
-        """Drop the results of earlier Work, and draw samples for `n_reseeds` from now on. No Work is running, since
-        this is the compute thread."""
+    def _begin(self, version: int, generation: int, n_reseeds: int) -> None:
+        """Drop the results of earlier Work, also of Work that began after its step was freed, and draw samples for
+        `n_reseeds` from now on. No Work is running, since this is the compute thread."""
         self.generation = generation
         self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
         self._freed_step = -1
         self._accumulators.clear()
         self._residuals.clear()
+        self._free_boundaries(version - 1)
         self._stash.clear()
 
     # ------------------------------------------------------------------------------------------------------- compute
@@ -564,10 +565,13 @@ class Store:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
         are over."""
         self._freed_step = step
-        for key in [key for key in list(self._boundaries) if self._is_freed(key, step)]:
-            self._boundaries.pop(key, None)
+        self._free_boundaries(step)
         self.drop_results(step)
         self._slices.free(rounds)
+
+    def _free_boundaries(self, step: int) -> None:
+        for key in [key for key in list(self._boundaries) if self._is_freed(key, step)]:
+            self._boundaries.pop(key, None)
 
     def drop_results(self, step: int) -> None:
         """Delete accumulators and residuals of a step and of earlier steps. The loop calls this in `free`, and the

@@ -316,6 +316,7 @@ class SymbolicTensors:
         self._freed_step = -1
         self.accumulators.clear()
         self._residuals.clear()
+        self._boundaries = {key: at for key, at in self._boundaries.items() if key.step >= version}
 
     def install(self, install: Install) -> Installed:
         """All words of the state must have been fetched, and all of that version. One of the same version repairs the

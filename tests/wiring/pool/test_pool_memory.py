@@ -11,7 +11,7 @@ from pool_mutants import KeepsContributions, of_servers
 from jaxdt.protocol.events import COORDINATOR, Ran
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.sim.faults import CRASH, PAUSE, RESTART, Fault
-from jaxdt.sim.fuzz.cases import play, work_seconds
+from jaxdt.sim.fuzz.cases import Busy, play, work_seconds
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.fuzz.pool.cases import draw_case
 from jaxdt.spec.config import default_plan
@@ -52,6 +52,7 @@ def churn(n_steps, delay):
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         nonfinite_step=None,
         random_moves_s=0.0,
+        busy=Busy(),  # else the batches take longer than the faults last, and fuller windows follow
     )
 
 
