@@ -201,11 +201,12 @@ def test_servers_that_are_lost_change_nothing_either(seed, functions_of, one_pro
 @pytest.mark.parametrize("stages", [1, 3])
 def test_servers_that_take_tasks_of_one_another_change_nothing(stages, delay, functions_of, one_process):  # noqa: F811
     """The first server of each stage has a worker, which is lost again and again; the second one has none."""
-    config = pool(stages, 1, servers=2, head="tied", steps=20, eval_every_steps=4, eval_microbatches=3)
+    config = pool(stages, 1, servers=2, head="tied", steps=30, eval_every_steps=4, eval_microbatches=3)
     config = delayed(config) if delay else config
-    outcome, _ = train(config, functions_of, one_process, worker_faults(7, config, 100.0))
+    outcome, _ = train(config, functions_of, one_process, worker_faults(0, config, 150.0))
     stolen = report_fields(outcome, "tasks_stolen")
-    assert sum(fields["n_microbatches"] for fields in stolen) > 1
+    assert {fields["stage"] for fields in stolen} == set(range(stages))
+    assert sum(fields["n_microbatches"] for fields in stolen) > 3
 
 
 def delayed(config, after_steps=0):
