@@ -283,11 +283,6 @@ class TaskTable:
         return self._n_committed + sum(map(len, self._uncommitted.values())) == len(self._units)
 
     @property
-    def n_committed(self) -> int:
-        """Microbatches whose gradient is in the server's accumulator."""
-        return self._n_committed
-
-    @property
     def is_committed(self) -> bool:
         """Whether the gradient of every microbatch is in the server's accumulator."""
         return self._n_committed == len(self._units)
