@@ -4,7 +4,7 @@
 
 TOKENS is a file of scripts/prepare_data.py with the tokenizer gpt2.
 
-Hardware: 24 hosts with a GPU each, which needs 18 to 22 GB by jaxdt/spec/memory.py. Expected: this config has been
+Hardware: 24 hosts with a GPU each, which needs 18 to 22 GB by jaxdt/run/memory.py. Expected: this config has been
 counted, but never run. It has 1.011e9 parameters with the tied head (3 GeGLU blocks of 2.685e8, a token table of
 2.059e8, the final LayerNorm). Each of the 3 stages applies its one block 16 times, so 1.289e10 block parameters are
 applied to each token. Samples grow from 256 to 2048 tokens over 12,000 steps, in 4 lengths.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxdt.ablation.grid import AblationConfig
 from jaxdt.cli import config_fields
-from jaxdt.spec.model import PRESETS, GPTConfig
+from jaxdt.run.model import PRESETS, GPTConfig
 from planner.model.file_schemas import schemas
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
@@ -23,7 +23,7 @@ SCHEMAS = PAGE.parent / "schemas"
 
 HEAD = """# Config fields
 
-*Written by `python docs/generate.py` from the dataclasses in `jaxdt/spec/`. Do not edit.*
+*Written by `python docs/generate.py` from the dataclasses in `jaxdt/run/`. Do not edit.*
 
 A config file (`configs/*.py`) returns these fields; each one is a flag too: `--config.plan.stages=4`. A name that does
 not exist is refused, with the nearest one that does. "Accepts" is the config's own error message, where there is one.

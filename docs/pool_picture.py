@@ -16,10 +16,10 @@ from jaxdt.cli import plots, script_main
 from jaxdt.protocol import trace
 from jaxdt.protocol.attempts import attempts
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run import config as configs
+from jaxdt.run.network import Link
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec import config as configs
-from jaxdt.spec.network import Link
 
 OUT = flags.DEFINE_string("out", "docs/pool.png", "Where the picture goes.")
 

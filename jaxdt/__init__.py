@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from jaxdt.api.report import Picture, report
     from jaxdt.api.simulate import SimulateOptions, Simulation, profile_of_flops, simulate
     from jaxdt.config_file import base_config
-    from jaxdt.spec.errors import BadInput
-    from jaxdt.spec.network import load as load_network
-    from jaxdt.spec.plan import load as load_plan
-    from jaxdt.spec.profile import load as load_profile
+    from jaxdt.run.errors import BadInput
+    from jaxdt.run.network import load as load_network
+    from jaxdt.run.plan import load as load_plan
+    from jaxdt.run.profile import load as load_profile
 
 # Name -> (module, name there)
 _PLACES = {
-    "BadInput": ("jaxdt.spec.errors", "BadInput"),
+    "BadInput": ("jaxdt.run.errors", "BadInput"),
     "LaunchOptions": ("jaxdt.api.launch", "LaunchOptions"),
     "Picture": ("jaxdt.api.report", "Picture"),
     "Run": ("jaxdt.api.launch", "Run"),
@@ -39,9 +39,9 @@ _PLACES = {
     "base_config": ("jaxdt.config_file", "base_config"),
     "launch": ("jaxdt.api.launch", "launch"),
     "load_config": ("jaxdt.api.config", "load_config"),
-    "load_network": ("jaxdt.spec.network", "load"),
-    "load_plan": ("jaxdt.spec.plan", "load"),
-    "load_profile": ("jaxdt.spec.profile", "load"),
+    "load_network": ("jaxdt.run.network", "load"),
+    "load_plan": ("jaxdt.run.plan", "load"),
+    "load_profile": ("jaxdt.run.profile", "load"),
     "profile_of_flops": ("jaxdt.api.simulate", "profile_of_flops"),
     "report": ("jaxdt.api.report", "report"),
     "simulate": ("jaxdt.api.simulate", "simulate"),

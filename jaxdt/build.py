@@ -15,14 +15,14 @@ from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol.events import Checkpoint
-from jaxdt.spec import serialize
-from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
-from jaxdt.spec.config import RunConfig, WiringConfig, check_plan
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import MemoryOptions
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
-from jaxdt.spec.sizes import sync_groups
+from jaxdt.run import serialize
+from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run.config import RunConfig, WiringConfig, check_plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.memory import MemoryOptions
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import SCHEDULES, STASH, Plan, to_json
+from jaxdt.run.sizes import sync_groups
 from jaxdt.sync.base import Period, sync_entry
 from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
 from jaxdt.sync.download import WORD_BYTES

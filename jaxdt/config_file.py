@@ -6,13 +6,13 @@ import typing
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxdt.spec import config, serialize
-from jaxdt.spec.model import GPTConfig
+from jaxdt.run import config, serialize
+from jaxdt.run.model import GPTConfig
 
 
 def base_config(preset: str = "debug") -> ConfigDict:
     """All fields with their defaults. Model fields are unset: those that stay unset get the values of the preset
-    (jaxdt.spec.config)."""
+    (jaxdt.run.config)."""
     kinds = typing.get_type_hints(GPTConfig)
     model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
     fields: dict[str, object] = {"model": model}

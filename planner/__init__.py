@@ -13,7 +13,7 @@ plan need no solver. `python -m planner` is the command line over it.
 
 Folders, from the bottom up: model (data), cost (Eq. 1-4), search (plans by cost), step_time (plans by simulated step),
 report (what is shown of a plan), api (the functions of this interface), commands (the command line). A folder may
-import those before it, and all may import jaxdt.spec; step_time also imports jaxdt.sim. Nothing here imports jax or the
+import those before it, and all may import jaxdt.run; step_time also imports jaxdt.sim. Nothing here imports jax or the
 runtime.
 """
 
@@ -21,10 +21,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxdt.spec.errors import BadInput
-    from jaxdt.spec.network import load as load_network
-    from jaxdt.spec.plan import load as load_plan
-    from jaxdt.spec.profile import load as load_profile
+    from jaxdt.run.errors import BadInput
+    from jaxdt.run.network import load as load_network
+    from jaxdt.run.plan import load as load_plan
+    from jaxdt.run.profile import load as load_profile
     from planner.api.explain import explain
     from planner.api.job import (
         ByteSizes,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 # Name -> (module, name there)
 _PLACES = {
-    "BadInput": ("jaxdt.spec.errors", "BadInput"),
+    "BadInput": ("jaxdt.run.errors", "BadInput"),
     "BoundaryCodec": ("planner.report.suggest", "BoundaryCodec"),
     "ByteSizes": ("planner.api.job", "ByteSizes"),
     "Change": ("planner.model.change", "Change"),
@@ -76,9 +76,9 @@ _PLACES = {
     "Swap": ("planner.report.suggest", "Swap"),
     "explain": ("planner.api.explain", "explain"),
     "load_constraints": ("planner.model.constraints", "load_constraints"),
-    "load_network": ("jaxdt.spec.network", "load"),
-    "load_plan": ("jaxdt.spec.plan", "load"),
-    "load_profile": ("jaxdt.spec.profile", "load"),
+    "load_network": ("jaxdt.run.network", "load"),
+    "load_plan": ("jaxdt.run.plan", "load"),
+    "load_profile": ("jaxdt.run.profile", "load"),
     "pareto": ("planner.api.pareto", "pareto"),
     "profile_of_flops": ("planner.api.job", "profile_of_flops"),
     "profile_of_kinds": ("planner.api.job", "profile_of_kinds"),

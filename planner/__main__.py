@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NoReturn
 
-from jaxdt.spec.errors import BadInput, nearest, why
+from jaxdt.run.errors import BadInput, nearest, why
 from planner.model.pool import EQ3, STOPS
 from planner.search.base import POOL_SOLVERS, SOLVERS
 

@@ -35,12 +35,12 @@ from jaxdt.ablation.report import cut_cases, markdown, rows
 from jaxdt.ablation.workers import SPAWN, Setup, WorkerLost, trained
 from jaxdt.cli import run_flags, run_inputs
 from jaxdt.model.data import TokenFile
+from jaxdt.run import config as configs
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
-from jaxdt.spec import config as configs
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
 SAY_EVERY_S = 10.0  # a line on what is under way, where no progress bar can be drawn

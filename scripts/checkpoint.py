@@ -19,11 +19,11 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.gpt import stage_entries
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
 from jaxdt.runtime.coordinator_folder import begun_with
 from jaxdt.runtime.storage import checkpoint, entries
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
 
 KEEP = flags.DEFINE_integer("keep", 1, "With prune: how many of the newest complete checkpoints stay.")
 

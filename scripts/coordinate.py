@@ -12,13 +12,13 @@ from absl import flags
 
 from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.membership.coordinator import TERMINATED
+from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import refusal, write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
-from jaxdt.spec.errors import BadInput, shell_line
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")

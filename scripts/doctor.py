@@ -15,13 +15,13 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import run_flags
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.calibrate import doctor
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.descriptor_limit import descriptor_limit
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec.errors import BadInput
 
 NETWORK = flags.DEFINE_string("network", None, "A network.json with measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")

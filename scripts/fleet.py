@@ -22,8 +22,8 @@ from jaxdt.cli import interrupts  # noqa: F401
 import json
 
 from jaxdt.cli import operator_flags, script_main
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.run_end import how_to_go_on
-from jaxdt.spec.errors import BadInput
 
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", "drain", "evict")
 

@@ -30,6 +30,11 @@ from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.protocol.events import View
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.plan import Plan
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import INTERRUPTED
@@ -42,11 +47,6 @@ from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DI
 from jaxdt.runtime.storage.checkpoint import Found
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.plan import Plan
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")

@@ -27,13 +27,13 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import memory_settings, run_flags
+from jaxdt.run import codec
+from jaxdt.run import network as networks
+from jaxdt.run import profile as profiles
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from jaxdt.runtime.compute_environment import set_cpus
-from jaxdt.spec import codec
-from jaxdt.spec import network as networks
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
 
 OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; by default its name in jax.")

@@ -23,13 +23,13 @@ from jaxdt.cli import plots, resume_flags, run_comparison, run_flags
 from jaxdt.protocol import trace
 from jaxdt.protocol.events import COORDINATOR, View
 from jaxdt.protocol.perfetto import chrome
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.plan import Plan
+from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import older_part, read_json
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.serialize import parse_json
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")

@@ -28,7 +28,7 @@ from experiments.reproduce.results import Results, commit, read
 from experiments.reproduce.targets import TARGETS, differences, write
 
 from jaxdt.cli import script_main
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 ALL = "all"
 OUT = flags.DEFINE_string("out", "configs/reproduce", "Folder with one folder per target.")

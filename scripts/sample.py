@@ -17,12 +17,12 @@ from absl import flags
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput, require_at_least, why
+from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.runtime.storage.entries import load_entries, load_parts
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput, require_at_least, why
-from jaxdt.spec.serialize import parse_json
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Folder of a checkpoint; by default the newest whole one of run_dir."

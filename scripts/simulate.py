@@ -43,6 +43,14 @@ from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.presence import peers_there
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.schedule import Order
+from jaxdt.run import config as configs
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import Profile
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
@@ -52,14 +60,6 @@ from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
 from jaxdt.sim.stragglers import stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS
-from jaxdt.spec import config as configs
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import Profile
 from jaxdt.sync.matching.mixing import mixing_lines
 
 try:  # this already reads the command line, and the flag files that it names

@@ -29,11 +29,11 @@ from absl import flags
 
 from jaxdt.cli import gpu_flags, run_flags
 from jaxdt.protocol.events import Leave, Stop
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
 from jaxdt.runtime.stop_requests import StopRequests, requested_stop
-from jaxdt.spec.errors import BadInput
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")

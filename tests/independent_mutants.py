@@ -23,6 +23,7 @@ from jaxdt.protocol.events import (
     Send,
     WantsGroup,
 )
+from jaxdt.run.work import ADOPT, BACKWARD, Work
 from jaxdt.sim.fuzz.independent.invariants import (
     ANSWERED,
     BUDGET,
@@ -37,7 +38,6 @@ from jaxdt.sim.fuzz.independent.invariants import (
     WINDOW,
 )
 from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
-from jaxdt.spec.work import ADOPT, BACKWARD, Work
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
 from jaxdt.sync.groups import GroupOptions, Groups
 from jaxdt.sync.held_out import HeldOutLosses

@@ -9,7 +9,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from jaxdt.spec.config import GroupsConfig
+from jaxdt.run.config import GroupsConfig
 from jaxdt.sync.matching.base import Matched, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.spec import network as networks
+from jaxdt.run import network as networks
 from planner.model.generate import generate
 from planner.model.problem import Problem, problem_of
 

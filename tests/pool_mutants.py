@@ -15,10 +15,10 @@ from mutants import Mutant, one_buffer, unchanged
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install, WakeAt
 from jaxdt.protocol.wake_up import WakeUp
+from jaxdt.run.sizes import is_contribution
 from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
 from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
-from jaxdt.spec.sizes import is_contribution
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.server import PoolServer

@@ -10,7 +10,7 @@ import test_equivalence as equivalence
 from jaxdt.codec import base as codec
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.stage import sum_sample_losses
-from jaxdt.spec.codec import parse
+from jaxdt.run.codec import parse
 
 N_STEPS = 6
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.build import check, check_config, follows_plan, peer_load
-from jaxdt.spec.config import GroupsConfig, RunConfig, SyncConfig, WiringConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.plan import Plan, PlanRoles
+from jaxdt.run.config import GroupsConfig, RunConfig, SyncConfig, WiringConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.plan import Plan, PlanRoles
 
 FIXED = RunConfig(gpt_config("debug", n_layers=4))
 SWARM = replace(FIXED, wiring=WiringConfig("swarm"))

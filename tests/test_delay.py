@@ -20,10 +20,10 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
+from jaxdt.run.config import WiringConfig, default_plan
+from jaxdt.run.delay import Delay
+from jaxdt.run.work import Work
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.spec.config import WiringConfig, default_plan
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.work import Work
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.routed import RoutedWiring
 

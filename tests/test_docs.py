@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdt.spec.config import RunConfig
+from jaxdt.run.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = [ROOT / "README.md", ROOT / "BUILD.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -22,17 +22,17 @@ from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, Header, OperatorRequest, Received
+from jaxdt.run import config as run_config
+from jaxdt.run import serialize
+from jaxdt.run.network import Link
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.sim.fuzz.cases import RandomMoves
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
-from jaxdt.spec import config as run_config
-from jaxdt.spec import serialize
-from jaxdt.spec.network import Link
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

@@ -13,7 +13,7 @@ def test_the_group_of_a_test_is_that_of_its_file_or_folder():
     scope = lambda nodeid: Groups._split_scope(root, nodeid)  # noqa: E731
     assert scope("tests/sync/test_stash.py::test_it[a::b@c]") == "replicas_that_differ"
     assert scope("tests/planner/test_planner_cost.py::test_it") == "kernels"
-    assert scope("tests/spec/test_plan.py::test_it[1]") == "tests/spec/test_plan.py::test_it[1]"
+    assert scope("tests/run/test_plan.py::test_it[1]") == "tests/run/test_plan.py::test_it[1]"
 
 
 def test_every_mark_of_a_group_is_read():

@@ -21,9 +21,9 @@ SCRIPTS = ROOT / "scripts"
 ORDER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["jaxdt"]["import_order"]
 TABLES = [{name: -i for i, line in enumerate(table) for name in line} for table in ORDER.values()]
 LEVELS = {name: level for table in TABLES for name, level in table.items()}
-BESIDE = {"jaxdt.config_file": {"jaxdt.spec", "ml_collections"}}  # top-level modules beside the layers
+BESIDE = {"jaxdt.config_file": {"jaxdt.run", "ml_collections"}}  # top-level modules beside the layers
 STANDARD_LIBRARY_ONLY = (
-    "jaxdt.spec",
+    "jaxdt.run",
     "jaxdt.protocol",
     "jaxdt.membership",
     "jaxdt.wiring",
@@ -225,7 +225,7 @@ def test_the_wall_clock_decides_nothing():
 
 @pytest.mark.parametrize(
     "module",
-    in_packages(("jaxdt.spec", "jaxdt.protocol", "jaxdt.membership", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")),
+    in_packages(("jaxdt.run", "jaxdt.protocol", "jaxdt.membership", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")),
 )
 def test_machines_have_no_clock_socket_thread_or_global_dice(module):
     banned = {"time", "socket", "threading", "asyncio", "secrets", "uuid", "multiprocessing", "subprocess"}

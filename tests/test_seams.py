@@ -27,11 +27,11 @@ from jaxdt.protocol.events import (
     Updated,
     ViewChanged,
 )
+from jaxdt.run.config import RunConfig, default_plan, parse
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE, Work
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec.config import RunConfig, default_plan, parse
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE, Work
 from jaxdt.sync.base import SYNCS, SyncEntry
 from jaxdt.wiring.base import WIRINGS, PeerLoad, WiringEntry
 

@@ -17,14 +17,14 @@ from jaxdt.model.data import write_tokens
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.protocol.events import Boundary, Key
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.runtime.calibrate.stage_times import compile_step
 from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.seq_lengths import SeqLengths
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

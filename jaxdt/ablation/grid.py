@@ -6,12 +6,12 @@ A Case is one training run. S stages of L layers have their boundaries behind la
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.plan import Plan, even_shares, ranges
-from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.run import codec as codecs
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.plan import Plan, even_shares, ranges
+from jaxdt.run.sizes import boundary_bytes
 
 BASELINE = "none"
 LAYERS = ("bottleneck", "maxout")

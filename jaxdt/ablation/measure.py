@@ -14,9 +14,9 @@ from jaxdt.model.chain import Chain
 from jaxdt.model.gpt import receiver_name, sender_name
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run.config import RunConfig
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 N_WARM_UP, N_TIMED = 3, 15
 

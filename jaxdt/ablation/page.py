@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jaxdt.ablation.grid import BASELINE, AblationConfig
 from jaxdt.ablation.report import Row, markdown, markdown_table, spread
-from jaxdt.spec.config import RunConfig
+from jaxdt.run.config import RunConfig
 
 CUTS = ((2, 2), (4, 2), (2, 4), (4, 4))  # stages, ratio
 # Perplexities of SWARM's Table 8 in the order of CUTS, one seed each; App. J. Its int8 is the dynamic map.

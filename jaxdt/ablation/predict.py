@@ -4,10 +4,10 @@ A stage encodes what it sends and decodes what it receives on its own device, as
 of a stage contain its compression layers already."""
 
 from jaxdt.ablation.grid import LAYERS, Case, run_of
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Link
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.predict import Conditions, predict_step_s
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 
 def step_seconds(config: RunConfig, case: Case, parts: dict, gbps: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxdt.ablation.grid import BASELINE, EIGHT_BIT, AblationConfig, Case, bytes_per_step, kinds
-from jaxdt.spec.config import RunConfig
+from jaxdt.run.config import RunConfig
 
 
 @dataclass(frozen=True)

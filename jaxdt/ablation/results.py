@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from jaxdt.ablation.grid import Case
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
 
 
 def fingerprint(config: RunConfig, data_checksum: str) -> str:

@@ -12,8 +12,8 @@ from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
-from jaxdt.spec.codec import CodecSpec
-from jaxdt.spec.config import RunConfig
+from jaxdt.run.codec import CodecSpec
+from jaxdt.run.config import RunConfig
 
 
 @functools.cache  # compiling takes as long as a good part of a short run, and all seeds share the functions

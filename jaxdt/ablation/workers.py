@@ -13,8 +13,8 @@ from pathlib import Path
 
 from jaxdt.ablation.grid import Case
 from jaxdt.model.data import open_data
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.cpus import allowed_cpus
+from jaxdt.run.config import RunConfig
+from jaxdt.run.cpus import allowed_cpus
 
 POLL_S = 1.0
 SPAWN = multiprocessing.get_context("spawn")  # a fork would share the parent's threads and locks

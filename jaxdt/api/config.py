@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, unreadable
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, unreadable
 
 Config = ConfigDict | RunConfig | Mapping[str, Any]
 

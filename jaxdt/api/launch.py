@@ -24,15 +24,15 @@ from jaxdt.api.report import Picture, report
 from jaxdt.cli import codec_decision, gpu_flags, resume_flags, run_inputs
 from jaxdt.cli.local_run import SCRIPTS, objects
 from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.run.config import RunConfig
+from jaxdt.run.cpus import cores_text, usable_cores
+from jaxdt.run.errors import BadInput, require_text
+from jaxdt.run.plan import Plan
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.sim.stragglers import stalls
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.cpus import cores_text, usable_cores
-from jaxdt.spec.errors import BadInput, require_text
-from jaxdt.spec.plan import Plan
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
 COORDINATOR_LOG = "coordinator.log"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.cli.local_run import SCRIPTS
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,20 +18,20 @@ from jaxdt.api.config import Config, fields_of
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.reports import GroupReport
+from jaxdt.run import config as configs
+from jaxdt.run import network as networks
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import Profile
 from jaxdt.sim.link_table import SHARDS, ExchangeModel, LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
 from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
-from jaxdt.spec import config as configs
-from jaxdt.spec import network as networks
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import Profile
 from jaxdt.sync.matching.mixing import Mixing, mixing_lines, mixing_of_stages
 
 EFFICIENCY = 0.35

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from jaxdt import build
 from jaxdt.cli import environment
-from jaxdt.spec import codec, codec_choice
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import CodecTimes
+from jaxdt.run import codec, codec_choice
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import CodecTimes
 
 
 def decided(config: RunConfig, plan: Plan, network: Network | None, profile: str | None) -> tuple[Plan, list[str]]:

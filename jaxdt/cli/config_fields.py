@@ -12,8 +12,8 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput
 from jaxdt.sync.base import SYNCS
 from jaxdt.sync.matching.base import MATCHERS
 from jaxdt.wiring.base import WIRINGS

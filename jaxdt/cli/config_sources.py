@@ -12,11 +12,11 @@ from typing import Any
 from absl import flags
 
 from jaxdt.cli.config_fields import sections
-from jaxdt.spec import codec as codecs
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.model import PRESETS
-from jaxdt.spec.plan import Plan
+from jaxdt.run import codec as codecs
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.model import PRESETS
+from jaxdt.run.plan import Plan
 
 FLAG, RESUME, DEFAULT = "flag", "resume", "default"
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 MEMORY_FRAC = 0.75  # of a GPU, what one process of jax takes by default; processes that share a GPU share that
 # Both names are read; to set both is an error in jax.

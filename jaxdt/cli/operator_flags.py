@@ -6,6 +6,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import CoordinatorAway, ask_coordinator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
@@ -13,7 +14,6 @@ from jaxdt.runtime.net.address import format_address, parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS, live_holder
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
-from jaxdt.spec.errors import BadInput
 
 RUN_DIR = flags.DEFINE_string(
     "run_dir",

@@ -20,8 +20,8 @@ from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
+from jaxdt.run.work import ADOPT, LAY_OUT, UPDATE
 from jaxdt.runtime.reporting.metrics import plain_steps
-from jaxdt.spec.work import ADOPT, LAY_OUT, UPDATE
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}

@@ -18,21 +18,21 @@ from typing import Any
 import jaxdt
 from jaxdt.cli import run_inputs
 from jaxdt.protocol.reports import ReplanReport
+from jaxdt.run import codec as codecs
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run import serialize
+from jaxdt.run.config import ADVISE, RunConfig
+from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import NO_CODEC, DeviceKind, PartTimes, Profile
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.runtime.reporting.replan_advice import Seconds, StartSearch
 from jaxdt.runtime.run_dir import CONFIG_PY
 from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.spec import codec as codecs
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec import serialize
-from jaxdt.spec.config import ADVISE, RunConfig
-from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import NO_CODEC, DeviceKind, PartTimes, Profile
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 SEARCH_S = 10.0
 CHILD_S = 180.0  # on first use the planner compiles its search, at the least priority

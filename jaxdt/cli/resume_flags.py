@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, shell_line, why
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import read_json, write_json
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, shell_line, why
-from jaxdt.spec.plan import Plan
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from jaxdt.spec.codec import NONE
+from jaxdt.run.codec import NONE
 
 BETWEEN, WITHIN, OTHER = "between stages", "within stages", "other"
 LINK_KINDS = (BETWEEN, WITHIN, OTHER)

@@ -10,14 +10,14 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
+from jaxdt.run import config as configs
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.sim.stragglers import stalls
-from jaxdt.spec import config as configs
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
     from jaxdt.protocol.events import Welcome

@@ -9,12 +9,12 @@ from typing import Any
 from jaxdt import build
 from jaxdt.model.data import TokenFile, open_data
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
-from jaxdt.spec import config as configs
-from jaxdt.spec import network as networks
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run import config as configs
+from jaxdt.run import network as networks
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 

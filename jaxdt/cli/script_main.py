@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from absl import app, command_name, flags, logging
 
+from jaxdt.run.errors import BadInput, ThreadDied, nearest, require_text, unreadable
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
-from jaxdt.spec.errors import BadInput, ThreadDied, nearest, require_text, unreadable
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))

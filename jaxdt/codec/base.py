@@ -1,10 +1,10 @@
 """The table of codecs, and the jitted functions that encode and decode with one of them.
 
-A codec is a pair of pure functions between a tensor and one array, the wire, whose size is that of jaxdt.spec.codec.
+A codec is a pair of pure functions between a tensor and one array, the wire, whose size is that of jaxdt.run.codec.
 Gradients go straight through: nothing here is differentiated. The functions below are compiled once per codec, shape
 and dtype.
 
-A new codec is one file with a function build(spec), an entry in CODECS, and a size in jaxdt.spec.codec."""
+A new codec is one file with a function build(spec), an entry in CODECS, and a size in jaxdt.run.codec."""
 
 # Parts of jax have no complete annotations.
 # pyright: reportUnknownMemberType=false
@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Shaped
 
-from jaxdt.spec.codec import BF16, DYNAMIC, INT8, NONE, CodecSpec, wire_bytes
+from jaxdt.run.codec import BF16, DYNAMIC, INT8, NONE, CodecSpec, wire_bytes
 
 Shape = tuple[int, ...]
 Wire = Shaped[Array, "..."]

@@ -4,7 +4,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxdt.codec.base import Codec, Shape
-from jaxdt.spec.codec import CodecSpec
+from jaxdt.run.codec import CodecSpec
 
 
 def build(spec: CodecSpec) -> Codec:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, UInt8
 
 from jaxdt.codec.base import Codec, Shape
 from jaxdt.codec.blocks import absmax, join_blocks, pack, split_blocks, unpack
-from jaxdt.spec.codec import CodecSpec
+from jaxdt.run.codec import CodecSpec
 
 # Adding 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer, nearest even, and leaves it in the low bits. That is
 # one instruction; rounding and converting would be two passes over more data.

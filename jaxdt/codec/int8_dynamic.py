@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, UInt8
 
 from jaxdt.codec.base import Codec, Shape
 from jaxdt.codec.blocks import absmax, join_blocks, pack, split_blocks, unpack
-from jaxdt.spec.codec import CodecSpec
+from jaxdt.run.codec import CodecSpec
 
 
 def _values() -> np.ndarray:

@@ -36,7 +36,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run.seq_lengths import SeqLengths
 
 KEPT_STEPS = 2  # with a delay of one step a member may have missed two
 ROLLBACKS_MAX = 3  # without a complete checkpoint in between

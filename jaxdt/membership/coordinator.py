@@ -116,8 +116,8 @@ from jaxdt.protocol.reports import (
     WorkerHereReport,
     WorkerPlacedReport,
 )
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.

@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxdt.membership.agreement import CommittedStep, CountedRows
 from jaxdt.protocol.events import Checkpoint, Hello, Part, View, Welcome
-from jaxdt.spec import serialize
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run import serialize
+from jaxdt.run.seq_lengths import SeqLengths
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from jaxdt.protocol.events import HeldOutMeasured
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.config import TrainConfig, is_evaluated
-from jaxdt.spec.delay import NO_DELAY, Delay
+from jaxdt.run.config import TrainConfig, is_evaluated
+from jaxdt.run.delay import NO_DELAY, Delay
 
 
 class HeldOutRows:

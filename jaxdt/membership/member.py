@@ -105,7 +105,7 @@ from jaxdt.protocol.reports import (
     RefusedReport,
     StillReadyReport,
 )
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_RECORDS = 2  # with a delay of one step a member may have missed two

@@ -24,9 +24,9 @@ from jaxtyping import Float, Float32
 
 from jaxdt.model.base import Params, model_of
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.spec.codec import BF16, NONE
-from jaxdt.spec.config import GroupsConfig
-from jaxdt.spec.model import ModelConfig
+from jaxdt.run.codec import BF16, NONE
+from jaxdt.run.config import GroupsConfig
+from jaxdt.run.model import ModelConfig
 
 Vector = Float32[np.ndarray, " n"]
 Sent = Float[np.ndarray, " n"]  # in the dtype of a codec

@@ -5,7 +5,7 @@ any split merge by name, and can be cut again. A stage holds the layers lo..hi-1
 and the head on the last.
 
 A new model is one file with a MODEL, an entry in MODELS, and a config with its sizes beside GPTConfig in
-jaxdt.spec.model.
+jaxdt.run.model.
 
 B samples, T tokens, V vocabulary, W boundary width."""
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxdt.spec.model import ModelConfig
+from jaxdt.run.model import ModelConfig
 
 Params = dict[str, Any]
 Tokens = Int[Array, "B T"]

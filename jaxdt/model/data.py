@@ -7,7 +7,7 @@ A training batch is a pure function of the file and of (seed, step, microbatch):
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
 (step * n_microbatches + microbatch) * microbatch_size + i reads one window, and each run of n_windows samples (an
 epoch) reads every window once, in an order drawn from the seed and the number of the epoch. Where samples grow with the
-step (jaxdt.spec.seq_lengths), each length has its own windows, and with them its own epochs.
+step (jaxdt.run.seq_lengths), each length has its own windows, and with them its own epochs.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput, shell_line, why
+from jaxdt.run.errors import BadInput, shell_line, why
 
 MAGIC = b"JAXDTTOK"
 VERSION = 1

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Int
 from jaxdt.model import kernels
 from jaxdt.model.base import Boundary, Logits, Model, Params, Tokens
 from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
-from jaxdt.spec.model import GPTConfig
+from jaxdt.run.model import GPTConfig
 
 ROTARY_BASE = 10000.0
 # Each entry of the parameters draws its random numbers from a key of its own: the seed's, folded with one of these

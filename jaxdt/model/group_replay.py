@@ -24,9 +24,9 @@ from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
 from jaxdt.protocol.incarnations import Incarnations
 from jaxdt.protocol.reports import GroupReport, HeldOutMeanReport, StateMeanReport
-from jaxdt.spec.config import PIPELINE, RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import PIPELINE, RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 
 State = tuple[Any, Any]  # parameters, and the optimizer's
 Place = tuple[int, int, int]  # a replica's stage and pipeline, and its local steps

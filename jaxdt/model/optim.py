@@ -3,7 +3,7 @@
 A parameter's update depends on no other parameter, so that the split into stages cannot change the result. Clipping by
 the norm of the whole gradient would; the caller applies it, as the `scale` of a stage's update.
 
-A new optimizer is a function of OptimConfig, an entry in OPTIMIZERS, and one of the same name in jaxdt.spec.optim,
+A new optimizer is a function of OptimConfig, an entry in OPTIMIZERS, and one of the same name in jaxdt.run.optim,
 which has the number of its moments."""
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from jaxdt.spec.optim import OptimConfig
+from jaxdt.run.optim import OptimConfig
 
 Numbers = Float[Array, "..."]
 Reduced = Callable[[Numbers, Numbers, Float[Array, ""], float], Numbers]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdt.model.data import MAGIC, TokenFile, open_data, verify_checksum, write_pieces
 from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
-from jaxdt.spec.errors import BadInput, why
+from jaxdt.run.errors import BadInput, why
 
 LOOKED_AT_BYTES = 4096
 PIECE_BYTES = 1 << 18  # the expression that splits GPT-2's text takes no run of 1,000,000 spaces

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxdt.model.base import Params, model_of
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import ModelConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import ModelConfig
 
 
 def assemble(config: ModelConfig, stages: list[Params]) -> Params:

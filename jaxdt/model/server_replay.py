@@ -19,9 +19,9 @@ from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.group_replay import Tokens, local_step
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 
 SnapshotName = tuple[int, bool]  # a version, and whether it is that of a checkpoint
 

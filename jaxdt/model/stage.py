@@ -20,9 +20,9 @@ from jaxtyping import Array, Float32, Int
 from jaxdt.model.base import Boundary, Logits, Params, Tokens, model_of
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes
-from jaxdt.spec.config import REMATS
-from jaxdt.spec.errors import BadInput, require_one_of
-from jaxdt.spec.model import ModelConfig
+from jaxdt.run.config import REMATS
+from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.model import ModelConfig
 
 DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)}
 OptState = Any

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, nearest
 
 GPT2_VOCAB_SIZE = 50257
 GPT2_END_OF_TEXT = 50256

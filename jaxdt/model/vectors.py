@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jaxdt.model.base import Params, model_of
-from jaxdt.spec.model import ModelConfig
+from jaxdt.run.model import ModelConfig
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
 

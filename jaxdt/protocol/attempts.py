@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.trace import TraceRecord
-from jaxdt.spec.work import EVALUATE, Work, parse_work
+from jaxdt.run.work import EVALUATE, Work, parse_work
 
 
 @dataclass

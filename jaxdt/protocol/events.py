@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.protocol.reports import ReplanReport, Report
-from jaxdt.spec.frozen_dataclass import frozen_dataclass
-from jaxdt.spec.work import Work
+from jaxdt.run.frozen_dataclass import frozen_dataclass
+from jaxdt.run.work import Work
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
@@ -1278,7 +1278,7 @@ class Refused:
 @frozen_dataclass
 class Ready:
     """The peer's own stage is compiled and timed: seconds per kind of Work and per MESSAGE, and where a device is
-    emulated also per kind + ON_A_CORE (jaxdt.spec.work). Its state has so many 4-byte words. `device`: on what it
+    emulated also per kind + ON_A_CORE (jaxdt.run.work). Its state has so many 4-byte words. `device`: on what it
     computes, for people."""
 
     seconds: dict[str, float]

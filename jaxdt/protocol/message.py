@@ -1,6 +1,6 @@
 """Messages <-> plain data for the wire; data that do not fit a message's types are refused before a machine sees them.
 
-Fields that are not known are left out: a peer of the next minor version may send some (jaxdt.spec.versions).
+Fields that are not known are left out: a peer of the next minor version may send some (jaxdt.run.versions).
 """
 
 import typing
@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from jaxdt.protocol import events
 from jaxdt.protocol.events import Header, Message, Received
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 
 TensorMessage = events.Boundary | events.TaskOutput | events.Shard | events.Reduced | events.State
 WITH_TENSOR: frozenset[type] = frozenset(typing.get_args(TensorMessage))

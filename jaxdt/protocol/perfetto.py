@@ -8,7 +8,7 @@ earlier than the arrival of the message before it on that link.
 from typing import Any
 
 from jaxdt.protocol.trace import TraceRecord
-from jaxdt.spec.work import parse_work
+from jaxdt.run.work import parse_work
 
 TimelineEvent = dict[str, Any]  # of the Chrome trace event format
 

@@ -8,8 +8,8 @@ than n_stages - stage keeps more microbatches in flight, which hides the latency
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, FORWARD, Work, parse_work
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, FORWARD, Work, parse_work
 
 Order = tuple[Work, ...]
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.serialize import is_object, parse_json
-from jaxdt.spec.work import Work, parse_work
+from jaxdt.run.errors import BadInput
+from jaxdt.run.serialize import is_object, parse_json
+from jaxdt.run.work import Work, parse_work
 
 TraceRecord = dict[str, Any]  # of one line, as JSON gives it
 

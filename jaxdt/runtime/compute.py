@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from jaxdt.protocol.events import Digested, DigestState, Event, Free, Install, Ran, Restore, Restored
+from jaxdt.run.work import REPLACES_STATE, TIMED_AS
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.sim.stragglers.stalls import PeerStalls
-from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins the text of XLA's error
 

@@ -2,8 +2,8 @@
 
 import os
 
-from jaxdt.spec.cpus import allowed_cpus, cpus_text
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.cpus import allowed_cpus, cpus_text
+from jaxdt.run.errors import BadInput
 
 # A jitted call returns arrays of megabytes. By default glibc returns their memory to the system when they are freed and
 # faults it in again at the next call: 14,000 pages a call, a fifth of the time of a small stage. glibc reads these

@@ -6,12 +6,12 @@ from queue import Empty, SimpleQueue
 
 from jaxdt.protocol.events import COORDINATOR, Ended, Header, Message, Received
 from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.spec.errors import BadInput
 
 ANSWER_S = 30.0
 SAID_S = 2.0  # who waits for longer is told

@@ -18,14 +18,14 @@ from jaxdt.build import RunStart
 from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
 from jaxdt.protocol.events import Checkpoint, View
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.run_history import HISTORY
 from jaxdt.runtime.run_dir import n_steps_of
 from jaxdt.runtime.run_end import ended_run, how_to_go_on
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import step_folder
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
 
 RUN, START, ENDED = "run", "start", "ended"  # beside the names under which the machine's state is made durable
 LOCK = "lock"

@@ -10,6 +10,8 @@ from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, StopRequested, Terminated
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, locked_folder
 from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
@@ -21,8 +23,6 @@ from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
 
 # Each peer has two threads here. At the interpreter's 5 ms, the loop waited up to so long after each message of a view
 # that goes to hundreds of peers.

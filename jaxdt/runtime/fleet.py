@@ -15,6 +15,9 @@ from typing import IO
 
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
+from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import authority
@@ -24,9 +27,6 @@ from jaxdt.runtime.reporting.console import has_own_terminal
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
-from jaxdt.spec.cpus import allowed_cpus, cpus_text, usable_cores
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 LOST = 3  # exit code: the run has lost a peer, or all of them
 RUN_CODES = (0, 2, LOST, 4, INTERRUPTED)

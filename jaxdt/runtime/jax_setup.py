@@ -5,8 +5,8 @@ from pathlib import Path
 import jax
 
 from jaxdt.model.stage import computes_on
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import n_threads
-from jaxdt.spec.errors import BadInput
 
 
 def set_up_jax(cache_dir: Path) -> None:

@@ -18,6 +18,7 @@ from jaxdt.membership.liveness.claims import Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Report, Stop, Welcome
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import COORDINATORS_CLOCK, PEER, TOKEN, new_key, now, signing_request, stamp
@@ -36,7 +37,6 @@ from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
-from jaxdt.spec.errors import BadInput
 
 PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"

@@ -75,6 +75,8 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput, ThreadDied
+from jaxdt.run.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
@@ -83,8 +85,6 @@ from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.runtime.storage.words import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
-from jaxdt.spec.errors import BadInput, ThreadDied
-from jaxdt.spec.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 
 Computation = Run | Restore | Install | DigestState | Free  # for the compute thread
 

@@ -12,6 +12,10 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import COORDINATOR, Ready, Restore, Stop
 from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import ON_A_CORE
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
@@ -27,10 +31,6 @@ from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import ON_A_CORE
 
 
 @dataclass(frozen=True)

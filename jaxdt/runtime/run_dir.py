@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.plan import Plan, to_json
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.run_end import has_ended
 from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.checkpoint import step_folders
 from jaxdt.runtime.storage.durable import write_durably
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
 CREDENTIALS = "credentials"

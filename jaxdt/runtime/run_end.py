@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput, shell_line
-from jaxdt.spec.serialize import parse_json
 
 
 def ended_run(run_dir: Path) -> str:

@@ -7,16 +7,16 @@ from pathlib import Path
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
 from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, FORWARD, REGENERATE
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.parts import part_folders
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE
 
 
 @dataclass(frozen=True)

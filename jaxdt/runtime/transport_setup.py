@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxdt.protocol.message import from_plain
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, advertised, default_listen, format_address, parse_address
 from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
@@ -10,7 +11,6 @@ from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.sim.predict import device_links
-from jaxdt.spec.errors import BadInput
 
 
 @dataclass(frozen=True)

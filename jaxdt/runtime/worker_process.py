@@ -18,6 +18,7 @@ from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol.events import Leave, Ready, Stop, Welcome
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.coordinator_client import CoordinatorAway
 from jaxdt.runtime.jax_setup import device_text
@@ -32,7 +33,6 @@ from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
-from jaxdt.spec.errors import BadInput
 
 ASKS_EVERY_S = 1.0
 LOST = 3  # exit code: the coordinator is away

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxdt.build import RunStart, build_newcomer
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.sim_peer import SimPeer
 from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan
 
 
 class Arrivals:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import CRASH, JOIN, Fault
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
 
 Counts = list[tuple[float, int]]
 

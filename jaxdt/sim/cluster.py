@@ -67,6 +67,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
 )
 from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
+from jaxdt.run.work import MESSAGE, ON_A_CORE, TIMED_AS, Work
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.disks import Disks
@@ -93,7 +94,6 @@ from jaxdt.sim.link_table import OWN_EXCHANGE, LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
-from jaxdt.spec.work import MESSAGE, ON_A_CORE, TIMED_AS, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]

@@ -18,12 +18,12 @@ from jaxdt.protocol.events import (
     StateKey,
 )
 from jaxdt.protocol.message import WITH_TENSOR
+from jaxdt.run.work import BACKWARD
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.links import At, SimulatedLink
 from jaxdt.sim.sim_peer import Outcome, Recorder, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.work import BACKWARD
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import RunConfig
 from jaxdt.sim.faults import CLOG, CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, SLOW, Fault
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario
 from jaxdt.sim.sim_peer import Outcome
-from jaxdt.spec.config import RunConfig
 
 PATIENCE = 20.0  # times the undisturbed run's seconds, and as many seconds on top
 

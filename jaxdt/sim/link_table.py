@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.network import Link
 from jaxdt.sim.links import At, Jitter, Pipe, Ramp, SimulatedLink
-from jaxdt.spec.errors import BadInput, require_one_of
-from jaxdt.spec.network import Link
 
 OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
 

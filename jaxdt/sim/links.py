@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jaxdt.spec.network import UNLIMITED_GBPS, Link
+from jaxdt.run.network import UNLIMITED_GBPS, Link
 
 At = Callable[..., None]  # at(when_s, callback, args=()): see EventQueue
 Entered = Callable[[float, float], None]

@@ -20,6 +20,9 @@ from jaxdt.build import (
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import UNLIMITED_GBPS, Link, Network
+from jaxdt.run.plan import Plan
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
@@ -27,9 +30,6 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import UNLIMITED_GBPS, Link, Network
-from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 1
 

@@ -8,6 +8,14 @@ from functools import partial
 from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ, worker_vectors
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import GroupReport
+from jaxdt.run.config import NetConfig, RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.memory import most_retained, stage_memory_bytes
+from jaxdt.run.network import Link, Network
+from jaxdt.run.plan import Plan, even_shares
+from jaxdt.run.profile import Profile, codec_times, stage_seconds
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import (
     Conditions,
@@ -19,14 +27,6 @@ from jaxdt.sim.predict import (
     timed_span,
 )
 from jaxdt.sim.stragglers.stalls import Stalls
-from jaxdt.spec.config import NetConfig, RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import most_retained, stage_memory_bytes
-from jaxdt.spec.network import Link, Network
-from jaxdt.spec.plan import Plan, even_shares
-from jaxdt.spec.profile import Profile, codec_times, stage_seconds
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 # Heartbeats cost simulation time, and without faults they change no step.
 RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)
@@ -129,7 +129,7 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 
 
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
-    """The most bytes that each peer holds at once (jaxdt.spec.memory)."""
+    """The most bytes that each peer holds at once (jaxdt.run.memory)."""
     config, plan = scenario.config, scenario.plan
     size = config.train.microbatch_size
     found = {}

@@ -6,12 +6,12 @@ from typing import Any, Protocol, TypeVar
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
+from jaxdt.run.frozen_dataclass import frozen_dataclass
+from jaxdt.run.network import Link
+from jaxdt.run.work import Work
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.sim.tensors import Tensors
-from jaxdt.spec.frozen_dataclass import frozen_dataclass
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import Work
 
 CRASHED = 137  # the exit code of a process that was killed
 

@@ -3,7 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 from jaxdt.protocol.events import Install, Installed, Key, Message, NotInstalled, Restore, Round, SliceKey, StateKey
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 
 
 class Tensors(Protocol):

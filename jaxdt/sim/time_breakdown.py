@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.trace import step_of
+from jaxdt.run.work import Work
 from jaxdt.sim.predict import WARM_UP_STEPS, TimedSpan, simulate
 from jaxdt.sim.scenario import Scenario, without
-from jaxdt.spec.work import Work
 
 
 class Totals:

@@ -68,12 +68,12 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import GATHER, UPDATE, Work
+from jaxdt.run.config import RunConfig
+from jaxdt.run.delay import Delay
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import GATHER, UPDATE, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import Bounds, Exchange, update_scale
 from jaxdt.sync.own_state import OwnState

@@ -12,11 +12,11 @@ from typing import Protocol
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import Action, Event
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.memory import ReplicaCopies
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.memory import ReplicaCopies
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
 
 # Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
 SYNCS: dict[str, str] = {

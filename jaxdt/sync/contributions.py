@@ -30,7 +30,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.participants import Cover, Participants
-from jaxdt.spec.sizes import parameters_of
+from jaxdt.run.sizes import parameters_of
 from jaxdt.sync.exchange import Exchange, RoundSpec
 
 

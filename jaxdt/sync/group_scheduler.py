@@ -45,9 +45,9 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PipelineJoinReport, StateMeanReport
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.sizes import fragment_name, fragment_of_name, mean_name, state_name
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import STASH, Plan
+from jaxdt.run.sizes import fragment_name, fragment_of_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken

@@ -70,13 +70,13 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.participants import EachOnce, Participants
-from jaxdt.spec.codec import EXCHANGED_BYTES
-from jaxdt.spec.config import STAGE, GroupsConfig, RunConfig
-from jaxdt.spec.memory import ReplicaCopies
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.sizes import exchanged_elements, fragment_of_name, is_mean, state_name
-from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.run.codec import EXCHANGED_BYTES
+from jaxdt.run.config import STAGE, GroupsConfig, RunConfig
+from jaxdt.run.memory import ReplicaCopies
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import STASH, Plan
+from jaxdt.run.sizes import exchanged_elements, fragment_of_name, is_mean, state_name
+from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler

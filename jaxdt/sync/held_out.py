@@ -30,11 +30,11 @@ from jaxdt.protocol.events import (
     Tally,
 )
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
-from jaxdt.spec.config import TrainConfig, is_evaluated
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import boundary_bytes
-from jaxdt.spec.work import EVALUATE, Work
+from jaxdt.run.config import TrainConfig, is_evaluated
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.work import EVALUATE, Work
 from jaxdt.sync.scheduling.pipelines import Pipelines
 
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors

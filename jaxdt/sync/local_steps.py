@@ -41,7 +41,7 @@ from jaxdt.protocol.events import (
     Tally,
 )
 from jaxdt.protocol.ledger import Ledger
-from jaxdt.spec.work import LOCAL_STEP, NORM, Work
+from jaxdt.run.work import LOCAL_STEP, NORM, Work
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Reopen, Round, Send, View
 from jaxdt.protocol.participants import ExactCover, Participants
-from jaxdt.spec.sizes import Group
+from jaxdt.run.sizes import Group
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 
 

@@ -67,13 +67,13 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
-from jaxdt.spec.codec import EXCHANGED_BYTES
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.memory import ReplicaCopies
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
-from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.run.codec import EXCHANGED_BYTES
+from jaxdt.run.config import RunConfig
+from jaxdt.run.memory import ReplicaCopies
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import STASH, Plan
+from jaxdt.run.sizes import group_name, pull_name, push_name, sync_groups
+from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place

@@ -24,9 +24,9 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import PipelineEndReport, StateMeanReport
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import is_mean, kept_name
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import is_mean, kept_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import OpenGroup, OpenGroups

@@ -3,6 +3,6 @@
 base.py has the interface and the table of kinds; fixed.py and swarm.py are the kinds. Parts that several kinds use:
 routed.py (microbatches along routes), recovery.py (Work that is done again after a view in mid-step), retention.py (the
 tensors that are kept for recovery), delayed_update.py (several steps under way), load_report.py and rebalance.py (moves
-of peers to other stages). Imports jaxdt.membership, jaxdt.protocol and jaxdt.spec; pure state machines, standard
+of peers to other stages). Imports jaxdt.membership, jaxdt.protocol and jaxdt.run; pure state machines, standard
 library only.
 """

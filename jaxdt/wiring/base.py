@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jaxdt.protocol.events import Action, Drained, Event
-from jaxdt.spec.config import RunConfig, is_evaluated
-from jaxdt.spec.delay import NO_DELAY, Delay
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import boundary_bytes
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.run.config import RunConfig, is_evaluated
+from jaxdt.run.delay import NO_DELAY, Delay
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
 
 COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wiring asks for
 

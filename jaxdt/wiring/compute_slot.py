@@ -1,7 +1,7 @@
 """The Work that runs on a peer's device: one at a time, whichever part of the wiring asked for it."""
 
 from jaxdt.protocol.events import Round, Run
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 
 
 class ComputeSlot:

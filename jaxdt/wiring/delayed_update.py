@@ -21,7 +21,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
     WorkOverdue,
 )
-from jaxdt.spec.delay import Delay
+from jaxdt.run.delay import Delay
 from jaxdt.wiring.base import COMPUTING, Wiring
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from jaxdt.protocol.events import Progress
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
 from jaxdt.wiring.route_policy import Route, RoutePolicy
 from jaxdt.wiring.tasks import Task, task_kind
 

@@ -32,10 +32,10 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.schedule import Order, stage_order
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
+from jaxdt.run.config import RunConfig
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, Work
 from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pipeline_assignment import Places, PlannedRoutes, pipeline_assignment

@@ -30,10 +30,10 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.schedule import stage_order
-from jaxdt.spec.config import STAGE, RunConfig
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
+from jaxdt.run.config import STAGE, RunConfig
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import STASH, Plan
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 
 from jaxdt.protocol.events import NOBODY, View
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import EVALUATE
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import EVALUATE
 from jaxdt.wiring.route_policy import Route
 
 Places = Sequence[Sequence[int | None]]  # [stage][pipeline]: a peer, or None for an open place

@@ -10,7 +10,7 @@ member's accumulator.
 from collections.abc import Collection
 
 from jaxdt.protocol.events import Discard, Inventory, View
-from jaxdt.spec.work import BACKWARD, EVALUATE, Work
+from jaxdt.run.work import BACKWARD, EVALUATE, Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.tasks import Task, redo

@@ -7,7 +7,7 @@ budget of 0 nothing is kept once it is sent. A missing tensor is made again from
 """
 
 from jaxdt.protocol.events import Discard, Key
-from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE, Work
+from jaxdt.run.work import BACKWARD, FORWARD, REGENERATE, Work
 from jaxdt.wiring.base import StepShape
 
 

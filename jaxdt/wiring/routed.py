@@ -48,7 +48,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.dispatcher import Dispatcher

@@ -3,9 +3,9 @@
 How microbatches travel, and what happens after a view in mid-step: jaxdt.wiring.routed.
 """
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
 from jaxdt.wiring.base import PeerLoad, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.measured_routes import MeasuredRoutes

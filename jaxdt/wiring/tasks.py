@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from jaxdt.spec.work import EVALUATE, FORWARD
+from jaxdt.run.work import EVALUATE, FORWARD
 
 
 @dataclass(frozen=True)

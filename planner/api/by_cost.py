@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.profile import from_flops
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.profile import from_flops
 from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
 from planner.api.result import Result
 from planner.api.search_run import Search, statistics_of

@@ -3,10 +3,10 @@
 import math
 from dataclasses import asdict, replace
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.api.by_cost import refuse_missing_links
 from planner.api.job import Job
 from planner.api.result import OnProgress, Result, ScoredStep

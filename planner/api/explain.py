@@ -1,7 +1,7 @@
 """`planner.explain`."""
 
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.report import pool_explain
 from planner.report.explain import Explanation, explanation
 from planner.report.plan_file import costed

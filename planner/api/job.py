@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.config import DTYPES, REMATS, PlanConfig, RunConfig, TrainConfig
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import SCHEDULES
-from jaxdt.spec.profile import Profile, from_flops
+from jaxdt.run import codec as codecs
+from jaxdt.run.config import DTYPES, REMATS, PlanConfig, RunConfig, TrainConfig
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.network import Network
+from jaxdt.run.plan import SCHEDULES
+from jaxdt.run.profile import Profile, from_flops
 from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue
 from planner.model.prices import PriceRules
 

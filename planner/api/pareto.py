@@ -6,8 +6,8 @@ equal ratios, and what another plan beats in both is dropped. So the front is as
 
 from dataclasses import replace
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.api.job import Job
 from planner.api.result import Result, Stop
 from planner.api.solve import solve

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, require_one_of
-from jaxdt.spec.memory import (
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.memory import (
     MemoryOptions,
     input_bytes,
     residual_bytes,
@@ -15,9 +15,9 @@ from jaxdt.spec.memory import (
     state_bytes,
     working_bytes,
 )
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, FORWARD
 from planner.api.job import Job
 from planner.cost.pool import PoolCost
 from planner.model.pool import EQ3, STOPS, PoolOptions, PoolStage, by_name, minibatches_of

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.api.job import ByteSizes, Job
 from planner.api.replan_result import Replan
 from planner.api.result import Stop

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from planner.api.by_cost import memory_workload, refuse_missing_links, refuse_small_devices
 from planner.api.by_step import plan_of_step, scored, workload_of
 from planner.api.job import COMM_COST, STEP_TIME

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.memory import FLOAT_BYTES
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan, even_shares
+from jaxdt.run.config import RunConfig
+from jaxdt.run.memory import FLOAT_BYTES
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan, even_shares
 from planner.api.job import Job
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload

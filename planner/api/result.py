@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 if TYPE_CHECKING:
-    from jaxdt.spec.network import Network
-    from jaxdt.spec.plan import Plan
+    from jaxdt.run.network import Network
+    from jaxdt.run.plan import Plan
     from planner.cost.reference import Cost
     from planner.model.prices import StepPrice
 
@@ -118,7 +118,7 @@ class ScoredStep:
 class Result:
     """The best plan of a search, for either objective.
 
-    plan        ready to be written (jaxdt.spec.plan.to_json) and run; plan.found holds this result's numbers
+    plan        ready to be written (jaxdt.run.plan.to_json) and run; plan.found holds this result's numbers
     objective   comm_cost, step_time or cost_per_step
     score_s     seconds of COMM-COST (Eq. 1), or of the simulated step; what was minimised, but by cost_per_step
     cost        COMM-COST and its terms by the reference evaluator, whatever was minimised

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdt.spec import serialize
+from jaxdt.run import serialize
 from planner.api.job import COMM_COST
 from planner.api.result import OnProgress, Progress, Statistics, Stop
 from planner.model.constraints import Constraints

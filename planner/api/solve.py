@@ -1,6 +1,6 @@
 """`planner.solve`."""
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 from planner.api.job import COMM_COST, Job
 from planner.api.result import OnProgress, Result, Stop
 from planner.model.constraints import Constraints

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.api.job import Job
 from planner.model.change import Change, changed
 

@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.api.by_cost import refuse_missing_links
 from planner.api.by_step import workload_of
 from planner.api.job import STEP_TIME, Job

@@ -1,7 +1,7 @@
 """`planner.verify`."""
 
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.report import pool_verify
 from planner.report.plan_file import costed
 from planner.report.pool_plan import costed_pool, is_pool

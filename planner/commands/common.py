@@ -9,8 +9,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from planner.api.result import Stop
 from planner.report.plan_file import save_plan
 

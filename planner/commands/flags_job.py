@@ -5,13 +5,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec import config as configs
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Network
-from jaxdt.spec.profile import Profile
+from jaxdt.run import config as configs
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Network
+from jaxdt.run.profile import Profile
 from planner.api.job import (
     COMM_COST,
     COST_PER_STEP,

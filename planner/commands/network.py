@@ -6,8 +6,8 @@ import math
 from argparse import Namespace
 from pathlib import Path
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Device, Network, to_json
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Device, Network, to_json
 from planner.commands.common import check_out
 from planner.model.generate import generate
 

@@ -3,8 +3,8 @@
 from argparse import Namespace
 from pathlib import Path
 
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
 from planner.api.job import COST_PER_STEP
 from planner.api.pareto import pareto
 from planner.api.result import Stop

@@ -6,9 +6,9 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run.errors import BadInput
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, replan
 from planner.api.replan_result import Replan

@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
 from planner.api.job import COMM_COST
 from planner.api.result import Result, Stop
 from planner.api.solve import solve

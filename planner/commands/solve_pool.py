@@ -3,8 +3,8 @@ file."""
 
 from argparse import Namespace
 
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
 from planner.api.job import STEP_TIME
 from planner.commands.common import write
 from planner.commands.flags_job import job_of

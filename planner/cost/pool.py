@@ -15,7 +15,7 @@ the mean over pairs of its owners; the last stage has none.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 from planner.cost.reference import one_way_s, pair_s
 from planner.model.pool import PoolStage
 

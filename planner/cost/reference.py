@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.network import BandwidthPercentile, Device, Host, Link, Network
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.network import BandwidthPercentile, Device, Host, Link, Network
 
 NO_LINK = Link(0.0, 0.0)
 

@@ -6,13 +6,13 @@ Source of the equations: DT-FM (arXiv 2206.01288), Sec. 3.
 from dataclasses import dataclass, replace
 
 from jaxdt.build import exchanges_per_step
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.plan import even_shares, ranges
-from jaxdt.spec.sizes import DTYPE_BYTES
+from jaxdt.run import codec as codecs
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.memory import FLOAT_BYTES
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.plan import even_shares, ranges
+from jaxdt.run.sizes import DTYPE_BYTES
 from planner.model import layer_cuts
 
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest, require_printable, unreadable
-from jaxdt.spec.network import Network
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, nearest, require_printable, unreadable
+from jaxdt.run.network import Network
 
 EVERY_REGION = "*"
 

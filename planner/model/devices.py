@@ -11,9 +11,9 @@ know no driver's figure the vendor's stands, in 1e9 bytes, which is at most as m
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.profile import DeviceKind, Profile, from_flops
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.profile import DeviceKind, Profile, from_flops
 
 # Share of the peak rate that a model's maths reaches. Large runs reached 21 % (GPT-3), 30 % (MT-NLG), 33 % (Gopher) and
 # 46 % (PaLM) with communication and idle time counted (arXiv 2204.02311, Table 3). Here both are counted apart, so the

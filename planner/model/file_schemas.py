@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any
 
-from jaxdt.spec import network, plan, profile
+from jaxdt.run import network, plan, profile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.network import Device, Network
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.network import Device, Network
 
 REGIONS = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "Singapore", "Sydney", "London", "Frankfurt", "Ireland")
 

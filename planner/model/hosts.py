@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 
 
 def devices_beside(network: Network) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
 
 Ranges = tuple[tuple[int, int], ...]
 Load = Callable[[int, int, int], float]  # (stage, lo, hi) -> what the stage's slowest device needs for these layers

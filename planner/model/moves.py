@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 
 CHECKPOINT = "checkpoint"
 Ranges = tuple[tuple[int, int], ...]

@@ -8,8 +8,8 @@ enter its stage (front), or the gradients that enter it (back); a lone server ow
 
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Matrix, Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Matrix, Network
 
 EQ3 = ("paper", "consistent")
 STOPS = ("first_rise", "scan")

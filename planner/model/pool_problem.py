@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 from planner.model.hosts import fair_gbps
 
 

@@ -7,7 +7,7 @@ inside a region are free. N devices.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 
 HOUR_S = 3600.0
 GB = 1e9

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.model.hosts import fair_gbps
 from planner.model.shape import check_n_devices
 

@@ -1,7 +1,7 @@
 """Whether a plan's shape fits a network. Imports nothing that takes long, so that a refusal is quick."""
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 
 
 def check_n_devices(network: Network, n_stages: int, n_pipelines: int) -> None:

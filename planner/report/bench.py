@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.cost.reference import cost_of
 from planner.model.problem import problem_of
 from planner.report import bench_page

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 from planner.report.tables import NONE
 
 BEGIN, END = "<!-- bench -->\n", "<!-- end of bench -->\n"

@@ -2,9 +2,9 @@
 
 from argparse import Namespace
 
-from jaxdt.spec import plan as plans
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run import plan as plans
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from planner.report.plan_file import cost_plan, read
 from planner.report.tables import HEADER, row
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.model.prices import StepPrice
 
 HEADER = ("step", "price a step", "price an hour", "bytes out of regions", "stages x pipelines", "devices")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.cost.reference import Cost, cost_of
 from planner.model.proof import checked_bound
 from planner.report.pool_plan import POOL, CostedPool, costed_pool, is_pool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 from planner.cost.reference import cost_of
 from planner.model.problem import exchange_s, mean_links, problem_of, regions_of
 from planner.report.plan_file import CostedPlan, read

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan, PlanRoles, even_shares
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan, PlanRoles, even_shares
 from planner.cost.pool import PoolCost, PoolStep, pool_cost
 from planner.model.pool import PoolStage
 

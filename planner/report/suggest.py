@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import even_shares
-from jaxdt.spec.sizes import DTYPE_BYTES
+from jaxdt.run import codec as codecs
+from jaxdt.run.network import Network
+from jaxdt.run.plan import even_shares
+from jaxdt.run.sizes import DTYPE_BYTES
 from planner.cost.reference import cost_of, pair_s
 from planner.report.plan_file import CostedPlan
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from planner.cost.reference import Cost, cost_of
 from planner.model.prices import StepPrice
 from planner.report.plan_file import CostedPlan

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdt.spec.cpus import usable_cores
+from jaxdt.run.cpus import usable_cores
 from planner.cost.compiled import generator
 from planner.model.problem import Problem, placement_s
 from planner.search.anneal import (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from planner.model.problem import Problem

@@ -9,8 +9,8 @@ import itertools
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.cost.bounds import floor_s
 from planner.cost.placement import match_pipelines
 from planner.model.constraints import Constraints, Rules, rules_of

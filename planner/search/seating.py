@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.model.constraints import Constraints, RegionLimit, Rule, Rules, SeatRule, rules_of
 
 WORK = 20.0  # CP-SAT's deterministic time of one call, some seconds of one core

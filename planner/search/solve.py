@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 from planner.cost.bounds import floor_s
 from planner.cost.placement import match_pipelines, placement_of
 from planner.model.problem import Problem, placement_s

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from jaxdt.spec.plan import even_shares
+from jaxdt.run.plan import even_shares
 from planner.step_time.workload import LEAST_LOAD, StepWorkload, even_split
 
 MAX_SIZES = 4  # of rows that are told apart; the room of others is rounded down

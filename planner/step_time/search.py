@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 from planner.cost.compiled import generator
 from planner.model.problem import problem_of
 from planner.model.result import Solution

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 from planner.model.prices import HOUR_S
 from planner.model.problem import exchange_s, mean_links, regions_of
 from planner.model.proof import ROUNDING

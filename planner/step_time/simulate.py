@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jaxdt.build import period
+from jaxdt.run.config import GroupsConfig, NetConfig, RunConfig
+from jaxdt.run.plan import Plan, even_shares
 from jaxdt.sim.cluster import TimeIsUp
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, shared_hosts
-from jaxdt.spec.config import GroupsConfig, NetConfig, RunConfig
-from jaxdt.spec.plan import Plan, even_shares
 from planner.step_time.tune import Layout, estimate_s
 from planner.step_time.workload import MISSING_S, StepWorkload
 

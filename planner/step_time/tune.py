@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdt.spec.config import SyncConfig
-from jaxdt.spec.plan import even_shares
+from jaxdt.run.config import SyncConfig
+from jaxdt.run.plan import even_shares
 from planner.cost.compiled import at_once, generator, interpreted, is_compiled
 from planner.model.layer_cuts import Ranges
 from planner.model.prices import HOUR_S, StepPrice, step_price

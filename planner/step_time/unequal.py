@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxdt.run.config import NetConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan, even_shares
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
-from jaxdt.spec.config import NetConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan, even_shares
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
 from jaxdt.wiring.swarm import load_of
 from planner.model.layer_cuts import Ranges

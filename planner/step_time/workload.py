@@ -11,15 +11,15 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from jaxdt.build import exchanges_per_step, memory_options, peer_load
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, StageMemory, most_retained, stage_memory
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan, even_shares
-from jaxdt.spec.profile import Profile, codec_times, stage_seconds
-from jaxdt.spec.sizes import DTYPE_BYTES
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.run import codec as codecs
+from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.memory import FLOAT_BYTES, StageMemory, most_retained, stage_memory
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan, even_shares
+from jaxdt.run.profile import Profile, codec_times, stage_seconds
+from jaxdt.run.sizes import DTYPE_BYTES
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split

@@ -33,15 +33,15 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Updated
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
+from jaxdt.run.delay import NO_DELAY
+from jaxdt.run.seq_lengths import SeqLengths
+from jaxdt.run.sizes import Group
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
-from jaxdt.spec.delay import NO_DELAY
-from jaxdt.spec.seq_lengths import SeqLengths
-from jaxdt.spec.sizes import Group
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.rounds import Rounds
 

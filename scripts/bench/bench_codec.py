@@ -23,8 +23,8 @@ from absl import flags
 
 from jaxdt.cli import memory_settings, script_main
 from jaxdt.codec.base import decode, encode
-from jaxdt.spec.codec import AUTO, parse
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.codec import AUTO, parse
+from jaxdt.run.errors import BadInput
 
 CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8:1024", "int8-dynamic"], "Names of the codecs.")
 SHAPES = flags.DEFINE_list("shapes", ["1048576", "4x512x4096"], "Shapes of fp32 tensors, such as 4x512x4096.")

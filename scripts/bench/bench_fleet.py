@@ -50,16 +50,16 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.run.config import RunConfig, default_plan, parse
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.identity.authority import create_missing, peer_file
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
 from jaxdt.runtime.run_folders import ADDRESS
-from jaxdt.spec.config import RunConfig, default_plan, parse
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 PEERS = flags.DEFINE_integer("peers", 256, "Peers of the fleet, in stages of 32.", 32)
 STEPS = flags.DEFINE_integer("steps", 20, "Steps of the run.", 4)

@@ -29,7 +29,7 @@ from external_baseline import baseline_seconds, check_command
 from jaxdt.cli import environment, script_main
 from jaxdt.model.data import write_tokens
 from jaxdt.protocol import trace
-from jaxdt.spec.work import parse_work
+from jaxdt.run.work import parse_work
 
 WARM_UP = 3  # steps
 N_MICROBATCHES = 8  # of configs/small.py

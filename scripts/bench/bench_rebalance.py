@@ -23,14 +23,14 @@ from absl import flags
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peers
 from jaxdt.cli import local_run, script_main
 from jaxdt.protocol.reports import MoveReport, StepReport
+from jaxdt.run import config as configs
+from jaxdt.run.config import REBALANCE_RULES
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import REBALANCE_RULES
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
 
 PERIOD_S = flags.DEFINE_float("period_s", 20.0, "wiring.rebalance_s.", 0.1)
 MOVES = flags.DEFINE_integer("moves", 1, "wiring.rebalance_moves.", 1)

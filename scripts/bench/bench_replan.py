@@ -14,7 +14,7 @@ from absl import flags
 
 import planner
 from jaxdt.cli import script_main
-from jaxdt.spec.network import Network
+from jaxdt.run.network import Network
 from planner.model.generate import generate
 from planner.step_time.search import part_of
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from absl import flags
 
 from jaxdt.cli import script_main
+from jaxdt.run.config import PlanConfig, RunConfig, default_plan
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import uniform
+from jaxdt.run.profile import from_flops
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario
-from jaxdt.spec.config import PlanConfig, RunConfig, default_plan
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import uniform
-from jaxdt.spec.profile import from_flops
 
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds to measure; the median is reported.", 1)
 SMALL_STEPS, LARGE_STEPS = 21, 2

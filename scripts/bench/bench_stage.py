@@ -7,7 +7,7 @@
                recomputed, and attention scores, are not counted
   mfu          the share of --peak_tflops that these reach; null without --peak_tflops
   peak_bytes   the most that the device's allocator held; null on a CPU, which does not count it
-  estimate_bytes, estimate  what jaxdt.spec.memory says of a peer with one microbatch in flight, on its device; by kind
+  estimate_bytes, estimate  what jaxdt.run.memory says of a peer with one microbatch in flight, on its device; by kind
 
 Quote the results from an otherwise idle machine only.
 """
@@ -20,11 +20,11 @@ from absl import flags
 
 from jaxdt.build import memory_options, sync_groups
 from jaxdt.cli import memory_settings, run_flags, script_main
+from jaxdt.run.errors import BadInput
+from jaxdt.run.memory import stage_memory
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import stage_memory
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 STAGE = flags.DEFINE_integer("stage", 0, "Index of the stage.", 0)
 PEAK_TFLOPS = flags.DEFINE_float("peak_tflops", None, "What the device can do at most, in 1e12 FLOP/s.")

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import subprocess
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 
 def check_command(command: str | None) -> None:

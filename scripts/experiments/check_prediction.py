@@ -40,9 +40,9 @@ from prediction_error.page import errors_table, page, summary
 
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.data import write_tokens
-from jaxdt.spec import network as networks
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import network as networks
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
 
 ONLY = flags.DEFINE_string("only", "", "Run only the cases whose name matches this regular expression.")
 RUNS = flags.DEFINE_integer("runs", 5, "Runs of each case.", 1)

@@ -31,9 +31,9 @@ from absl import flags
 from leak_check import FIGURES, Sample, growth
 
 from jaxdt.cli import environment, local_run, run_flags
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
 
 MINUTES = flags.DEFINE_float("minutes", 15.0, "Duration of the run.", 0.1)
 PERIOD_S = flags.DEFINE_float("period_s", 20.0, "Seconds from one kill to the next.", 1.0)

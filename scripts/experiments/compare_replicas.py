@@ -25,7 +25,7 @@ from replica_comparison.page import Run
 from replica_comparison.systems import ROOT, TRIALS, Trial, replica_bytes
 
 from jaxdt.cli import local_run, script_main
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 TRIAL = flags.DEFINE_enum("trial", "replicas", list(TRIALS), "The systems, and how they run.")
 RUN_DIR = flags.DEFINE_string("run_dir", None, "A folder for the runs.")

@@ -32,9 +32,9 @@ from jaxdt.cli import run_flags, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
 
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Two or more seeds.")
 OUT = flags.DEFINE_string("out", None, "Folder with losses.jsonl and a page, to which the losses are added.")

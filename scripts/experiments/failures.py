@@ -58,9 +58,9 @@ from absl import flags
 
 from jaxdt.cli import environment, local_run, script_main
 from jaxdt.protocol import trace
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
-from jaxdt.spec.errors import BadInput
 
 ALL_KINDS = (
     "kill",

@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import script_main
-from jaxdt.spec.network import Device, Network
+from jaxdt.run.network import Device, Network
 from planner.model.problem import Problem, problem_of
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve

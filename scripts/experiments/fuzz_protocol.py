@@ -19,12 +19,12 @@ from absl import flags
 from jaxdt.cli import script_main
 from jaxdt.protocol.events import COORDINATOR, Action, Event, Post, Received, Run, Send
 from jaxdt.protocol.reports import HeartbeatReport
+from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz import cases
 from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN
 from jaxdt.sim.fuzz.independent import cases as independent_cases
 from jaxdt.sim.fuzz.pool import cases as pool_cases
-from jaxdt.spec.errors import BadInput
 
 INDEPENDENT = "independent"
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")

@@ -37,10 +37,10 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import COORDINATOR, Stop
 from jaxdt.protocol.reports import Report, StepReport, ViewReport
+from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec.seq_lengths import SeqLengths
 
 TRIES = flags.DEFINE_integer("tries", 50, "Number of fleets, each of which loses a peer.", 1)
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)

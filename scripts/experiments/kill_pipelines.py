@@ -25,7 +25,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import local_run, run_flags
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 TRIES = flags.DEFINE_integer("tries", 5, "Number of fleets, each of which loses a process.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")

@@ -25,7 +25,7 @@ from prose import paragraphs
 from rich.progress import track
 
 from jaxdt.cli import script_main
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 PACKAGES = re.findall(
     r"\S+",

@@ -37,11 +37,11 @@ from churn_comparison.run import ComparedRun
 from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots, script_main
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.interval import SEEDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import Fault
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
 
 TRACES = local_run.SCRIPTS.parent / "configs" / "reproduce" / "traces"
 RUN_DIR = flags.DEFINE_string("run_dir", None, "A new or empty folder for the three runs and the results.")

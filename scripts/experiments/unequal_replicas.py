@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import planner
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.plan import to_json
+from jaxdt.run.model import gpt_config
+from jaxdt.run.plan import to_json
 from planner.api.by_step import workload_of
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.unequal import plan_of_sets, search_sets

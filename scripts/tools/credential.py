@@ -19,11 +19,11 @@ from absl import flags
 
 from jaxdt.cli import operator_flags, script_main
 from jaxdt.membership.coordinator_config import load_operator_state
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.run_dir import CREDENTIALS
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec.errors import BadInput
 
 FOLDER = flags.DEFINE_string("folder", None, "With init: a new folder for the credentials.")
 COORDINATORS = flags.DEFINE_integer("coordinators", 1, "With init: how many coordinators, standbys included.", 1)

@@ -38,16 +38,16 @@ from jaxdt.protocol.reports import (
     StepReport,
     ViewReport,
 )
+from jaxdt.run import config as configs
+from jaxdt.run import plan as plans
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
+from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whole_checkpoints
 from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
-from jaxdt.spec import config as configs
-from jaxdt.spec import plan as plans
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.serialize import parse_json
 from jaxdt.sync.matching.mixing import mixing_lines
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)

@@ -17,9 +17,9 @@ from jaxdt.protocol.reports import (
     ReadyReport,
     StateMeanReport,
 )
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import ONE_THREAD, n_threads
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 THREADS = re.compile(r", (\d+) threads?$")  # of a device, as jax_setup.device_text says it
 

@@ -10,7 +10,7 @@ from fleets import write_config
 import jaxdt
 from jaxdt.api import launch as api
 from jaxdt.api.config import fields_of
-from jaxdt.spec.config import RunConfig, parse
+from jaxdt.run.config import RunConfig, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 

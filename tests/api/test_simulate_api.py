@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxdt
-from jaxdt.spec.config import default_plan, parse
+from jaxdt.run.config import default_plan, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = ROOT / "configs" / "networks" / "dtfm_debug_8.json"

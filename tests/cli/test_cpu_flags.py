@@ -3,10 +3,10 @@
 import pytest
 
 from jaxdt.api import launch
+from jaxdt.run import cpus
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime import compute_environment, fleet
-from jaxdt.spec import cpus
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 TWO_PEERS = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (2,))
 

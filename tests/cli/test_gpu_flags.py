@@ -12,9 +12,9 @@ import pytest
 
 from jaxdt.cli import gpu_flags
 from jaxdt.model.stage import computes_on
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime import fleet, jax_setup
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ["0", "1"]

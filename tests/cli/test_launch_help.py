@@ -11,8 +11,8 @@ import pytest
 from jaxdt.cli import config_fields, config_sources
 from jaxdt.cli.config_sources import DEFAULT, FLAG, RESUME, Given, sourced
 from jaxdt.config_file import base_config
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_FOR_USERS = {"credential", "token", "run", "allow_plaintext", "resume_from", "stop_with_parent"}  # of train.py

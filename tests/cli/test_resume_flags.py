@@ -8,9 +8,9 @@ import pytest
 
 from jaxdt.api.launch import LaunchOptions
 from jaxdt.cli import resume_flags
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.errors import BadInput
 
 CONFIG = parse(
     {"model": {"preset": "debug", "vocab_size": 16}, "plan": {"stages": 2, "pipelines": 2, "microbatches": 2}}

@@ -11,6 +11,7 @@ from forks import run_scripts
 
 from jaxdt.cli import resume_flags, run_inputs
 from jaxdt.protocol.events import Checkpoint, Member, Part, View
+from jaxdt.run import serialize
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import TOKEN, Holder
@@ -18,7 +19,6 @@ from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.run_dir import shared, write_config_and_plan
 from jaxdt.runtime.storage.checkpoint import about_run, mark_complete
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec import serialize
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 RESUMED = "--resume_from=two/run_dir/checkpoints/00000060"

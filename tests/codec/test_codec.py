@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxdt.codec import base as codec
 from jaxdt.codec.int8 import SMALLEST_ABSMAX
 from jaxdt.codec.int8_dynamic import DYNAMIC_VALUES
-from jaxdt.spec.codec import parse, wire_bytes
+from jaxdt.run.codec import parse, wire_bytes
 
 SIXTY = settings(max_examples=60)
 LINEAR, DYNAMIC = parse("int8:16"), parse("int8-dynamic:16")

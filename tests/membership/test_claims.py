@@ -33,9 +33,9 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import UnreachedReport
+from jaxdt.run.config import GroupsConfig
+from jaxdt.run.errors import BadInput
 from jaxdt.sim.fuzz.independent.cases import draw_case
-from jaxdt.spec.config import GroupsConfig
-from jaxdt.spec.errors import BadInput
 
 ASKS = TEMPORARY_IDS + 7
 BEAT_S = TERMS.heartbeat_s

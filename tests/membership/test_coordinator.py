@@ -56,9 +56,9 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import CandidateReport, DroppedReport
-from jaxdt.spec import serialize
-from jaxdt.spec.config import TrainConfig
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run import serialize
+from jaxdt.run.config import TrainConfig
+from jaxdt.run.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
 STAGE_OF = {0: 0, 1: 1, 2: 0, 3: 1}

@@ -5,8 +5,8 @@ import pytest
 from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.protocol.events import HeldOutMeasured
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.config import TrainConfig
-from jaxdt.spec.delay import NO_DELAY, Delay
+from jaxdt.run.config import TrainConfig
+from jaxdt.run.delay import NO_DELAY, Delay
 
 TRAIN = TrainConfig(steps=5, eval_every_steps=2, eval_microbatches=2)
 

@@ -18,7 +18,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.spec.config import NetConfig
+from jaxdt.run.config import NetConfig
 
 RECORD = Record(0, (), 1.0, 4, "apply")
 

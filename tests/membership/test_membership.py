@@ -58,7 +58,7 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.reports import AdoptedReport, DroppedReport, ReadyReport, StillReadyReport
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 
 SEAT = PeerIdentity(
     run="r",

@@ -11,8 +11,8 @@ import pytest
 
 from jaxdt import membership, sync, wiring
 from jaxdt.protocol.events import Committed, Event, Message
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.plan import Plan
+from jaxdt.run.delay import Delay
+from jaxdt.run.plan import Plan
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.fixed import FixedWiring

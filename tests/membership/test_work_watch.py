@@ -2,7 +2,7 @@ import pytest
 
 from jaxdt.membership.liveness.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
 from jaxdt.protocol.events import Overdue
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 
 TICK_S = 0.5
 FORWARD = Work(0, "F", 3, 1, 7)

@@ -31,10 +31,10 @@ from jaxdt.protocol.events import (
     WorkerStatus,
 )
 from jaxdt.protocol.reports import HeartbeatReport, Report
+from jaxdt.run import config as configs
+from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
+from jaxdt.run.model import GPTConfig
 from jaxdt.runtime.reporting.report_lines import line_of
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
-from jaxdt.spec.model import GPTConfig
 
 PLANNED = {4: (0, 0), 5: (1, 1)}
 

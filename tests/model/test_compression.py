@@ -18,15 +18,15 @@ from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.protocol.events import Checkpoint, Part, WriteCheckpoint
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.sizes import boundary_bytes
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, mark_complete
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.entries import join_entries, load_entries
 from jaxdt.runtime.storage.parts import step_folder
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.sizes import boundary_bytes
 
 D, RATIO = 8, 2
 SIZES = dict(n_layers=3, d_model=D, n_heads=2, d_ff=8, seq_len=4, vocab_size=12)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import HEADER_BYTES, open_data, permuted, verify_checksum, window_of, write_tokens
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.store import RESEED_STRIDE
-from jaxdt.spec.errors import BadInput
 
 SEQ_LEN = 8
 GOLDEN_FIRSTS = [[160, 168, 72], [144, 192, 40], [264, 8, 208], [152, 112, 272]]

@@ -9,8 +9,8 @@ from gpt_reference import CONFIGS, logits
 from jaxdt.model import kernels
 from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.sample import assemble, generate
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
 
 
 def tokens(config, n_samples=2, seed=0):

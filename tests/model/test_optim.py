@@ -5,8 +5,8 @@ import optax
 import pytest
 
 from jaxdt.model.optim import lr_schedule, optimizer
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.optim import OptimConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.optim import OptimConfig
 
 PARAMS = {"kernel": np.array([[1.0, -2.0], [0.5, 4.0]], np.float32), "bias": np.array([1.0, -3.0], np.float32)}
 GRADIENT = {"kernel": np.array([[0.1, -0.2], [0.3, 2.0]], np.float32), "bias": np.array([0.5, -0.5], np.float32)}

@@ -20,7 +20,7 @@ from jaxdt.model import prepare as prepare_module
 from jaxdt.model.data import HEADER_BYTES
 from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, chunks, prepare, source_checksum
 from jaxdt.model.tokenizer import Tokenizer, gpt2_cut, load_tokenizer
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_TEXT = b"It isn't 1598; we'll see  ...\n\n  \"No\", said they've, 'tis late. " * 20

@@ -10,13 +10,13 @@ import pytest
 from planner_cases import C_DP, C_PP, NETWORKS, case
 
 import planner
+from jaxdt.run.config import PlanConfig, RunConfig, SyncConfig, TrainConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import from_flops
 from jaxdt.sim.scenario import Scenario, memory_bytes
-from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, TrainConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import from_flops
 from planner.cost.reference import cost_of
 from planner.model.generate import generate
 from planner.step_time.workload import StepWorkload

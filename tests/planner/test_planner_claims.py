@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from planner_cases import FALSE_PROOFS, case
 
-from jaxdt.spec import network as networks
+from jaxdt.run import network as networks
 from planner.__main__ import main
 from planner.cost.bounds import floor_s
 from planner.model.problem import problem_of

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from planner_cases import NETWORKS, case
 
-from jaxdt.spec import plan as plans
-from jaxdt.spec.config import WiringConfig
-from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import parse, to_json
+from jaxdt.run import plan as plans
+from jaxdt.run.config import WiringConfig
+from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory_bytes
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import parse, to_json
 from planner.__main__ import main
 from planner.cost.reference import cost_of
 from planner.model.generate import GENERATORS, generate

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from planner_cases import NETWORKS
 
 import planner
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.__main__ import main
 from planner.cost.reference import cost_of
 from planner.model.generate import generate

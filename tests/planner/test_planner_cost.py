@@ -24,7 +24,7 @@ from planner_cases import (
     small,
 )
 
-from jaxdt.spec.network import Device, Network, uniform
+from jaxdt.run.network import Device, Network, uniform
 from planner.cost.communication import (
     held_karp,
     hop_matrix,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import planner
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Host, to_json
-from jaxdt.spec.profile import from_flops
-from jaxdt.spec.work import BACKWARD
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Host, to_json
+from jaxdt.run.profile import from_flops
+from jaxdt.run.work import BACKWARD
 from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue, spec_of

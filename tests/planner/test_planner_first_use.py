@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Device, Network
-from jaxdt.spec.profile import from_flops
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Device, Network
+from jaxdt.run.profile import from_flops
 from planner.api.by_step import workload_of
 from planner.cost.compiled import interpreted
 from planner.report import plot

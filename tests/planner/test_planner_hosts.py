@@ -9,11 +9,11 @@ import pytest
 from planner_cases import brute_partition, partitions
 
 import planner
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Host, parse, to_json
+from jaxdt.run.profile import from_flops
+from jaxdt.run.work import FORWARD
 from jaxdt.sim.predict import shared_hosts
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Host, parse, to_json
-from jaxdt.spec.profile import from_flops
-from jaxdt.spec.work import FORWARD
 from planner.cost.reference import cost_of, pair_s
 from planner.model.change import Change, changed
 from planner.model.generate import generate

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec.network import BandwidthPercentile, Device, Network, to_json
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run.network import BandwidthPercentile, Device, Network, to_json
 from planner.__main__ import main
 from planner.cost.reference import cost_of
 from planner.model.change import Change, changed

@@ -11,8 +11,8 @@ from experiments.reproduce.hybrid_ps_parts.instances import Cluster, toy
 from planner_cases import brute_path
 
 import planner
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Device, Network, parse, to_json
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Device, Network, parse, to_json
 from planner.__main__ import main
 from planner.api.pool import problem_of_job
 from planner.model.pool import PoolOptions

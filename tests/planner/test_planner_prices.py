@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import planner
+from jaxdt.run import plan as plans
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import parse, to_json
+from jaxdt.run.profile import from_flops
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.scenario import RARE, Scenario
 from jaxdt.sim.time_breakdown import Totals
-from jaxdt.spec import plan as plans
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import parse, to_json
-from jaxdt.spec.profile import from_flops
 from planner.__main__ import main
 from planner.api.pareto import front
 from planner.api.result import Result

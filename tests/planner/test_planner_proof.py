@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planner_cases import C_DP, C_PP, brute_optimum, case, small
 
-from jaxdt.spec.network import Device, Network
+from jaxdt.run.network import Device, Network
 from planner.cost.bounds import floor_s
 from planner.model.problem import placement_s, problem_of
 from planner.search.compositions import prove_by_compositions

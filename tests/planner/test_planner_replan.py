@@ -8,9 +8,9 @@ import pytest
 from planner_cases import NETWORKS, case
 
 import planner
-from jaxdt.spec import network as networks
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
+from jaxdt.run import network as networks
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
 from planner.__main__ import main
 from planner.cost.reference import cost_of
 from planner.model.change import changed

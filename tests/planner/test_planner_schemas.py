@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import PlanConfig, RunConfig, default_plan
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.profile import from_flops
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import PlanConfig, RunConfig, default_plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.profile import from_flops
 from planner.model.file_schemas import DIALECT, schemas
 
 ROOT = Path(__file__).resolve().parents[2]

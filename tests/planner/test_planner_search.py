@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import C_DP, C_PP, NETWORKS, brute_optimum, case, small
 
-from jaxdt.spec import plan as plans
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import plan as plans
+from jaxdt.run.errors import BadInput
 from planner.__main__ import main
 from planner.cost.communication import partition_s
 from planner.cost.compiled import generator

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import NETWORKS
 
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.config import parse
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Device, Network
-from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, from_flops
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run.config import parse
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Device, Network
+from jaxdt.run.profile import DeviceKind, PartTimes, Profile, from_flops
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.cost.compiled import generator

@@ -13,9 +13,9 @@ import pytest
 from planner_cases import C_DP, C_PP, NETWORKS, case
 
 import planner
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.network import to_json
-from jaxdt.spec.plan import Plan, even_shares, ranges
+from jaxdt.run import codec as codecs
+from jaxdt.run.network import to_json
+from jaxdt.run.plan import Plan, even_shares, ranges
 from planner.__main__ import main
 from planner.model.generate import generate
 from planner.report import suggest

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import planner
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.swarm import load_of
 from planner.__main__ import main
 from planner.api.by_step import workload_of

@@ -22,7 +22,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import MESSAGES, Header, from_plain, tensor_key, to_plain
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 HEADER = Header("run", 0, 3, 7)
 SLICE = SliceKey(Round(4, "stage1", 1), 0, 100, 2)

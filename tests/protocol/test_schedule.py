@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.protocol.schedule import dry_run, gpipe, grid, needs, one_f_one_b, parse, stage_order, text
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 
 GPIPE = {
     0: "0F0 0F1 0F2 0B0 0B1 0B2",

@@ -5,8 +5,8 @@ import pytest
 from jaxdt.protocol import trace
 from jaxdt.protocol.events import COORDINATOR, Key, Round, SliceKey
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.work import Work
+from jaxdt.run.errors import BadInput
+from jaxdt.run.work import Work
 
 
 def step_report(step, step_s):

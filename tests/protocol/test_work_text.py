@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work, parse_work
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work, parse_work
 
 COUNT = st.none() | st.integers(0, 10**6)
 

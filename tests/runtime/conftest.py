@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fleets import N_STEPS, ONE_PROCESS, STEPS, Churning, Finished, Launched
 
-from jaxdt.spec import network as networks
+from jaxdt.run import network as networks
 
 
 @pytest.fixture

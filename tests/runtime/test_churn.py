@@ -6,8 +6,8 @@ import signal
 import pytest
 from fleets import ENDLESS, QUICK, SWARM, alive, assert_equal
 
+from jaxdt.run import plan as plans
 from jaxdt.runtime.storage.checkpoint import newest_whole
-from jaxdt.spec import plan as plans
 
 pytestmark = pytest.mark.xdist_group("kernels")  # the planner gives advice here, and the tests of it come first
 

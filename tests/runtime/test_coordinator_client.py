@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from jaxdt.protocol.events import OPERATOR_IDS, Checkpoint, OperatorRequest
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_address
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
@@ -17,7 +18,6 @@ from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.storage.checkpoint import mark_complete
-from jaxdt.spec.errors import BadInput
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Checkpoint, Member, View
 from jaxdt.protocol.reports import OutageReport, ReadyReport, StillReadyReport, UnreachedReport
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_folder import (
     begin_run,
     check_not_ended,
@@ -22,8 +24,6 @@ from jaxdt.runtime.coordinator_folder import (
 from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.storage.checkpoint import mark_complete
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
 
 PRUNED = "the checkpoint that the run began from is gone"
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting import display as display_module
 from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
-from jaxdt.spec.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = Plan(1, ((0, 1),), ((0,),), (1,))

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from jaxdt.protocol.events import OperatorAnswer
+from jaxdt.run.plan import Plan
 from jaxdt.runtime import fleet
 from jaxdt.runtime.run_folders import ADDRESS
-from jaxdt.spec.plan import Plan
 
 # Its n-th start does DEATHS[n]: it dies before it has an address, or after; or it ends as it is told on standard input.
 COORDINATOR = """

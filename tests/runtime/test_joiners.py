@@ -16,6 +16,11 @@ from jaxdt.model.data import write_tokens
 from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
+from jaxdt.run import config as configs
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load as load_credential
@@ -26,11 +31,6 @@ from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import job_flags, peer_credential, token_flag
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.spec import config as configs
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 PEER = "import jaxdt.cli.run_flags, jaxdt.runtime.peer_process"
 UNEQUAL = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))  # as many microbatches as the run of one process has

@@ -23,9 +23,9 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput
+from jaxdt.run.work import Work
 from jaxdt.runtime.loop import FLUSH_S, Loop
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.work import Work
 
 ACT = Boundary(Key("act", 0, 1, 0))
 GENERATION = 2

@@ -16,10 +16,10 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.work import Work
 from jaxdt.runtime import loop as loop_module
 from jaxdt.runtime.loop import Loop
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.work import Work
 
 HEADER = Header("r", 0, 1, -1)
 

@@ -7,12 +7,12 @@ from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.model.data import write_tokens
+from jaxdt.run import config as configs
+from jaxdt.run.network import Link
 from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
-from jaxdt.spec import config as configs
-from jaxdt.spec.network import Link
 
 START = RunStart("r")
 

@@ -8,7 +8,7 @@ import pytest
 from fleets import ENDLESS, QUICK, assert_equal
 
 from jaxdt.protocol import trace
-from jaxdt.spec.work import BACKWARD, GATHER, parse_work
+from jaxdt.run.work import BACKWARD, GATHER, parse_work
 
 pytestmark = pytest.mark.slow
 

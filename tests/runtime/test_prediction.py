@@ -11,6 +11,8 @@ import pytest
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.protocol.reports import EndedReport, PredictionReport, StepReport, ViewReport
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.network import Device, Host, uniform
 from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction, processor_use
 from jaxdt.runtime.reporting.journal import Journal
@@ -18,8 +20,6 @@ from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.sim.fuzz.cases import draw_case
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.network import Device, Host, uniform
 
 CASE = draw_case(0)
 SECONDS = {peer: dict(seconds) for peer, seconds in CASE.seconds.items()}

@@ -13,15 +13,15 @@ from jaxdt.cli import replan_advice
 from jaxdt.cli.replan_advice import ReplanSearch, RunToReplan, device_kind, new_folder
 from jaxdt.protocol.events import Advised, OperatorRequest, Persisted, Started
 from jaxdt.protocol.reports import ReplanReport, ViewReport
+from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
+from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan, parse
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.profile import Profile, from_flops, stage_seconds
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.replan_advice import NO_NETWORK, ReplanAdvice
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec import network as networks
-from jaxdt.spec import plan as plans
-from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan, parse
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.profile import Profile, from_flops, stage_seconds
 
 CONFIG = RunConfig(
     gpt_config("debug", n_layers=4), PlanConfig(2, 2, microbatches=8), wiring=WiringConfig(replan="advise")

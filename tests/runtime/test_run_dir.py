@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,11 +8,11 @@ import pytest
 
 from jaxdt.protocol.events import Ran, Run
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.network import Link
 from jaxdt.runtime.compute import compute
 from jaxdt.sim.predict import Conditions, predict_step_s, simulate
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.network import Link
 
 SECONDS = dict(F=1.0, B=2.0, E=1.0, G=0.0, U=0.0)
 STALL_S = 7.0

@@ -4,7 +4,7 @@ import json
 
 from fleets import Launched
 
-from jaxdt.spec.plan import Plan, to_json
+from jaxdt.run.plan import Plan, to_json
 
 PLAN = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.protocol.events import Interrupted, Leave, Stop, Welcome
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import worker_process
 from jaxdt.runtime.coordinator_client import CoordinatorAway
 from jaxdt.runtime.worker_process import WorkerOptions, _with_server, _without_server
-from jaxdt.spec.errors import BadInput
 
 FOUND = Welcome("r", 4, 1, "f", {}, 3, server=2, server_address="h:1")
 NONE_YET = _without_server(FOUND)

@@ -22,12 +22,12 @@ from jaxdt.ablation.progress import GridProgress
 from jaxdt.ablation.report import cost, cut_cases, quality, rows, steps_to, value_at
 from jaxdt.ablation.train import chain_of
 from jaxdt.build import RunStart, build_coordinator, build_peer
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
 
 START = RunStart("r")
 

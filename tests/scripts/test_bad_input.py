@@ -16,16 +16,16 @@ import pytest
 from forks import run_scripts
 
 from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
+from jaxdt.run import plan as plans
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import to_json, uniform
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.identity import credential
 from jaxdt.runtime.identity.certificate import new_key
 from jaxdt.runtime.run_dir import clear, hold
 from jaxdt.runtime.storage.durable import write_json
-from jaxdt.spec import plan as plans
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import to_json, uniform
-from jaxdt.spec.plan import Plan
 
 pytestmark = pytest.mark.xdist_group("bad_input")  # they share a folder of files
 

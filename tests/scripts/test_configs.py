@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxdt import config_file
-from jaxdt.spec import config as configs
+from jaxdt.run import config as configs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The groups of fields that decide the losses of a run, and further fields that do.

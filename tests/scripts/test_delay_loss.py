@@ -15,8 +15,8 @@ from jaxdt.model.data import open_data, write_tokens
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import sum_sample_losses
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.optim import OptimConfig
+from jaxdt.run.model import gpt_config
+from jaxdt.run.optim import OptimConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "delay_loss.py"
 MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64)

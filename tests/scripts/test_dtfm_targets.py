@@ -18,7 +18,7 @@ from experiments.reproduce.dtfm_parts.systems import (
     simulated_s,
 )
 
-from jaxdt.spec import network as networks
+from jaxdt.run import network as networks
 
 COSTS = dict.fromkeys(CASES, Costs(2.0, 5.0, (1.5, 1.5, 2.5), 1.0, 0.9))
 

@@ -12,15 +12,15 @@ from experiments.reproduce.training.whole_model import Samples, WholeModel
 from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.stragglers.group_timing import GroupTiming, time_groups
 from jaxdt.sim.stragglers.server_line import ServerTiming
 from jaxdt.sim.stragglers.stalls import Stalls
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

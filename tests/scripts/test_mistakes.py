@@ -11,10 +11,10 @@ import pytest
 from forks import run_scripts
 
 from jaxdt.model.prepare import EVAL_TEXTS, prepare
+from jaxdt.run import plan as plans
+from jaxdt.run.network import to_json, uniform
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
-from jaxdt.spec import plan as plans
-from jaxdt.spec.network import to_json, uniform
-from jaxdt.spec.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = """

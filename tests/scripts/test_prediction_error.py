@@ -13,7 +13,7 @@ from prediction_error.network_hosts import LinkState, NetworkHosts, WanLink
 from prediction_error.page import page
 from prediction_error.raw import EMULATED, HOSTS, read
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED, SCRIPT = ROOT / "configs/prediction", ROOT / "scripts/experiments/check_prediction.py"

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tools import replayed_log
 
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import ONE_THREAD
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
 
 NAN = np.float32("nan")
 

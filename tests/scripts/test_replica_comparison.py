@@ -9,7 +9,7 @@ from replica_comparison import page, systems
 from replica_comparison.page import Run
 
 from jaxdt.build import check
-from jaxdt.spec import config as configs
+from jaxdt.run import config as configs
 
 
 def run(system: str, seed: int, step_s: float, replica_bytes: int, held_out: float) -> Run:

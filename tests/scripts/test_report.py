@@ -14,14 +14,14 @@ from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.events import Member, View
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, read
+from jaxdt.run import config as configs
+from jaxdt.run import serialize
+from jaxdt.run.network import Link
+from jaxdt.run.plan import to_json
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.run_end import has_steps
 from jaxdt.runtime.storage.durable import FileStore, write_json
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec import config as configs
-from jaxdt.spec import serialize
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import to_json
 
 FIELDS = {
     "model": {"preset": "debug"},

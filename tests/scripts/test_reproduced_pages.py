@@ -12,7 +12,7 @@ import pytest
 from experiments.reproduce.results import FILE, Job, Results, computed, read
 from experiments.reproduce.targets import TARGETS, differences, write
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "configs/reproduce"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from forks import run_scripts
 
-from jaxdt.spec import plan as plans
-from jaxdt.spec import profile as profiles
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.plan import Plan
+from jaxdt.run import plan as plans
+from jaxdt.run import profile as profiles
+from jaxdt.run.model import gpt_config
+from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "configs/networks/dtfm_debug_8.json"

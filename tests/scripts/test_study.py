@@ -13,9 +13,9 @@ from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots
 from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.run.errors import BadInput
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH
-from jaxdt.spec.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "configs/reproduce/traces/bamboo_aws_p3_v100.json"

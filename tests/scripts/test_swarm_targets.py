@@ -11,8 +11,8 @@ from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
 from experiments.reproduce.tables import hybrid_ps_table1 as hybrid_table1
 from experiments.reproduce.tables import swarm_tables34
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.interval import interval, paired_ratio
-from jaxdt.spec.errors import BadInput
 
 
 def each_s(fleet: Fleet, short: int, long: int) -> float:

@@ -7,15 +7,15 @@ import pytest
 from report_fields import report_fields
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Stop
+from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import uniform
+from jaxdt.run.profile import from_flops
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.fault_report import run_with_faults, summary
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 from jaxdt.sim.predict import predict_step_s
 from jaxdt.sim.scenario import Scenario
-from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import uniform
-from jaxdt.spec.profile import from_flops
 
 GBPS, LATENCY_S, N_STEPS = 1e-3, 0.01, 5
 MODEL = GPTConfig(2, 32, 2, 128, 16, 64)

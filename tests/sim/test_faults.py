@@ -23,6 +23,9 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
+from jaxdt.run.work import Work
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import (
@@ -46,9 +49,6 @@ from jaxdt.sim.faults import (
 )
 from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import Work
 
 LATENCY_S = 0.25
 ONE_SECOND_BYTES = 125_000_000  # at 1 Gbit/s

@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from jaxdt.run.config import GroupsConfig, default_plan, parse
+from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.stragglers.group_timing import FLUSH, STASH, GroupTiming, order_of, time_groups
 from jaxdt.sim.stragglers.server_line import ServerTiming
 from jaxdt.sim.stragglers.stalls import WORK, Stalls
-from jaxdt.spec.config import GroupsConfig, default_plan, parse
-from jaxdt.spec.network import Link
 from jaxdt.sync.matching.token import EnforcementToken
 
 STEP_S = 0.075

@@ -34,12 +34,12 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import LostReport, OverdueReport
+from jaxdt.run import serialize
+from jaxdt.run.sizes import Group
+from jaxdt.run.work import Work
 from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
-from jaxdt.spec import serialize
-from jaxdt.spec.sizes import Group
-from jaxdt.spec.work import Work
 
 GROUP = Group("stage1", (1,), 10)
 ROUND = Round(0, "stage1", 1)

@@ -8,10 +8,10 @@ from pool_mutants import POOL_MUTANTS
 
 from jaxdt.protocol.events import Run
 from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.run.work import BACKWARD
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
 from jaxdt.sim.fuzz.cases import finding, play
 from jaxdt.sim.fuzz.pool.cases import draw_case
-from jaxdt.spec.work import BACKWARD
 
 N_SEEDS = 75
 

@@ -11,18 +11,18 @@ from report_fields import report_fields
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.protocol.events import COORDINATOR, Committed, Run, Send, Stop
 from jaxdt.protocol.trace import Trace
+from jaxdt.run import config as run_config
+from jaxdt.run.config import default_plan
+from jaxdt.run.network import Link, uniform
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import ON_A_CORE
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.hosts import SimulatedHost
 from jaxdt.sim.links import SimulatedLink
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, simulate
 from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec import config as run_config
-from jaxdt.spec.config import default_plan
-from jaxdt.spec.network import Link, uniform
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import ON_A_CORE
 
 START = RunStart("r")
 

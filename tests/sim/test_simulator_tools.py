@@ -10,17 +10,17 @@ from report_fields import report_fields
 
 from jaxdt.api.simulate import SimulateOptions, profile_of_flops, scenario_of
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.network import Device, Host, Link, Network, uniform
+from jaxdt.run.profile import from_flops
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.link_table import ExchangeModel, LinkOptions, LinkTable
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import predict_step_s, simulate
 from jaxdt.sim.scenario import SLICES_MAX, SWEEPS, Scenario, memory_bytes, pairs
 from jaxdt.sim.time_breakdown import break_down_step
-from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.network import Device, Host, Link, Network, uniform
-from jaxdt.spec.profile import from_flops
 
 BYTE_A_SECOND = 8e-9  # Gb/s
 

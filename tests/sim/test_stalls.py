@@ -2,9 +2,9 @@
 
 import pytest
 
+from jaxdt.run.errors import BadInput
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work
 from jaxdt.sim.stragglers.stalls import WORK, PeerStalls, Stalls, parse
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work
 
 
 def drawn(stalls, peer=0, n_steps=200, n_microbatches=3):

@@ -10,10 +10,10 @@ import random
 from unittest import mock
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.stragglers.stalls import WORK, Stalls
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.network import Link
 from jaxdt.sync.matching.token import EnforcementToken
 
 N_SYSTEMS = int(os.environ.get("STUCK_SYSTEMS", "20"))

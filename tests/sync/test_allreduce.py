@@ -43,10 +43,10 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
-from jaxdt.spec.delay import NO_DELAY
-from jaxdt.spec.seq_lengths import SeqLengths
-from jaxdt.spec.sizes import Group
-from jaxdt.spec.work import Work
+from jaxdt.run.delay import NO_DELAY
+from jaxdt.run.seq_lengths import SeqLengths
+from jaxdt.run.sizes import Group
+from jaxdt.run.work import Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.exchange import update_scale
 from jaxdt.sync.rounds import Rounds

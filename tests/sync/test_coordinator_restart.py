@@ -26,11 +26,11 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
+from jaxdt.run import config as run_config
+from jaxdt.run.sizes import is_mean
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec import config as run_config
-from jaxdt.spec.sizes import is_mean
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -28,14 +28,14 @@ from jaxdt.protocol.reports import (
     StateMeanReport,
     StepReport,
 )
+from jaxdt.run import config as run_config
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
+from jaxdt.run.optim import OptimConfig
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
-from jaxdt.spec import config as run_config
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
-from jaxdt.spec.optim import OptimConfig
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -27,12 +27,12 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
+from jaxdt.run.config import GroupsConfig, default_plan, parse
+from jaxdt.run.network import Link
+from jaxdt.run.sizes import group_name, state_name
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import CRASHED
-from jaxdt.spec.config import GroupsConfig, default_plan, parse
-from jaxdt.spec.network import Link
-from jaxdt.spec.sizes import group_name, state_name
 from jaxdt.sync.groups import GroupOptions, Groups
 from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
 from jaxdt.sync.local_steps import PipelinePlace

@@ -14,7 +14,7 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol.events import StopRequested
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
-from jaxdt.spec import config as run_config
+from jaxdt.run import config as run_config
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

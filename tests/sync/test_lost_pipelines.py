@@ -22,12 +22,12 @@ from test_streaming import STREAMING
 
 from jaxdt.protocol.events import FetchResult, GroupFormed, Post, Ran, Received, ResultHeld, Send, Shard
 from jaxdt.protocol.reports import LostReport, StepReport
+from jaxdt.run import config as run_config
+from jaxdt.run.sizes import is_mean
+from jaxdt.run.work import ADOPT, BACKWARD
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec import config as run_config
-from jaxdt.spec.sizes import is_mean
-from jaxdt.spec.work import ADOPT, BACKWARD
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_traces import ACTIONS, Play, Setup, random_trace
 
-from jaxdt.spec.config import GroupsConfig, default_plan, parse
+from jaxdt.run.config import GroupsConfig, default_plan, parse
 from jaxdt.sync.matching import window_length
 from jaxdt.sync.matching.base import Matched, matcher_entry
 from jaxdt.sync.matching.pairs import MatchPairs

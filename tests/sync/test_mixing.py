@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdt.api.simulate import SimulateOptions, profile_of_flops, simulate
-from jaxdt.spec.config import parse
+from jaxdt.run.config import parse
 from jaxdt.sync.matching.base import MATCHERS, MatcherEntry
 from jaxdt.sync.matching.mixing import mixing
 from jaxdt.sync.matching.pairs import MatchPairs

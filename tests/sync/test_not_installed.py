@@ -29,7 +29,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import RefusedReport
-from jaxdt.spec import config as configs
+from jaxdt.run import config as configs
 from jaxdt.sync.returning.donor_transfer import DonorTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.sync.worker_parameters import ParameterDownload

@@ -41,9 +41,9 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport
-from jaxdt.spec.delay import NO_DELAY, Delay
-from jaxdt.spec.sizes import Group
-from jaxdt.spec.work import Work
+from jaxdt.run.delay import NO_DELAY, Delay
+from jaxdt.run.sizes import Group
+from jaxdt.run.work import Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.rounds import Rounds
 from jaxdt.sync.state_transfer import StateTransfer

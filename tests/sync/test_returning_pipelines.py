@@ -27,8 +27,8 @@ from jaxdt.protocol.reports import (
     StepReport,
     ViewReport,
 )
+from jaxdt.run import config as run_config
 from jaxdt.sim.faults import CRASH, PAUSE, POWER_OFF, RESTART, Fault
-from jaxdt.spec import config as run_config
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxdt.protocol.events import StepDone, Tally
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.sync.scheduling.rows import Rows
 
 

@@ -31,16 +31,16 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import KeptReport, PipelineEndReport, PullReport, PushReport, SnapshotReport, StepReport
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
+from jaxdt.run.plan import PlanRoles
+from jaxdt.run.sizes import push_name
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import PlanRoles
-from jaxdt.spec.sizes import push_name
 from jaxdt.sync.server import ParameterServer, ServedStage
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")

@@ -32,9 +32,9 @@ from jaxdt.protocol.reports import (
     StateMeanReport,
     StepReport,
 )
+from jaxdt.run import config as run_config
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
-from jaxdt.spec import config as run_config
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

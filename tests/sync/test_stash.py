@@ -28,13 +28,13 @@ from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -27,12 +27,12 @@ from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import GroupReport, StateMeanReport
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Link
+from jaxdt.run.work import LOCAL_STEP
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec import config as run_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import LOCAL_STEP
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -3,7 +3,7 @@
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.rebalance_api import Move
 from jaxdt.protocol.events import Load
-from jaxdt.spec.config import default_plan, parse
+from jaxdt.run.config import default_plan, parse
 from jaxdt.wiring.rebalance import Algorithm2, Rebalancer
 
 STAGES = ({0, 1}, {2, 3}, {4, 5})

@@ -21,8 +21,8 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.schedule import stage_order
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.work import Work
+from jaxdt.run.plan import Plan
+from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.fixed import FixedWiring
 

@@ -8,9 +8,9 @@ from report_fields import report_fields
 from test_equivalence import assert_same_training, functions_of, make_config, one_process, train_in_pieces  # noqa: F401
 
 from jaxdt.protocol.events import NOBODY, Member, View
+from jaxdt.run import config as run_config
+from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.spec import config as run_config
-from jaxdt.spec.plan import Plan
 from jaxdt.wiring.pipeline_assignment import PlannedRoutes, pipeline_assignment
 
 pytestmark = pytest.mark.xdist_group("stage_functions")

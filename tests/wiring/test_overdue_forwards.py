@@ -26,7 +26,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.measured_routes import MeasuredRoutes

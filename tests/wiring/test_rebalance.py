@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.protocol.events import Load
+from jaxdt.run.errors import BadInput
 from jaxdt.sim.availability import load
-from jaxdt.spec.errors import BadInput
 from jaxdt.wiring.rebalance import Rebalancer, decide
 
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)

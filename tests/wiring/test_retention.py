@@ -1,7 +1,7 @@
 """A peer keeps tensors for its neighbours, within its budget."""
 
 from jaxdt.protocol.events import Discard, Key
-from jaxdt.spec.work import Work
+from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
 

@@ -6,9 +6,9 @@ import pytest
 from report_fields import report_fields
 
 from jaxdt.protocol.trace import Trace
+from jaxdt.run import config as run_config
+from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec import config as run_config
-from jaxdt.spec.network import Link
 
 STAGES, PIPELINES, MICROBATCHES = 2, 2, 32
 SECONDS = {"F": 1.0, "B": 2.0, "E": 1.0, "G": 0.0, "U": 0.0}

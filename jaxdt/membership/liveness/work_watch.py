@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from jaxdt.protocol.deadline import WINDOW, spread_s
 from jaxdt.protocol.events import Overdue
-from jaxdt.spec.work import GATHER, REGENERATE, UPDATE, Work
+from jaxdt.run.work import GATHER, REGENERATE, UPDATE, Work
 
 FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
 PROFILE_FACTOR = 20.0  # the same for the first Work of a kind, of the time that it took alone

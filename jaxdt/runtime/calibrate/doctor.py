@@ -15,11 +15,11 @@ from pathlib import Path
 from cryptography import x509
 
 from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.run.cpus import cores_text
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import UNLIMITED_GBPS, Network
 from jaxdt.runtime.net.address import Address, bind, format_address
 from jaxdt.runtime.net.descriptor_limit import descriptors_needed
-from jaxdt.spec.cpus import cores_text
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ortools", "numpy", "msgpack", "cryptography")
 BUFFER_PRODUCTS = 2  # buffer size in products of bandwidth and round trip; one suffices only if nothing ever waits

@@ -11,14 +11,14 @@ from dataclasses import replace
 import jax
 
 from jaxdt.model.data import TokenFile
+from jaxdt.run import codec
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_codec, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec import codec
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import CodecTimes, DeviceKind, PartTimes
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 STAGES = ((0, 1), (1, 2), (2, 5), (5, 6))
 FIRST, MIDDLE, LONG, LAST = range(4)  # indices of STAGES

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import BandwidthPercentile, Device, Matrix, Network, to_json
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import BandwidthPercentile, Device, Matrix, Network, to_json
 
 N_PINGS = 8
 SHORT_BYTES = 1 << 18

@@ -11,6 +11,7 @@ import numpy as np
 from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, Message, Received, Send, Stop, Woke
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.loop import Loop, LoopTensors
@@ -18,7 +19,6 @@ from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
-from jaxdt.spec.errors import BadInput
 
 N_BYTES = 1 << 18  # the tensor's size; waking up threads costs more than copying these
 LINK = LinkShape(latency_s=1e-3, bandwidth_gbps=1.0)  # slow enough that threads sleep between messages, as in a run

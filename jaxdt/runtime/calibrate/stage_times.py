@@ -19,13 +19,13 @@ import numpy as np
 
 from jaxdt.codec.base import decode, encode
 from jaxdt.protocol.events import Boundary, Key, Round, SliceKey
+from jaxdt.run.codec import CodecSpec
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.profile import CodecTimes
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Work
 from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store
-from jaxdt.spec.codec import CodecSpec
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.profile import CodecTimes
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Work
 
 N_WARM_UP = 2
 N_TIMED = 8

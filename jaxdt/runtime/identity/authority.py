@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import credential
 from jaxdt.runtime.identity.certificate import (
     COORDINATOR,
@@ -24,7 +25,6 @@ from jaxdt.runtime.identity.certificate import (
     new_root,
     sign,
 )
-from jaxdt.spec.errors import BadInput
 
 TOKEN_HOURS = 24.0
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 ROOT, COORDINATOR, OPERATOR, PEER, TOKEN = "root", "coordinator", "operator", "peer", "token"
 SIGNED_BY_ROOT = (ROOT, COORDINATOR, OPERATOR)

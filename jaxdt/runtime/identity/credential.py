@@ -14,9 +14,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import certificate
 from jaxdt.runtime.identity.certificate import Holder, SignedCertificate, Signer
-from jaxdt.spec.errors import BadInput
 
 EXPECTED = "expected a credential: a PEM key and its certificates"
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL. A host that holds the key stays a member when its clock jumps or begins in 1970.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.certificate import (
     COORDINATORS_CLOCK,
     PEER,
@@ -23,7 +24,6 @@ from jaxdt.runtime.identity.certificate import (
     stamp,
     to_pem,
 )
-from jaxdt.spec.errors import BadInput
 
 ISSUED = "issued"  # the name under which it is durable
 

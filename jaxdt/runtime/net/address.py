@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 
 from jaxdt.protocol.address import is_host, is_loopback, is_wildcard, why_unreachable
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 Address = tuple[str, int]
 

@@ -27,8 +27,8 @@ import ml_dtypes
 import msgpack
 import numpy as np
 
+from jaxdt.run import versions
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.spec import versions
 
 MAGIC = b"jxdt"
 VERSION = versions.PROTOCOL.major

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
+from jaxdt.run import versions
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import certificate
 from jaxdt.runtime.identity.certificate import Holder, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
@@ -26,8 +28,6 @@ from jaxdt.runtime.net.aead_records import SHARE_BYTES, AeadRecords
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.spec import versions
-from jaxdt.spec.errors import BadInput
 
 CHANNELS = ("data", "control")
 N_RANGES = 256  # a greeting has no room for more; the sender repeats the rest, and the receiver drops it

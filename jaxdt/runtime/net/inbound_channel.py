@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.address import Address
 from jaxdt.runtime.net.authentication import Authentication
@@ -22,7 +23,6 @@ from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import DTYPES, Frame, FrameError, Leaf, Payload
 from jaxdt.runtime.net.handshake import N_RANGES, HandshakeHello
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportLimits
-from jaxdt.spec.errors import BadInput
 
 _N_SESSIONS = 4  # remembered per channel: a late connection of an earlier session must not erase the present one
 _SCRATCH_BYTES = 1 << 16

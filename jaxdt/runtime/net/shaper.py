@@ -8,8 +8,8 @@ import random
 import threading
 from dataclasses import dataclass
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import UNLIMITED_GBPS, Link
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import UNLIMITED_GBPS, Link
 
 
 @dataclass(frozen=True)

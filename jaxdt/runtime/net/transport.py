@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from jaxdt.protocol.address import is_loopback, is_wildcard
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
@@ -23,7 +24,6 @@ from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
 from jaxdt.runtime.net.shaper import Shaper
-from jaxdt.spec.errors import BadInput
 
 _DROPPED_MAX = 128  # dropped peers whose received messages stay known
 _COUNTERS = (

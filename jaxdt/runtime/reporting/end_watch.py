@@ -9,9 +9,9 @@ from collections.abc import Callable
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol.events import Report, Stop
 from jaxdt.protocol.reports import OutageReport, StillReadyReport, UnreachedReport
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_folder import check_not_ended
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.spec.errors import BadInput
 
 
 class EndWatch:

@@ -41,6 +41,11 @@ from jaxdt.protocol.reports import (
     WorkerPlacedReport,
     WriteFailedReport,
 )
+from jaxdt.run.config import ADVISE
+from jaxdt.run.cpus import allowed_cpus, usable_cores
+from jaxdt.run.errors import shell_line
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.link_codecs import LinkCodecs
@@ -55,11 +60,6 @@ from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
-from jaxdt.spec.config import ADVISE
-from jaxdt.spec.cpus import allowed_cpus, usable_cores
-from jaxdt.spec.errors import shell_line
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction

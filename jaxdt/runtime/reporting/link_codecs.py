@@ -4,7 +4,7 @@ after a loss, after a move, from and to newcomers, and with wiring `swarm` at an
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 
 
 class LinkCodecs:

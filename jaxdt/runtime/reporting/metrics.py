@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxdt.run.errors import why
+from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.durable import append_whole, naming
-from jaxdt.spec.errors import why
-from jaxdt.spec.serialize import parse_json
 
 
 class Metrics:

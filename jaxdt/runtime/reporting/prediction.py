@@ -17,12 +17,12 @@ from pathlib import Path
 
 import jaxdt
 from jaxdt.protocol.reports import PredictionReport
+from jaxdt.run.codec import NONE
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
 from jaxdt.sim.stragglers.stalls import Stalls
-from jaxdt.spec.codec import NONE
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
 
 LEAST_PRIORITY = 19
 SINGLE_RUN_OFF = 0.31  # the worst single run of 360, where up to four peers shared two cores

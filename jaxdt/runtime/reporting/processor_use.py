@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxdt.protocol.events import CPU_S
-from jaxdt.spec.cpus import allowed_cpus
+from jaxdt.run.cpus import allowed_cpus
 
 
 class ProcessorUse:

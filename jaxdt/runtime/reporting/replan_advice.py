@@ -10,7 +10,7 @@ from typing import Protocol
 
 from jaxdt.protocol.events import Advised
 from jaxdt.protocol.reports import ReplanReport
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 
 Seconds = Mapping[int, Mapping[str, float]]  # of each peer: per kind of Work, on the stage of the plan
 NO_NETWORK = "it needs the links between the devices: --network=network.json (measure.py links writes one)"

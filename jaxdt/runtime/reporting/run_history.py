@@ -12,9 +12,9 @@ from jaxdt.protocol.reports import (
     RestartedReport,
     VacantReport,
 )
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.durable import FileStore, refusal
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
 
 HISTORY = "history"
 

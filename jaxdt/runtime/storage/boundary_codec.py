@@ -14,11 +14,11 @@ import numpy as np
 from jaxdt.codec import base as codec
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol.events import Key
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.codec import CodecSpec
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run import codec as codecs
+from jaxdt.run.codec import CodecSpec
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 
 ACTIVATION = "act"
 GRADIENT = "grad"

@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.run import serialize, versions
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, shell_line, why
 from jaxdt.runtime.storage.durable import DISK_ID, canonical, disk_id, read_json, write_json
 from jaxdt.runtime.storage.parts import (
     Manifest,
@@ -34,9 +37,6 @@ from jaxdt.runtime.storage.parts import (
     whole_manifest,
     whole_unless_changed,
 )
-from jaxdt.spec import serialize, versions
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, shell_line, why
 
 COMPLETE = "complete.json"
 PART = re.compile(r"stage_\d+-[0-9a-f]{16}")
@@ -55,7 +55,7 @@ def about_run(config: RunConfig, data_checksum: str) -> dict:
 @dataclass(frozen=True)
 class CompleteRecord:
     """The content of complete.json. `copies`: on how many disks each part is, at least. `about`: see about_run.
-    `format`: see jaxdt.spec.versions."""
+    `format`: see jaxdt.run.versions."""
 
     checkpoint: Checkpoint
     copies: int

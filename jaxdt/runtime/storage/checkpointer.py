@@ -23,6 +23,7 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.reports import WriteFailedReport
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage import fetched_parts
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
@@ -41,7 +42,6 @@ from jaxdt.runtime.storage.parts import (
     whole_manifest,
 )
 from jaxdt.runtime.storage.words import check_slice, with_checksum
-from jaxdt.spec.errors import BadInput
 
 
 class Copying:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxdt.spec.errors import BadInput, why
-from jaxdt.spec.serialize import is_object, parse_json
+from jaxdt.run.errors import BadInput, why
+from jaxdt.run.serialize import is_object, parse_json
 
 BUFFERED_BYTES = 1 << 16
 BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many seconds

@@ -9,9 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import Part
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.parts import find_part, part_name, whole_manifest
-from jaxdt.spec.errors import BadInput
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdt.model.averaging import ReplicaState
 from jaxdt.model.stage import StageFunctions
-from jaxdt.spec.delay import Delay
+from jaxdt.run.delay import Delay
 
 
 class ParameterVersions:

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, why
 from jaxdt.runtime.storage.durable import canonical, fsync, fsync_tree, read_json, write_json
 from jaxdt.runtime.storage.words import WORD
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, why
 
 MANIFEST = "manifest.json"
 LENGTH_BYTES = 8

@@ -38,19 +38,11 @@ from jaxdt.protocol.events import (
     TaskOutput,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
-from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
-from jaxdt.runtime.storage.entries import join_entries
-from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
-from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
-from jaxdt.runtime.storage.weight_stash import WeightStash
-from jaxdt.runtime.storage.words import WORD, joined
-from jaxdt.spec import codec as codecs
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import (
+from jaxdt.run import codec as codecs
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import (
     TIED,
     exchanged_elements,
     fragment_name,
@@ -64,7 +56,7 @@ from jaxdt.spec.sizes import (
     parameters_of,
     state_name,
 )
-from jaxdt.spec.work import (
+from jaxdt.run.work import (
     ADOPT,
     BACKWARD,
     CONTRIBUTE,
@@ -78,6 +70,14 @@ from jaxdt.spec.work import (
     UPDATE,
     Work,
 )
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
+from jaxdt.runtime.storage.entries import join_entries
+from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
+from jaxdt.runtime.storage.parameter_versions import ParameterVersions
+from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
+from jaxdt.runtime.storage.weight_stash import WeightStash
+from jaxdt.runtime.storage.words import WORD, joined
 from jaxdt.sync.download import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from

@@ -7,8 +7,8 @@ are.
 
 from typing import Any
 
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
 
 class WeightStash:

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 from jaxdt.protocol.events import StateKey
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 WORD = np.dtype(np.int32)
 

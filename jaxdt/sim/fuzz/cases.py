@@ -27,6 +27,11 @@ from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run import config as configs
+from jaxdt.run.config import NetConfig, RunConfig, WiringConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import sync_groups
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -64,11 +69,6 @@ from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.pool.invariants import PoolInvariants
 from jaxdt.sim.fuzz.symbolic_tensors import NO_STATE, Checks, StageLayout, SymbolicTensors
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import NetConfig, RunConfig, WiringConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import sync_groups
 from jaxdt.wiring.base import wiring_entry
 
 N_STEPS = 3

@@ -74,12 +74,12 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport, StepReport
+from jaxdt.run import serialize
+from jaxdt.run.config import TrainConfig, is_evaluated
+from jaxdt.run.work import BACKWARD
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
-from jaxdt.spec import serialize
-from jaxdt.spec.config import TrainConfig, is_evaluated
-from jaxdt.spec.work import BACKWARD
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard

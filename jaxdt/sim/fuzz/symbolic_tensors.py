@@ -27,9 +27,9 @@ from jaxdt.protocol.events import (
     TaskOutput,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.spec.delay import NO_DELAY, Delay
-from jaxdt.spec.sizes import Group, is_contribution
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
+from jaxdt.run.delay import NO_DELAY, Delay
+from jaxdt.run.sizes import Group, is_contribution
+from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
 from jaxdt.sync.download import FetchedStates
 
 EXACT_COVER = 1

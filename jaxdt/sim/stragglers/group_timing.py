@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxdt.run.config import GroupsConfig
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 from jaxdt.sim.stragglers.server_line import ServerGate, ServerLine, ServerTiming, Transfer
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
-from jaxdt.spec.config import GroupsConfig
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
 

@@ -15,7 +15,7 @@ from jaxdt.sync.matching.base import AveragingGroup, Matched
 @dataclass(frozen=True)
 class ServerTiming:
     """`transfer_s`: for which a push, or a pull, of one stage's parameters occupies the line; `wave` and `staleness` as
-    in jaxdt.spec.config.ServerConfig."""
+    in jaxdt.run.config.ServerConfig."""
 
     transfer_s: float
     wave: int

@@ -8,8 +8,8 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from jaxdt.spec.errors import BadInput, require_one_of
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
+from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.work import BACKWARD, FORWARD, Work
 
 STEP, WORK = "step", "work"
 SYNTAX = f"PROB,SECONDS,SEED or PROB,SECONDS,SEED,{WORK}"

@@ -3,8 +3,8 @@
 With one local step in between this is all-reduce over parameters; with several it is local SGD.
 """
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
 from jaxdt.sync.matching.token import EnforcementToken
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.token import EnforcementToken
 
 # Name of a rule -> the module that holds its `ENTRY`, imported when the rule is used.

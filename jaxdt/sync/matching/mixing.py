@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.protocol.reports import GroupReport
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 
 N_ITERATIONS = 500  # of the power iteration; it ends earlier where the eigenvalue stands still
 TOLERANCE = 1e-9

@@ -1,7 +1,7 @@
 """No replica averages with another: N independent runs, and the upper bound of throughput."""
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
 from jaxdt.sync.matching.token import EnforcementToken
 

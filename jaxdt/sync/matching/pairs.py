@@ -9,8 +9,8 @@ come, first served is the rule "window" with group_size_max 2 and no connectivit
 import functools
 import random
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
 from jaxdt.sync.matching.token import EnforcementToken
 

@@ -22,8 +22,8 @@ would suspend where there are several; then groups form as with the rule "all".
 import enum
 import math
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.all import MatchAll
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, MatcherEntry
 from jaxdt.sync.matching.sync_graph import SYNC_GRAPHS, SyncGraph, Unchecked

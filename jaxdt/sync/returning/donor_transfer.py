@@ -35,7 +35,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport, RefusedReport
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from jaxdt.sync.download import WORD_BYTES, Download, kept, slice_problem
 from jaxdt.sync.returning.donors import donor_pipeline
 

@@ -1,7 +1,7 @@
 """The pipeline that comes back, and the one that gives it its states: both follow from a view, so all members agree."""
 
 from jaxdt.protocol.events import View
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 
 
 def joining_pipeline(plan: Plan, view: View) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdt.membership.agreement import NOBODY, CountedRows, Intake
 from jaxdt.protocol.events import Action, Message, Record, StateName, StepsCounted
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jaxdt.protocol.events import PipelineJoin, View
 from jaxdt.protocol.reports import PipelineEndReport
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from jaxdt.sync.returning.donors import joining_pipeline
 
 LAST = "its pipeline was the last one that was whole"

@@ -4,7 +4,7 @@ import math
 
 from jaxdt.protocol.events import StepDone, Tally
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.sync.matching.base import AveragingGroup
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import Action, MeanEvaluated, Round
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import is_mean, mean_name
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import is_mean, mean_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.pipelines import Pipelines

@@ -28,7 +28,7 @@ from jaxdt.protocol.events import (
     StepDone,
 )
 from jaxdt.protocol.reports import StepReport
-from jaxdt.spec.plan import Plan
+from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.rows import Rows
 

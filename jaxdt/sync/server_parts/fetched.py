@@ -10,8 +10,8 @@ from collections import deque
 from jaxdt.protocol.events import Action, Event, FetchResult, Forget, MeanKept, Reduced, Round, Run, Send, Updated
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import KeptReport
-from jaxdt.spec.sizes import is_kept, is_mean
-from jaxdt.spec.work import ADOPT, Work
+from jaxdt.run.sizes import is_kept, is_mean
+from jaxdt.run.work import ADOPT, Work
 from jaxdt.sync.exchange import Exchange, RoundSpec
 
 

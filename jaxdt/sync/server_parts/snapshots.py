@@ -31,7 +31,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import SnapshotReport
-from jaxdt.spec.sizes import at_stage, is_kept
+from jaxdt.run.sizes import at_stage, is_kept
 from jaxdt.sync.exchange import Exchange, RoundSpec
 from jaxdt.sync.known_groups import KnownGroups
 

@@ -22,8 +22,8 @@ from jaxdt.protocol.events import (
     Round,
     Send,
 )
-from jaxdt.spec.sizes import contribution_name
-from jaxdt.spec.work import CONTRIBUTE, Work
+from jaxdt.run.sizes import contribution_name
+from jaxdt.run.work import CONTRIBUTE, Work
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
 

@@ -1,11 +1,11 @@
 """The pool's entry in the table of wirings: how its machines are built, and what makes no sense with it."""
 
 from jaxdt.protocol.events import Enlist, Fetch, ProbeLink, Shard, TaskDone, TaskOutput, WantsTasks
-from jaxdt.spec.codec import EXCHANGED_BYTES
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import sync_groups
+from jaxdt.run.codec import EXCHANGED_BYTES
+from jaxdt.run.config import RunConfig
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import sync_groups
 from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, WorkerRole, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.measured_routes import MeasuredRoutes

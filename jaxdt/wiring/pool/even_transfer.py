@@ -6,8 +6,8 @@ gradient goes back over the same pairs that its activation came over, and stages
 m + n - 1 pairs.
 """
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
 
 
 def part(length: int, n_parts: int, index: int) -> range:

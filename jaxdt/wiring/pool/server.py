@@ -85,8 +85,8 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.protocol.wake_up import WakeUp
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
+from jaxdt.run.delay import Delay
+from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget

@@ -16,8 +16,8 @@ from jaxdt.protocol.events import (
     WorkerStatus,
 )
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
-from jaxdt.spec.sizes import is_contribution
-from jaxdt.spec.work import CONTRIBUTE
+from jaxdt.run.sizes import is_contribution
+from jaxdt.run.work import CONTRIBUTE
 from jaxdt.wiring.base import Wiring
 
 

@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.work import BACKWARD, FORWARD
 
 FAILURES_MAX = 3  # leases of a task that workers have not kept; then only the server may have it
 

@@ -35,7 +35,7 @@ from jaxdt.protocol.events import (
     StealRequest,
 )
 from jaxdt.protocol.reports import TasksStolenReport
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.task_times import Loads, share_of

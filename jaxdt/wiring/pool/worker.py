@@ -34,8 +34,8 @@ from jaxdt.protocol.events import (
     WantsTasks,
 )
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, Work
+from jaxdt.run.delay import Delay
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.task_times import LEASES_MAX

@@ -11,10 +11,10 @@ from churn_comparison import results
 from churn_comparison.setup import Setup, fields
 from jaxdt.cli import local_run
 from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting import processor_use
 from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
 
 WARM_UP_STEPS = 3  # every peer has compiled after them
 STEPS_TIMEOUT_S = 300.0

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxdt.run import network as networks
+from jaxdt.run.cpus import allowed_cpus
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
-from jaxdt.spec import network as networks
-from jaxdt.spec.cpus import allowed_cpus
-from jaxdt.spec.errors import BadInput
 from prediction_error.network_hosts import NetworkHosts, WanLink
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 EMULATED, HOSTS = "emulated.jsonl", "hosts.jsonl"
 

@@ -17,15 +17,15 @@ from experiments.reproduce.swarm_rebalancing import TRACES, read
 from matplotlib.figure import Figure
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.run import config as configs
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import Outcome
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan
 
 SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
 TRACE = TRACES / "bamboo_aws_p3_v100.json"

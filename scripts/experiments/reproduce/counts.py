@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdt.protocol.events import Load
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 from jaxdt.wiring.rebalance import Table, decide
 
 IN_FLIGHT = 4  # microbatches of the run, divided by its peers

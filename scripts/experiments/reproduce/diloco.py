@@ -12,9 +12,9 @@ from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import ROOT, Job, Results, described
 from matplotlib.figure import Figure
 
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.sizes import sync_groups
+from jaxdt.run import config as configs
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.sizes import sync_groups
 
 CONFIG = ROOT / "configs/reference_2000.py"
 STATES = ROOT / "runs/diloco"  # where runs go on that were stopped

@@ -15,7 +15,7 @@ from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
-from jaxdt.spec import network as networks
+from jaxdt.run import network as networks
 from planner.model.problem import Problem, problem_of
 from planner.search.baselines.dtfm import search_as_published
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN

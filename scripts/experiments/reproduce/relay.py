@@ -10,12 +10,12 @@ from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import RunConfig, TrainConfig, default_plan
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.scenario import RARE
 from jaxdt.sim.time_breakdown import Totals
-from jaxdt.spec.config import RunConfig, TrainConfig, default_plan
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Link
 
 GBPS, SEQ_LEN = 0.5, 512  # Table 1: 500 Mb/s, one sequence of 512 tokens
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth

@@ -15,8 +15,8 @@ from dataclasses import MISSING, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 
-from jaxdt.spec.cpus import usable_cores
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.cpus import usable_cores
+from jaxdt.run.errors import BadInput
 
 FILE = "results.jsonl"
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,10 +15,10 @@ from experiments.reproduce.swarm_fleet import Fleet
 from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
 from matplotlib.figure import Figure
 
+from jaxdt.run.config import NetConfig
+from jaxdt.run.model import GPTConfig
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.spec.config import NetConfig
-from jaxdt.spec.model import GPTConfig
 
 STAGES = 4
 LAYERS, WIDTH, SEQ_LEN, BATCH = 24, 1024, 512, 4096  # ALBERT-Large

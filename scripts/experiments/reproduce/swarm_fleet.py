@@ -8,17 +8,17 @@ from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import RARE
-from jaxdt.spec.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import boundary_bytes
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 SLICE_BYTES = 1 << 30

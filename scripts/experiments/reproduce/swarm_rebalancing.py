@@ -14,9 +14,9 @@ from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.availability import Counts, load
-from jaxdt.spec.errors import BadInput
 
 TRACES = Path(__file__).resolve().parents[3] / "configs/reproduce/traces"
 OWN = ("bamboo_gcp_v100_us-east1-c_2021-12-10", "bamboo_gcp_a100_us-east1-b_2021-12-10", "bamboo_aws_p3_v100")

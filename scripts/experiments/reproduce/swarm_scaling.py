@@ -9,9 +9,9 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet
 from matplotlib.figure import Figure
 
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Link
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Link
 
 PEERS = (8, 16, 32, 64, 128)
 SINGLE_PEERS = (8, 16, 32, 64)  # with one layer a stage: ten seeds of 128 peers take ten CPU minutes

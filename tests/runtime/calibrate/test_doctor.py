@@ -6,9 +6,9 @@ import socket
 import numpy as np
 
 from jaxdt.model.data import write_tokens
+from jaxdt.run.network import Network, uniform
 from jaxdt.runtime.calibrate import doctor
 from jaxdt.runtime.identity import authority
-from jaxdt.spec.network import Network, uniform
 
 
 def settings(**values):

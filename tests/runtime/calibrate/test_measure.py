@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
+from jaxdt.run import network as networks
+from jaxdt.run.model import gpt_config
+from jaxdt.run.network import Link
+from jaxdt.run.profile import DeviceKind, PartTimes, Profile, stage_seconds
 from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of
 from jaxdt.runtime.calibrate.measure_links import MeasuredLink, MeasuringHost, network_of
 from jaxdt.runtime.net.shaper import LinkShape
-from jaxdt.spec import network as networks
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.network import Link
-from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, stage_seconds
 
 KIND = DeviceKind(PartTimes(1, 2, 0.25, 0.5), PartTimes(0.5, 0.25, 0.125, 0.25), PartTimes(3, 4, 0.5, 0.75), 0.125)
 

@@ -9,14 +9,14 @@ import pytest
 import transport_nodes
 
 from jaxdt.model.data import open_data, write_tokens
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.errors import BadInput
+from jaxdt.run.sizes import sync_groups
+from jaxdt.run.work import BACKWARD, FORWARD, GATHER, MESSAGE, UPDATE
 from jaxdt.runtime.calibrate import message_cost, stage_times
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.sizes import sync_groups
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, MESSAGE, UPDATE
 
 OTHER_FLAG = "--xla_cpu_enable_fast_math=false"  # a real one: XLA ends a process with one that it does not know
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures

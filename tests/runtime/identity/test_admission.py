@@ -8,6 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import joining
 from jaxdt.runtime.identity import authority, certificate, credential
 from jaxdt.runtime.identity import issuer as issuer_module
@@ -15,7 +16,6 @@ from jaxdt.runtime.identity.certificate import PEER, TOKEN, Holder, SignedCertif
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.joining import credential_for
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.spec.errors import BadInput
 
 start, run_credential = transport_nodes.start, transport_nodes.run_credential  # fixtures
 

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import authority, certificate, credential
 from jaxdt.runtime.identity.certificate import COORDINATOR, OPERATOR, PEER, ROOT, TOKEN, Holder, new_key, sign
-from jaxdt.spec.errors import BadInput
 
 
 @pytest.fixture

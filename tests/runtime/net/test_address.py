@@ -8,12 +8,12 @@ import transport_nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import address as addresses
 from jaxdt.runtime.net.address import advertised, bind, format_address, parse_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.transport_setup import OwnAddress
-from jaxdt.spec.errors import BadInput
 
 start = transport_nodes.start  # fixture
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from transport_nodes import MB, Wiretap, drained, raw_connection
 
 from jaxdt.protocol.events import Boundary, Key, Reduced, Round, Shard, SliceKey
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 

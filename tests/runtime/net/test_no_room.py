@@ -11,12 +11,12 @@ from transport_nodes import Node, cred, eventually, n_fds, run_credential, start
 
 from jaxdt.protocol.events import Interrupted, Send, Started, Stop
 from jaxdt.protocol.trace import Trace
+from jaxdt.run.errors import ThreadDied
 from jaxdt.runtime.calibrate.doctor import descriptors
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.descriptor_limit import COORDINATOR_DESCRIPTORS, descriptors_needed, raise_descriptor_limit
 from jaxdt.runtime.net.outbound_channel import OutboundChannel
-from jaxdt.spec.errors import ThreadDied
 
 __all__ = ["cred", "run_credential", "start"]  # fixtures
 FULL = OSError(errno.EMFILE, "Too many open files")

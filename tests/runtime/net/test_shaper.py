@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_nodes import MB, WAIT_S, eventually
 
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.shaper import LinkShape, Shaper
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 

@@ -24,14 +24,14 @@ from transport_nodes import (
 )
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.run import versions
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
-from jaxdt.spec import versions
-from jaxdt.spec.errors import BadInput
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 

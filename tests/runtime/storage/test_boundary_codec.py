@@ -12,13 +12,13 @@ from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt.codec import base as codec
 from jaxdt.protocol.events import Boundary, Key, TaskOutput
+from jaxdt.run import config as run_config
+from jaxdt.run.codec import parse, wire_bytes
+from jaxdt.run.errors import BadInput
+from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, Work
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec import config as run_config
-from jaxdt.spec.codec import parse, wire_bytes
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.sizes import boundary_bytes
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

@@ -29,6 +29,10 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.optim import OptimConfig
 from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage import parts as parts_module
@@ -37,10 +41,6 @@ from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.parts import step_folder
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.optim import OptimConfig
 
 MODEL = GPTConfig(n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12, tied_head=True)
 OPTIMIZERS = [

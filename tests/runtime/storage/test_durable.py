@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage import durable
 from jaxdt.runtime.storage.durable import disk_id, fsync, read_json, refusal, write_durably
-from jaxdt.spec.errors import BadInput
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from test_equivalence import Tokens
 
 from jaxdt.protocol.events import Boundary, Free, Install, Installed, Key, NotInstalled, Restore, Run, State, StateKey
+from jaxdt.run import config as run_config
+from jaxdt.run.work import BACKWARD, Work
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.storage.state_vector import StateVector
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.spec import config as run_config
-from jaxdt.spec.work import BACKWARD, Work
 
 CONFIG = run_config.parse(
     dict(

@@ -11,13 +11,13 @@ from test_equivalence import KINDS, Tokens
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, memory_options
 from jaxdt.protocol.events import Boundary
+from jaxdt.run import config as run_config
+from jaxdt.run.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes
+from jaxdt.run.network import Link
+from jaxdt.run.work import ADOPT, BACKWARD, FORWARD
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
-from jaxdt.spec import config as run_config
-from jaxdt.spec.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import ADOPT, BACKWARD, FORWARD
 from jaxdt.wiring import swarm
 
 START = RunStart("r")

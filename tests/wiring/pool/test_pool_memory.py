@@ -10,13 +10,13 @@ from pool_mutants import KeepsContributions, of_servers
 
 from jaxdt.protocol.events import COORDINATOR, Ran
 from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.run.config import default_plan
+from jaxdt.run.network import Link
+from jaxdt.run.work import UPDATE
 from jaxdt.sim.faults import CRASH, PAUSE, RESTART, Fault
 from jaxdt.sim.fuzz.cases import Busy, play, work_seconds
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.fuzz.pool.cases import draw_case
-from jaxdt.spec.config import default_plan
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import UPDATE
 
 SERVERS, WORKERS = (0, 1), (2, 3, 4, 5)
 SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)

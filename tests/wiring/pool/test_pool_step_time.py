@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdt.run import config as run_config
+from jaxdt.run.config import WiringConfig, default_plan
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, predict_step_s
-from jaxdt.spec import config as run_config
-from jaxdt.spec.config import WiringConfig, default_plan
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Link
 from jaxdt.wiring.pool.work_stealing import WorkStealing
 
 N_MICROBATCHES = 16

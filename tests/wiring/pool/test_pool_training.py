@@ -21,12 +21,12 @@ from test_equivalence import (  # noqa: F401
 )
 
 from jaxdt.protocol.events import Shard
+from jaxdt.run.config import NetConfig, WiringConfig, default_plan
+from jaxdt.run.network import Link
+from jaxdt.run.work import BACKWARD
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, REORDER, RESTART, SLOW, Fault, draw
-from jaxdt.spec.config import NetConfig, WiringConfig, default_plan
-from jaxdt.spec.network import Link
-from jaxdt.spec.work import BACKWARD
 from jaxdt.wiring.pool.worker_roster import REFUSED_MAX
 
 pytestmark = pytest.mark.xdist_group("stage_functions")

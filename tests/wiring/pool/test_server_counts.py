@@ -15,9 +15,9 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.run.sizes import contribution_name, group_name
+from jaxdt.run.work import BACKWARD, CONTRIBUTE, Work
 from jaxdt.runtime.reporting.pool_summary import PoolSummary, summary_lines
-from jaxdt.spec.sizes import contribution_name, group_name
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, Work
 from jaxdt.wiring.pool.server_counts import CountedServer
 
 ROUND = Round(0, contribution_name(group_name(0), 5), 1, 1)

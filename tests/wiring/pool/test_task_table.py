@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.sim.fuzz.pool.task_runs import RunOptions, TaskRun, is_right
-from jaxdt.spec.work import BACKWARD, FORWARD
 from jaxdt.wiring.pool.task_table import FAILURES_MAX, TaskTable, Verdict
 
 SERVER, SLOW, FAST = 0, 1, 2

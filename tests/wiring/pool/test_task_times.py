@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.pool.task_times import LEASES_MAX, LEASES_MIN, TaskTimes, others_are_sooner, share_of
 
 WORKER, OTHER = 1, 2

@@ -4,7 +4,7 @@ import itertools
 
 from jaxdt.protocol.events import Boundary, Discard, Key, Send, StealOffer, StealReply, StealRequest
 from jaxdt.protocol.reports import TasksStolenReport
-from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.work_stealing import StepSteals, WorkStealing

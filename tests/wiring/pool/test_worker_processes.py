@@ -38,10 +38,10 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import WorkerLostReport
-from jaxdt.spec import config as run_config
-from jaxdt.spec.config import default_plan
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.work import FORWARD, Work
+from jaxdt.run import config as run_config
+from jaxdt.run.config import default_plan
+from jaxdt.run.peer_setup import PeerSetup
+from jaxdt.run.work import FORWARD, Work
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.entry import ENTRY
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay

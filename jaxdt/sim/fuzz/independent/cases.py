@@ -15,6 +15,11 @@ from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.run import config as configs
+from jaxdt.run.config import RunConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import exchanged_elements, group_name, sync_groups
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -40,11 +45,6 @@ from jaxdt.sim.fuzz.independent.log_replay import RunShape
 from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
-from jaxdt.spec import config as configs
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import exchanged_elements, group_name, sync_groups
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
 HELD_S = 8.0  # longest time for which a link between servers stands still

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jaxdt.protocol.reports import GroupReport
-from jaxdt.spec.config import GroupsConfig
+from jaxdt.run.config import GroupsConfig
 
 ANSWERED, MEMBERS, CONNECTED, TOKEN, WINDOW = "answered", "members", "connected", "token", "window"
 ROUNDING_S = 1e-6

@@ -80,6 +80,9 @@ from jaxdt.protocol.reports import (
     StepReport,
     ViewReport,
 )
+from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run.sizes import fragment_name, is_kept, is_mean, is_pull, is_push, state_name
+from jaxdt.run.work import ADOPT, FORWARD
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
 from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
@@ -96,9 +99,6 @@ from jaxdt.sim.fuzz.independent.residues import Vector
 from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import CRASHED, Outcome
-from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
-from jaxdt.spec.sizes import fragment_name, is_kept, is_mean, is_pull, is_push, state_name
-from jaxdt.spec.work import ADOPT, FORWARD
 
 ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD, ONE_CUT = range(
     1, 13

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from jaxdt.spec.codec import NONE
-from jaxdt.spec.config import GroupsConfig
+from jaxdt.run.codec import NONE
+from jaxdt.run.config import GroupsConfig
 
 PRIME = (1 << 61) - 1
 ROUNDED_TO = 1 << 20  # multiples of this are what a codec sends

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 from jaxdt.protocol.events import Boundary, Install, Installed, Key, Message, Restore, Round, SliceKey, StateKey
 from jaxdt.protocol.message import tensor_key
+from jaxdt.run.codec import NONE
+from jaxdt.run.config import GroupsConfig
+from jaxdt.run.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_push, state_name
+from jaxdt.run.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
-from jaxdt.spec.codec import NONE
-from jaxdt.spec.config import GroupsConfig
-from jaxdt.spec.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_push, state_name
-from jaxdt.spec.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 from jaxdt.sync.download import FetchedStates
 
 N_WORDS = 600  # of a state: several slices where those are small

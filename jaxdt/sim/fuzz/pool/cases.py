@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
+from jaxdt.run import config as configs
+from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, PAUSE, POWER_OFF, REORDER, RESTART, SLOW, Fault
 from jaxdt.sim.fuzz.cases import Case, in_order, work_seconds
 from jaxdt.sim.fuzz.cases import draw_case as draw_case_of_servers
-from jaxdt.spec import config as configs
-from jaxdt.spec.plan import Plan
 
 POOL = "pool"
 MORE_STEPS = 2  # than other cases have, so that the times of leases are known in some

@@ -42,13 +42,13 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import is_contribution
+from jaxdt.run.work import CONTRIBUTE
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz.invariants import Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import is_contribution
-from jaxdt.spec.work import CONTRIBUTE
 from jaxdt.wiring.pool.even_transfer import part, server_of
 from jaxdt.wiring.pool.task_times import LEASES_MIN
 

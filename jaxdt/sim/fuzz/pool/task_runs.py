@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
-from jaxdt.spec.work import BACKWARD, FORWARD
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 
 SERVER = 0

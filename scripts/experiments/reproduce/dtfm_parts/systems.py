@@ -8,16 +8,16 @@ from pathlib import Path
 from experiments.reproduce.results import Job
 
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run import network as networks
+from jaxdt.run.config import RunConfig, SyncConfig, TrainConfig
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan, even_shares, ranges
+from jaxdt.run.profile import from_flops
+from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import Scenario, memory_bytes, without
-from jaxdt.spec import network as networks
-from jaxdt.spec.config import RunConfig, SyncConfig, TrainConfig
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan, even_shares, ranges
-from jaxdt.spec.profile import from_flops
-from jaxdt.spec.sizes import boundary_bytes
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 FOLDER = Path(__file__).resolve().parents[4] / "configs" / "networks"
 CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text if the file has others

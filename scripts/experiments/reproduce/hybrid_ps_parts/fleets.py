@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxdt.spec.network import Link
+from jaxdt.run.network import Link
 
 Range = tuple[float, float]
 

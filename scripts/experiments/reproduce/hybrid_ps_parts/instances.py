@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from jaxdt.spec.network import Device, Network
+from jaxdt.run.network import Device, Network
 from planner.model.pool import by_name
 from planner.model.pool_problem import PoolProblem
 

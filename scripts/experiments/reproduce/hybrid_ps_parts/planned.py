@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from experiments.reproduce.hybrid_ps_parts.instances import Cluster
 
-from jaxdt.spec.network import Link
+from jaxdt.run.network import Link
 from planner.model.pool import PoolOptions
 from planner.model.pool_problem import PoolProblem
 from planner.search.pool.levels import search

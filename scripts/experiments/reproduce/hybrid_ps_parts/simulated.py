@@ -14,14 +14,14 @@ from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Link
+from jaxdt.run.plan import Plan, PlanRoles
+from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import RARE
-from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Link
-from jaxdt.spec.plan import Plan, PlanRoles
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 POOL, SWARM, FIXED = "pool", "swarm", "fixed"
 WIDTH, FLOAT_BYTES = 8, 4

@@ -35,8 +35,8 @@ from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
+from jaxdt.run.network import Link
 from jaxdt.runtime.reporting.interval import SEEDS, Interval
-from jaxdt.spec.network import Link
 
 LINES_GBPS = (0.05, 0.175, 0.3)  # of Case 3, and the middle
 N_PARAMS = {XXLARGE: 223_000_000, LLAMA: PARAMS // 2}  # of a stage of two; ALBERT-xxlarge by its paper

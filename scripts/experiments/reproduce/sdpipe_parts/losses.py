@@ -27,10 +27,10 @@ from experiments.reproduce.sdpipe_parts.systems import (
 )
 from matplotlib.figure import Figure
 
-from jaxdt.spec import config as configs
-from jaxdt.spec import serialize
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.optim import OptimConfig
+from jaxdt.run import config as configs
+from jaxdt.run import serialize
+from jaxdt.run.config import RunConfig
+from jaxdt.run.optim import OptimConfig
 
 if TYPE_CHECKING:
     from experiments.reproduce.training.timed_run import Trained

@@ -8,11 +8,11 @@ from functools import partial
 
 from experiments.reproduce.results import Job, Results, described
 
+from jaxdt.run.config import GroupsConfig
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, paired_ratio
 from jaxdt.sim.stragglers.group_timing import FLUSH, GroupOutcome, GroupTiming, time_groups
 from jaxdt.sim.stragglers.server_line import ServerTiming
 from jaxdt.sim.stragglers.stalls import STEP, Stalls
-from jaxdt.spec.config import GroupsConfig
 from jaxdt.sync.matching.token import EnforcementToken
 
 COMPUTE_S, EXCHANGE_S = 0.06, 0.015

@@ -12,12 +12,12 @@ from experiments.reproduce.results import ROOT, Job, Results
 from matplotlib.figure import Figure
 
 from jaxdt.api.simulate import SimulateOptions, scenario_of
+from jaxdt.run.config import RunConfig, default_plan, parse
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Device, Host, Network
+from jaxdt.run.plan import Plan, even_shares, ranges
+from jaxdt.run.profile import DeviceKind, PartTimes, Profile
 from jaxdt.sim.time_breakdown import break_down_step
-from jaxdt.spec.config import RunConfig, default_plan, parse
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Device, Host, Network
-from jaxdt.spec.plan import Plan, even_shares, ranges
-from jaxdt.spec.profile import DeviceKind, PartTimes, Profile
 
 DATA = ROOT / "configs/reproduce/measurements"
 DATA_PARALLEL, SAILOR = DATA / "diloco_measured_localsgd_ddp.csv", DATA / "sailor_opt350m_gh200.json"

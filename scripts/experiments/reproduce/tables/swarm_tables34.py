@@ -10,8 +10,8 @@ from experiments.reproduce.swarm_fleet import Fleet, each_s
 from experiments.reproduce.swarm_scaling import BOUNDARY_BYTES, GBPS, LATENCY_S, SEQ_LEN, WIDTH
 from matplotlib.figure import Figure
 
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.network import Link
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.network import Link
 
 STAGES, APPLIED = 3, 16  # Sec. 4.3: three stages of one block that is applied 16 times
 T4, A100, MIXED = "T4", "A100", "T4 & A100"

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from experiments.reproduce.training.whole_model import Samples, WholeModel
 
-from jaxdt.spec.config import GroupsConfig, RunConfig
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.errors import BadInput
 
 SAVE_EVERY_STEPS = 50
 

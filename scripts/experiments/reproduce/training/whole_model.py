@@ -17,9 +17,9 @@ from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.data import TokenFile
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.plan import Plan
 
 Vector = np.ndarray  # float32 [n]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"

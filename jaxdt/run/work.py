@@ -2,7 +2,7 @@
 
 import re
 
-from jaxdt.spec.frozen_dataclass import frozen_dataclass
+from jaxdt.run.frozen_dataclass import frozen_dataclass
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
 NORM = "N"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
 
 
 @dataclass(frozen=True)

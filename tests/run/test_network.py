@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Device, Link, Network, load, parse, to_json, uniform
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Device, Link, Network, load, parse, to_json, uniform
 
 DATA = {
     "name": "two",

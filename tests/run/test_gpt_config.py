@@ -1,7 +1,7 @@
 import pytest
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import PRESETS, GPTConfig, gpt_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import PRESETS, GPTConfig, gpt_config
 
 SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, seq_len=6, vocab_size=10)
 

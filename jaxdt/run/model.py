@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from jaxdt.spec.errors import BadInput, nearest, require_one_of
-from jaxdt.spec.serialize import is_list
+from jaxdt.run.errors import BadInput, nearest, require_one_of
+from jaxdt.run.serialize import is_list
 
 POSITIONS = ("learned", "rotary")
 ACTIVATIONS = ("gelu", "geglu")

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.config_file import base_config
-from jaxdt.spec import serialize
-from jaxdt.spec.config import check_plan, default_plan, parse
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.config import check_plan, default_plan, parse
+from jaxdt.run.errors import BadInput
 
 # The names that config files and --config.* flags of users rely on: a change here breaks files that people hold.
 STABLE_NAMES = {

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxdt.spec import cpus
+from jaxdt.run import cpus
 
 V2 = "31 23 0:28 {root} {at} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "32 31 0:29 {root} {at} rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"

@@ -7,7 +7,7 @@ run together while the processes of a run are replaced one by one.
 
 from dataclasses import dataclass
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.run.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ are numbered over all pipelines; pipeline p takes a contiguous range of shares[p
 numbers of replicas there are no pipelines: placement[stage] are the replicas in any order, any of them may get any
 microbatch (so the wiring must choose routes), and shares has one entry, the microbatches of a step. codec[boundary]
 says how tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline
-(jaxdt.spec.codec). roles says which peers hold parameters for others; most plans have none.
+(jaxdt.run.codec). roles says which peers hold parameters for others; most plans have none.
 """
 
 import bisect
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec import codec, serialize
-from jaxdt.spec.errors import BadInput, nearest, require_one_of, unreadable
+from jaxdt.run import codec, serialize
+from jaxdt.run.errors import BadInput, nearest, require_one_of, unreadable
 
 FORMAT = "jaxdt-plan-1"
 SCHEMA = "urn:jaxdt:schema:plan:1"

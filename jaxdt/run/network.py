@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest, require_known, require_printable, unreadable
-from jaxdt.spec.frozen_dataclass import frozen_dataclass
-from jaxdt.spec.serialize import SCHEMA_KEY, is_list, is_object
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, nearest, require_known, require_printable, unreadable
+from jaxdt.run.frozen_dataclass import frozen_dataclass
+from jaxdt.run.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 SCHEMA = "urn:jaxdt:schema:network:1"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxdt.spec.errors import BadInput, require_one_of
+from jaxdt.run.errors import BadInput, require_one_of
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxdt.spec import versions
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.versions import Version, check_checkpoint, check_protocol
+from jaxdt.run import versions
+from jaxdt.run.errors import BadInput
+from jaxdt.run.versions import Version, check_checkpoint, check_protocol
 
 
 @pytest.fixture(autouse=True)

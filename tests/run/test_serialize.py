@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import pytest
 from jaxdt.build import worker_vectors
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.memory import (
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.memory import (
     MemoryOptions,
     ReplicaCopies,
     StageMemory,
@@ -18,8 +18,8 @@ from jaxdt.spec.memory import (
     update_bytes,
     working_bytes,
 )
-from jaxdt.spec.model import gpt_config
-from jaxdt.spec.optim import OptimConfig
+from jaxdt.run.model import gpt_config
+from jaxdt.run.optim import OptimConfig
 
 SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
 

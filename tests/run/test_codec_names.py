@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.build import follows_plan
-from jaxdt.spec import codec_choice
-from jaxdt.spec.codec import CodecSpec, entry_of, loses, parse, wire_bytes
-from jaxdt.spec.config import WiringConfig, check_plan, default_plan, with_codec
-from jaxdt.spec.config import parse as parse_config
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network, uniform
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import CodecTimes, DeviceKind, PartTimes, Profile
-from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.run import codec_choice
+from jaxdt.run.codec import CodecSpec, entry_of, loses, parse, wire_bytes
+from jaxdt.run.config import WiringConfig, check_plan, default_plan, with_codec
+from jaxdt.run.config import parse as parse_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network, uniform
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes, Profile
+from jaxdt.run.sizes import boundary_bytes
 
 MODEL = {"preset": "debug", "n_layers": 4}
 NUMBERS = 2 * 32 * 64  # microbatch of 2, sequence 32, width 64

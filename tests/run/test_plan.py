@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan, PlanRoles, check_stages, even_shares, load, parse, ranges, to_json
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan, PlanRoles, check_stages, even_shares, load, parse, ranges, to_json
 
 # 3 stages of 5 layers, 2 pipelines.
 PLAN = Plan(5, ((0, 2), (2, 3), (3, 5)), ((0, 3), (1, 4), (2, 5)), (3, 2))

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jaxdt.spec import profile
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.profile import CodecTimes, DeviceKind, PartTimes, Profile, codec_times, from_flops, stage_seconds
+from jaxdt.run import profile
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes, Profile, codec_times, from_flops, stage_seconds
 
 MODEL = gpt_config("debug", n_layers=4)
 KIND = DeviceKind(

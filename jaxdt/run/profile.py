@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec import codec as codec_names
-from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest, unreadable
-from jaxdt.spec.model import GPTConfig
-from jaxdt.spec.sizes import DTYPE_BYTES
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run import codec as codec_names
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, nearest, unreadable
+from jaxdt.run.model import GPTConfig
+from jaxdt.run.sizes import DTYPE_BYTES
+from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 FORMAT = "jaxdt-profile-1"
 SCHEMA = "urn:jaxdt:schema:profile:1"
@@ -64,7 +64,7 @@ NO_CODEC = CodecTimes(0.0, 0.0)
 class DeviceKind:
     """One kind of device. `work_s`: seconds that each Work costs besides its maths. `spread_frac`: the middle half of
     repeated timings over their median. `memory_bytes`: what a peer may use, None for unknown; on an `accelerator` that
-    is its own memory, and some of what a peer holds is in the host's (jaxdt.spec.memory)."""
+    is its own memory, and some of what a peer holds is in the host's (jaxdt.run.memory)."""
 
     layer: PartTimes
     embedding: PartTimes = PartTimes()

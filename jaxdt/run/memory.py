@@ -28,8 +28,8 @@ an estimate, good to a third.
 
 from dataclasses import dataclass
 
-from jaxdt.spec.model import ModelConfig
-from jaxdt.spec.sizes import DTYPE_BYTES
+from jaxdt.run.model import ModelConfig
+from jaxdt.run.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4
 TOKEN_BYTES = 4

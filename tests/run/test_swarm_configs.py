@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jaxdt.build import check
-from jaxdt.spec.config import default_plan, parse
-from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes, state_bytes
-from jaxdt.spec.sizes import boundary_bytes, sync_groups
+from jaxdt.run.config import default_plan, parse
+from jaxdt.run.memory import MemoryOptions, stage_memory_bytes, state_bytes
+from jaxdt.run.sizes import boundary_bytes, sync_groups
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

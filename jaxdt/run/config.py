@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxdt.spec import codec as codecs
-from jaxdt.spec import serialize
-from jaxdt.spec.delay import Delay
-from jaxdt.spec.errors import BadInput, nearest, require_at_least, require_one_of
-from jaxdt.spec.model import FIELDS as MODEL_FIELDS
-from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
-from jaxdt.spec.seq_lengths import SeqLengths
+from jaxdt.run import codec as codecs
+from jaxdt.run import serialize
+from jaxdt.run.delay import Delay
+from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
+from jaxdt.run.model import FIELDS as MODEL_FIELDS
+from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.optim import OptimConfig
+from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
+from jaxdt.run.seq_lengths import SeqLengths
 
 DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
@@ -57,7 +57,7 @@ class PlanConfig:
 @dataclass(frozen=True)
 class DataConfig:
     """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. Samples begin with
-    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.spec.seq_lengths). With
+    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.run.seq_lengths). With
     0 and 0 all samples have the full length."""
 
     path: str = ""
@@ -253,7 +253,7 @@ class NetConfig:
 class RunConfig:
     """Everything that a run's result depends on; `fingerprint` of it is compared between peers.
 
-    `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.spec.codec). In a config file
+    `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.run.codec). In a config file
     it may also name compression layers, as in maxout2 or maxout2+int8: `parse` moves those into the model.
     `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary.
     `platform`: what the peers of the run compute on; a peer that would compute on another platform is refused."""

@@ -4,7 +4,7 @@ none          the numbers as they are
 bf16          rounded to bfloat16
 int8          blocks of 256 numbers with one fp32 absmax each, a byte a number, linear map
 int8-dynamic  blocks of 4096 numbers, the signed dynamic map: more steps for small numbers
-auto          none or int8 link by link, decided before a run begins (jaxdt.spec.codec_choice)
+auto          none or int8 link by link, decided before a run begins (jaxdt.run.codec_choice)
 
 `int8:1024` is int8 in blocks of 1024 numbers. In a plan a boundary has one entry: a name, or one name per pipeline as
 in "int8,none". A name may also be a pair, "int8/none": the first codec is for activations, the second for gradients.
@@ -15,8 +15,8 @@ A new codec has an entry in FAMILIES here and one in jaxdt.codec.base, which hol
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.model import COMPRESSION
+from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.model import COMPRESSION
 
 NONE, BF16, INT8, DYNAMIC, AUTO = "none", "bf16", "int8", "int8-dynamic", "auto"
 ABSMAX_BYTES = 4

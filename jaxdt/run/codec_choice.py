@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxdt.spec import codec
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import CodecTimes, Profile
-from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.run import codec
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
+from jaxdt.run.profile import CodecTimes, Profile
+from jaxdt.run.sizes import boundary_bytes
 
 N_LINKS_PRINTED = 4
 Times = Callable[[int, int], CodecTimes]

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
-from jaxdt.spec.errors import BadInput, is_text, nearest, require_printable
+from jaxdt.run.errors import BadInput, is_text, nearest, require_printable
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60

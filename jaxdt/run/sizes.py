@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from jaxdt.spec import codec
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.plan import Plan
+from jaxdt.run import codec
+from jaxdt.run.config import RunConfig
+from jaxdt.run.plan import Plan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 TIED = "tied"
