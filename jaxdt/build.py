@@ -248,7 +248,7 @@ def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
 
 def _contribution_shape(setup: PeerSetup) -> ContributionShape:
     groups, sync = sync_groups(setup.config, setup.plan), setup.config.sync
-    sizes = {group.name: group.n_elements for group in groups if setup.stage in group.stages}
+    sizes = {group.stage: group.n_elements for group in groups if setup.stage in group.stages}
     return ContributionShape(sizes, max(1, sync.slice_bytes // FLOAT_BYTES), EXCHANGED_BYTES[sync.codec])
 
 

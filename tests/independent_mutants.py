@@ -23,6 +23,7 @@ from jaxdt.protocol.events import (
     Send,
     WantsGroup,
 )
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.work import ADOPT, BACKWARD, Work
 from jaxdt.sim.fuzz.independent.invariants import (
     ANSWERED,
@@ -149,8 +150,9 @@ class LosesPushes(Mutant):
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        is_push = lambda a: isinstance(a, Run) and a.work.kind == ADOPT and any("/push" in r.group for r in a.rounds)  # noqa: E731
-        return [replace(a, rounds=()) if is_push(a) and a.work.step == 2 else a for a in actions]
+        adopts = [a for a in actions if isinstance(a, Run) and a.work.kind == ADOPT and a.work.step == 2]
+        pushes = [a for a in adopts if any(round.kind == RoundKind.PUSH for round in a.rounds)]
+        return [replace(a, rounds=()) if a in pushes else a for a in actions]
 
 
 class ForgetsTheStash(ResidueTensors):
@@ -167,7 +169,7 @@ class FreesSlicesByStep(ResidueTensors):
 
     def free(self, step, rounds):
         super().free(step, rounds)
-        for round in [round for round in self.rounds if round.step <= step]:
+        for round in [round for round in self.rounds if round.number <= step]:
             self.forget(round)
 
 
@@ -231,7 +233,7 @@ def results_do_not_count():
     hear, lose = OpenGroups.hear, OpenGroups.lose
 
     def hears_latest(groups, src, held):
-        group = groups._open.get((held.round.group, held.round.step))
+        group = groups._open.get(held.round.place)
         return ([], None) if group and held.round != group.round else hear(groups, src, held)
 
     def forgets(groups, lost):

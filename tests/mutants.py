@@ -47,7 +47,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Resend,
-    Round,
     Send,
     State,
     Stop,
@@ -55,6 +54,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import LateResultReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.sim.fuzz.cases import Case, finding
 from jaxdt.sim.fuzz.invariants import (
     APPLICABLE,
@@ -392,7 +392,9 @@ def rounds_without_view():
     original = rounds.round_in_view
 
     def same(group, view, step, n_microbatches):
-        return replace(original(group, view, step, n_microbatches), round=Round(step, group.name, 1))
+        return replace(
+            original(group, view, step, n_microbatches), round=RoundId(RoundKind.GRADIENT, group.stage, step, view=1)
+        )
 
     with mock.patch.object(rounds, "round_in_view", same):
         yield

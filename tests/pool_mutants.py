@@ -14,8 +14,8 @@ from mutants import Mutant, one_buffer, unchanged
 
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install, WakeAt
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.protocol.wake_up import WakeUp
-from jaxdt.run.sizes import is_contribution
 from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
 from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
@@ -45,7 +45,7 @@ class KeepsContributions(Mutant):
     """A server keeps the vectors of contributions once they are added."""
 
     def handle(self, now_s, event):
-        is_kept = lambda action: isinstance(action, Forget) and is_contribution(action.round.group)  # noqa: E731
+        is_kept = lambda action: isinstance(action, Forget) and action.round.kind == RoundKind.CONTRIBUTION  # noqa: E731
         return [action for action in self.machine.handle(now_s, event) if not is_kept(action)]
 
 

@@ -21,12 +21,12 @@ from jaxdt.protocol.events import (
     Prepared,
     Ran,
     Received,
-    Round,
     Run,
     Send,
     Updated,
     ViewChanged,
 )
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig, default_plan, parse
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
@@ -118,7 +118,7 @@ class Alone:
             case Drained(step):
                 return [Run(Work(self.stage, GATHER, None, self.peer, step))]
             case Ran(Work(_, "G", _, _, step)):
-                result = GroupResult(Round(step, f"stage{self.stage}", 1), 0, 1.0, self.n_samples)
+                result = GroupResult(RoundId(RoundKind.GRADIENT, self.stage, step, view=1), 0, 1.0, self.n_samples)
                 return [Send(-1, Prepared(step, self.view.by_peer[self.peer].admission, (result,)))]
             case Received(_, Committed(record)):
                 return [Run(Work(self.stage, UPDATE, None, self.peer, record.step), 1.0)]

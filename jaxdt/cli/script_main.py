@@ -30,7 +30,7 @@ EXPECTED = {
     "could not convert string to float": "a number",
     "Non-boolean argument to boolean flag": "true or false",
 }
-NOBODY_READS = 141  # exit code of a process whose standard output was closed, 128 + SIGPIPE as in a shell
+STDOUT_CLOSED = 141  # exit code of a process whose standard output was closed, 128 + SIGPIPE as in a shell
 BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
@@ -78,7 +78,7 @@ def run(
     except ThreadDied as error:
         _refuse(str(error), BUG)
     except BrokenPipeError:  # nobody reads on, as in `script | head`
-        os._exit(NOBODY_READS)
+        os._exit(STDOUT_CLOSED)
     except (OSError, MemoryError) as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
         _refuse(refusal(error, run_dir or "the system"))

@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxdt.protocol.events import Action, Message, PipelineJoin, Record, Repair, Round, StateName, Tally, View
+from jaxdt.protocol.events import Action, Message, PipelineJoin, Record, Repair, StateName, Tally, View
 from jaxdt.protocol.reports import Report, StepReport
+from jaxdt.protocol.round_id import RoundId
 
 TIMER = "agreement "  # the tags of its timers begin with it
-Results = tuple[tuple[Round, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
+Results = tuple[tuple[RoundId, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Intake:
     first_step: int = 0
 
 
-NOBODY = Intake()
+NO_INTAKE = Intake()
 
 
 @dataclass(frozen=True)

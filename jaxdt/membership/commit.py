@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
-    NOBODY,
+    NO_INTAKE,
     CommittedStep,
     CountedRows,
     Decision,
@@ -30,12 +30,12 @@ from jaxdt.protocol.events import (
     Prepared,
     Record,
     Repair,
-    Round,
     StateName,
     Tally,
     View,
 )
 from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.seq_lengths import SeqLengths
 
 KEPT_STEPS = 2  # with a delay of one step a member may have missed two
@@ -100,7 +100,7 @@ class TwoPhaseCommit:
         return ()
 
     def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
-        return NOBODY
+        return NO_INTAKE
 
     def refusal(self, command: str) -> str:
         return ""
@@ -213,7 +213,7 @@ class Votes:
 
     def held(self, members: Collection[int]) -> Results:
         """Rounds of all steps, and the members that hold their whole result."""
-        holders: dict[Round, list[int]] = {}
+        holders: dict[RoundId, list[int]] = {}
         for votes in self._by_step.values():
             for peer, prepared in sorted(votes.items()):
                 for result in prepared.results if peer in members else ():
@@ -223,7 +223,7 @@ class Votes:
     def tally(self, step: int) -> Tally:
         """The losses that the members have measured in a step for which all are prepared."""
         votes = self._by_step[step].values()
-        results = {result.round.group: result for vote in votes for result in vote.results}
+        results = {result.round.stage: result for vote in votes for result in vote.results}
         return sum((result.tally for result in results.values()), Tally())
 
     def pop(self, step: int) -> Mapping[int, Prepared]:
@@ -242,13 +242,12 @@ class Votes:
 def agreed_record(step: int, votes: Mapping[int, Prepared], generation: int) -> Record:
     """The record of a step that every member is prepared for: the groups' rounds, and the squared norm over all groups.
     Its verdict is "skip" if that norm is not finite. Disagreement if two members of a group hold different results."""
-    results: dict[str, GroupResult] = {}
+    results: dict[int, GroupResult] = {}
     for peer, prepared in sorted(votes.items()):
         for result in prepared.results:
-            group = result.round.group
-            first = results.setdefault(group, result)
+            first = results.setdefault(result.round.stage, result)
             if (first.round, first.digest) != (result.round, result.digest):  # norms may be NaN, unequal to itself
-                raise Disagreement(f"peer {peer} holds another result of group {group}")
+                raise Disagreement(f"peer {peer} holds another result of {result.round}")
     counts = {result.n_samples for result in results.values()}
     if len(counts) != 1:
         raise Disagreement(f"the groups counted different numbers of samples {counts}")

@@ -14,7 +14,7 @@ no peer is left that may hold that version.
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxdt.membership.agreement import NOBODY, Intake
+from jaxdt.membership.agreement import NO_INTAKE, Intake
 from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.eviction_history import EvictionHistory
@@ -323,7 +323,7 @@ class Roster:
         n_committed: int,
         records: Iterable[Record],
         checkpoint: Checkpoint | None,
-        intake: Intake = NOBODY,
+        intake: Intake = NO_INTAKE,
     ) -> View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
         the last complete one, to which the run may go back; None if it cannot."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.protocol.reports import ReplanReport, Report
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.work import Work
 
 COORDINATOR = -1
-NOBODY = -2  # in a route
 TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
 PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
 VIEWS_PER_TERM = 1_000_000  # the views of each coordinator have numbers of their own, so many apart
@@ -44,20 +44,10 @@ class Key:
 
 
 @frozen_dataclass(order=True)
-class Round:
-    """One averaging exchange of one group for one step. `group_view` is the view in which the group last changed."""
-
-    step: int
-    group: str
-    group_view: int
-    attempt: int = 0
-
-
-@frozen_dataclass(order=True)
 class SliceKey:
-    """Elements lo..hi-1 of a group's gradient vector. `src` is the member whose contribution it is, None the sum."""
+    """Elements lo..hi-1 of the vector of a round. `src` is the member whose contribution it is, None the sum."""
 
-    round: Round
+    round: RoundId
     lo: int
     hi: int
     src: int | None = None
@@ -147,7 +137,7 @@ class StateName:
 
     generation: int
     version: int
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[RoundId, ...] = ()
     donor: int | None = None
 
 
@@ -157,7 +147,7 @@ class Record:
     "apply", or "skip" if that norm is not finite. `checkpoint`: an operator wants a checkpoint after this step."""
 
     step: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
     sq_norm: float
     n_samples: int
     verdict: str
@@ -204,7 +194,7 @@ class View:
     n_committed: int
     records: tuple[Record, ...] = ()
     rolled_back: bool = False
-    results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
+    results: tuple[tuple[RoundId, tuple[int, ...]], ...] = ()
     joining: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     n_reseeds: int = 0
@@ -237,7 +227,7 @@ class View:
             found[member.stage].append(member)
         return found
 
-    def rounds_of(self, step: int) -> tuple[Round, ...]:
+    def rounds_of(self, step: int) -> tuple[RoundId, ...]:
         """The rounds of a committed step, if its record is among `records`."""
         return next((record.rounds for record in self.records if record.step == step), ())
 
@@ -357,7 +347,7 @@ class HeartbeatAck:
 @frozen_dataclass
 class Grant:
     """Router -> first peer of a route: begin `microbatch`, with a forward or an evaluation (kind). route[s] is the peer
-    of stage s; it is chosen beforehand, so that no hop waits for a choice. NOBODY stands where nothing has to be done
+    of stage s; it is chosen beforehand, so that no hop waits for a choice. NO_PEER stands where nothing has to be done
     (again). The stages in `regenerate` make lost tensors again, and count nothing."""
 
     step: int
@@ -401,7 +391,7 @@ class Inventory:
 class FetchResult:
     """Member -> holder of a round's whole result: asks for it."""
 
-    round: Round
+    round: RoundId
 
 
 @frozen_dataclass
@@ -501,7 +491,7 @@ class Reduced:
 class GroupResult:
     """One group's whole result as a member holds it."""
 
-    round: Round
+    round: RoundId
     digest: int
     sq_norm: float
     n_samples: int
@@ -589,7 +579,7 @@ class WantsGroup:
 
 @frozen_dataclass
 class GroupFormed:
-    """Coordinator -> members of an averaging group: average with one another. round.step counts the groups of the
+    """Coordinator -> members of an averaging group: average with one another. round.number counts the groups of the
     stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
     lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
     `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted the group; () for a
@@ -598,7 +588,7 @@ class GroupFormed:
     Coordinator -> server: keep the parameters aside, for a held-out loss or a checkpoint; the server is the only
     member. Coordinator -> worker: fetch them from that holder, for a checkpoint."""
 
-    round: Round
+    round: RoundId
     members: tuple[int, ...]
     holders: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
@@ -609,7 +599,7 @@ class WantsParameters:
     """Worker -> server of its stage: the worker has pushed the changes of `step` local steps, and waits for the
     server's parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
 
-    round: Round
+    round: RoundId
     step: int
     is_last: bool
 
@@ -619,7 +609,7 @@ class SnapshotCut:
     """Server of the first stage -> server of another one: the parameters that are kept aside in `round` hold the pushes
     of each pipeline up to this local step of it."""
 
-    round: Round
+    round: RoundId
     steps: tuple[int, ...]
 
 
@@ -627,7 +617,7 @@ class SnapshotCut:
 class CutTaken:
     """The answer to SnapshotCut: the server adds no later push to what it keeps aside in `round`."""
 
-    round: Round
+    round: RoundId
 
 
 @frozen_dataclass
@@ -635,7 +625,7 @@ class ResultHeld:
     """Member -> coordinator: the whole result of the round is here, with this digest. `steps`: after how many local
     steps each of its members contributed to it; from a server, after how many each of its workers did."""
 
-    round: Round
+    round: RoundId
     digest: int
     steps: tuple[int, ...]
 
@@ -644,7 +634,7 @@ class ResultHeld:
 class GroupClosed:
     """Coordinator -> members of a group: all of them hold the result, nobody asks for it any more."""
 
-    round: Round
+    round: RoundId
 
 
 @frozen_dataclass
@@ -652,7 +642,7 @@ class EvaluateMean:
     """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
     sum over `n_members` replicas, or with the parameters that the servers keep aside in it."""
 
-    round: Round
+    round: RoundId
     n_members: int
 
 
@@ -735,7 +725,7 @@ class KnownGroup:
     """A group that a member was told of: the attempt, its members, and after how many local steps each contributes (()
     where the steps are not known). `is_over`: the member holds nothing of the group any more."""
 
-    round: Round
+    round: RoundId
     members: tuple[int, ...]
     steps: tuple[int, ...]
     is_over: bool
@@ -901,7 +891,7 @@ class ContributionWanted:
     group."""
 
     admission: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
 
 
 @frozen_dataclass
@@ -1483,14 +1473,14 @@ class ContributionBegins:
     """wiring -> sync of a server: a worker was asked for its contribution, in these rounds."""
 
     worker: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
 
 
 @frozen_dataclass
 class ContributionVoid:
     """wiring -> sync of a server: contributions to these rounds do not count any more."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
 
 
 @frozen_dataclass
@@ -1499,7 +1489,7 @@ class ContributionReceived:
     in its vectors, as the worker says; `sq_norm`: the squared norm of the vectors."""
 
     worker: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
     items: tuple[tuple[int, int], ...]
     sq_norm: float
 
@@ -1509,7 +1499,7 @@ class ContributionGathered:
     """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and begins anew. `items`:
     (microbatch, lease) of each gradient that it held."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
     items: tuple[tuple[int, int], ...]
 
 
@@ -1639,14 +1629,14 @@ class Run:
 
     work: Work
     scale: float = 0.0
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[RoundId, ...] = ()
 
 
 @frozen_dataclass
 class Offer:
     """The vector that was kept after `step` local steps is this peer's contribution to `round`."""
 
-    round: Round
+    round: RoundId
     step: int
 
 
@@ -1664,7 +1654,7 @@ class Free:
     `rounds`, which are over. The rounds of a group end in order, so earlier ones of their groups are over too."""
 
     step: int
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[RoundId, ...] = ()
 
 
 @frozen_dataclass
@@ -1679,7 +1669,7 @@ class Discard:
 class Forget:
     """Forget the slices of a round that is void, those too that still come."""
 
-    round: Round
+    round: RoundId
 
 
 @frozen_dataclass
@@ -1687,7 +1677,7 @@ class Reopen:
     """Keep the slices of a round that come from now on, also if the round was void before. A coordinator that was
     superseded may have made it void for a member that its successor admits again, while others hold the result."""
 
-    round: Round
+    round: RoundId
 
 
 @frozen_dataclass

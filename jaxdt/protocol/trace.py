@@ -65,7 +65,7 @@ def step_of(key: Key | SliceKey | StateKey) -> int:
     """The step that a tensor belongs to; a slice of the state belongs to the step that begins with it."""
     if isinstance(key, StateKey):
         return key.version
-    return key.step if isinstance(key, Key) else key.round.step
+    return key.step if isinstance(key, Key) else key.round.number
 
 
 def tensor_name(key: Key | SliceKey | StateKey) -> str:
@@ -75,7 +75,7 @@ def tensor_name(key: Key | SliceKey | StateKey) -> str:
     if isinstance(key, StateKey):
         return f"{key.version}:{f'part {key.part:.8}' if key.part else 'state'}[{key.lo}:{key.hi}]"
     src = "sum" if key.src is None else f"p{key.src}"
-    return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
+    return f"{key.round.number}:{key.round.vector}[{key.lo}:{key.hi}]{src}"
 
 
 def read(lines: Iterable[str], source: str = "trace") -> list[TraceRecord]:

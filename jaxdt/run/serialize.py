@@ -1,11 +1,12 @@
 """Frozen dataclasses <-> plain data (what JSON and msgpack can hold), with every type checked on the way in.
 
-One mechanism serves files and messages. Tuples travel as lists; a union is written as its member; a mapping has string
-keys. `read` never builds an object from data of the wrong shape: it raises BadInput that names the field. The reader of
-a type is made once, since messages pass here by the thousand.
+One mechanism serves files and messages. Tuples travel as lists; a union is written as its member, and a member of an
+enum as its word; a mapping has string keys. `read` never builds an object from data of the wrong shape: it raises
+BadInput that names the field. The reader of a type is made once, since messages pass here by the thousand.
 """
 
 import dataclasses
+import enum
 import functools
 import json
 import sys
@@ -48,7 +49,7 @@ def is_list(data: Any) -> TypeGuard[list[Any]]:
 
 
 def write(value: Any) -> Any:
-    """Plain data for a dataclass, tuple, mapping or scalar."""
+    """Plain data for a dataclass, tuple, mapping, member of an enum of words, or scalar."""
     kind: type[Any] = value.__class__
     if kind in SCALARS:
         return value
@@ -58,6 +59,8 @@ def write(value: Any) -> Any:
         return {key: write(item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
         return {name: write(getattr(value, name)) for name in _names(kind)}
+    if isinstance(value, enum.StrEnum):
+        return value.value
     return value
 
 
@@ -127,6 +130,8 @@ def _reader(kind: Any, lenient: bool) -> Reader:
         return _read_float
     if kind is str:
         return _read_str
+    if isinstance(kind, enum.EnumMeta):
+        return functools.partial(_read_member, {member.value: member for member in kind})
     return functools.partial(_read_scalar, kind)
 
 
@@ -134,6 +139,12 @@ def _read_scalar(kind: Any, data: Any) -> Any:
     if type(data) is kind or (kind is dict and is_object(data)):
         return data
     raise _Mismatch(f"got {_short(data)}, expected {getattr(kind, '__name__', kind)}")
+
+
+def _read_member(members: dict[str, Any], data: Any) -> Any:
+    if type(data) is str and data in members:
+        return members[data]
+    raise _Mismatch(f"got {_short(data)}, expected one of {', '.join(members)}")
 
 
 def _read_str(data: Any) -> str:

@@ -21,7 +21,7 @@ class Version:
         return f"{self.major}.{self.minor}"
 
 
-PROTOCOL = Version(3, 9)
+PROTOCOL = Version(4, 0)
 CHECKPOINT = Version(2, 0)
 
 

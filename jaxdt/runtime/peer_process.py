@@ -163,7 +163,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     timed = TimedStage(
         peer=peer,
         stage=stage,
-        group_sizes={group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages},
+        group_sizes={group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages},
         evaluates=config.train.eval_every_steps > 0,
         step=config.data.seq_growth_steps,
         microbatch=plan.microbatches(plan.seat(peer)[1]).start,

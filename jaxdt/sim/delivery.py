@@ -12,12 +12,12 @@ from jaxdt.protocol.events import (
     Message,
     Received,
     Reduced,
-    Round,
     Shard,
     SliceKey,
     StateKey,
 )
 from jaxdt.protocol.message import WITH_TENSOR
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.work import BACKWARD
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.link_table import LinkTable
@@ -64,7 +64,7 @@ class Delivery:
         self._handle_message = options.handle_message
         self._has_own_exchange = options.has_own_exchange
         self._on_sent = options.on_sent
-        self._vectors: dict[Round, dict[int, list[tuple[int, Callable[..., None], tuple, int]]]] = defaultdict(dict)
+        self._vectors: dict[RoundId, dict[int, list[tuple[int, Callable[..., None], tuple, int]]]] = defaultdict(dict)
         has_tensors = not all(isinstance(peer.tensors, NoTensors) for peer in peers.values())
         has_model = not self._has_own_exchange or self._on_sent is not None
         self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors or has_model)

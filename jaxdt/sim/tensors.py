@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxdt.protocol.events import Install, Installed, Key, Message, NotInstalled, Restore, Round, SliceKey, StateKey
+from jaxdt.protocol.events import Install, Installed, Key, Message, NotInstalled, Restore, SliceKey, StateKey
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.work import Work
 
 
@@ -11,7 +12,7 @@ class Tensors(Protocol):
 
     n_words: int
 
-    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran."""
         ...
 
@@ -21,23 +22,23 @@ class Tensors(Protocol):
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """Store the tensor that came with a message, which the machine has accepted."""
 
-    def offer(self, round: Round, step: int) -> None:
+    def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after so many local steps is the contribution to a round."""
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
         ...
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         """Drop the tensors of a round of averaging that is void, and those of it that still come."""
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         """Keep the tensors of a round that come from now on, also if it was void."""
 
     def discard(self, key: Key | StateKey) -> None:
         """Drop a boundary tensor, or the slices of a state that a download has not made whole."""
 
-    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         """Drop the boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
 
     def write_checkpoint(self, version: int) -> None:
@@ -70,7 +71,7 @@ class NoTensors:
         self._n_samples = n_samples
         self.n_words = n_words
 
-    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
 
     def tensor_to_send(self, body: Message) -> None:
@@ -79,22 +80,22 @@ class NoTensors:
     def put(self, body: Message, src: int, tensor: Any) -> None:
         return None
 
-    def offer(self, round: Round, step: int) -> None:
+    def offer(self, round: RoundId, step: int) -> None:
         return None
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         return 0, 0.0
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         return None
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         return None
 
     def discard(self, key: Key | StateKey) -> None:
         return None
 
-    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         return None
 
     def write_checkpoint(self, version: int) -> None:

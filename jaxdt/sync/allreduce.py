@@ -52,7 +52,6 @@ from jaxdt.protocol.events import (
     Repairing,
     Restore,
     Restored,
-    Round,
     Run,
     Send,
     Shard,
@@ -68,6 +67,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.config import RunConfig
 from jaxdt.run.delay import Delay
 from jaxdt.run.peer_setup import PeerSetup
@@ -106,7 +106,7 @@ class AllReduce:
         self._updating: Record | None = None
         self._next_record: Record | None = None  # with a delay it may come before this peer is ready for it
         self._rollback: View | None = None  # which waits for the update that runs
-        self._abandoned: tuple[Round, ...] = ()  # which were under way beside an update when this peer was evicted
+        self._abandoned: tuple[RoundId, ...] = ()  # which were under way beside an update when this peer was evicted
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
         self._held_out = HeldOutMeasured(0, ())  # the last version's held-out losses that were measured here
@@ -289,9 +289,9 @@ class AllReduce:
     def _freeze(self, exchange: Exchange) -> Post:
         """This peer's contribution is final and its vector is there."""
         round = exchange.round
-        is_own_stage = self._rounds.groups[round.group].stages == (self._stage,)  # losses count in one group only
-        items, n_samples = self._ledger.items(round.step), self._ledger.n_samples(round.step)
-        tally = self._ledger.tally(round.step) if is_own_stage else NO_LOSSES
+        is_own_stage = self._rounds.groups[round.stage].stages == (self._stage,)  # losses count in one group only
+        items, n_samples = self._ledger.items(round.number), self._ledger.n_samples(round.number)
+        tally = self._ledger.tally(round.number) if is_own_stage else NO_LOSSES
         return exchange.freeze(items, n_samples, tally)
 
     def _sum_complete(self, exchange: Exchange) -> list[Action | Event]:
@@ -307,7 +307,7 @@ class AllReduce:
         return [self._sum(exchange, bounds)] if exchange.has_all_parts(bounds) else []
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
-        added = exchange.add_up(bounds, len(self._rounds.groups[exchange.round.group].stages))
+        added = exchange.add_up(bounds, len(self._rounds.groups[exchange.round.stage].stages))
         return self._suspect(exchange, added) if isinstance(added, str) else added
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
@@ -330,7 +330,7 @@ class AllReduce:
         return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
-        return self._prepared(exchange.round.step) if exchange.hold(sum) else []
+        return self._prepared(exchange.round.number) if exchange.hold(sum) else []
 
     def _prepared_again(self) -> list[Action | Event]:
         """Say again what counts in one view only: `Prepared` for all steps under way, and held-out losses."""
@@ -413,7 +413,7 @@ class AllReduce:
         if self._view and (done.generation, step) != (self._view.generation, self._version):
             # This peer was evicted meanwhile, and joins at a later version. A result that it fetches now may be of a
             # round that it has abandoned, so only the rounds of the step are over; earlier ones go with a later step.
-            return [Free(step, tuple([round for round in done.rounds if round.group in self._rounds.groups]))]
+            return [Free(step, tuple([round for round in done.rounds if round.stage in self._rounds.groups]))]
         self._set_version(step + 1)
         self._state = StateName(done.generation, step + 1, done.rounds)
         free = self._free(range(step, step + 1))

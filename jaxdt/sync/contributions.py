@@ -22,7 +22,6 @@ from jaxdt.protocol.events import (
     Event,
     Forget,
     Received,
-    Round,
     Shard,
     SliceKey,
     StoreTensor,
@@ -30,7 +29,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.participants import Cover, Participants
-from jaxdt.run.sizes import parameters_of
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.sync.exchange import Exchange, RoundSpec
 
 
@@ -53,13 +52,13 @@ class _FromOne:
 class ContributionShape:
     """Numbers of each sync group of a stage, numbers of a slice, and bytes of a number on the way."""
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[int, int]
     slice_elements: int
     number_bytes: int
 
-    def exchange(self, peer: int, server: int, worker: int, round: Round) -> Exchange:
+    def exchange(self, peer: int, server: int, worker: int, round: RoundId) -> Exchange:
         """The exchange of a contribution at one of its two ends."""
-        n_elements = self.sizes[parameters_of(round.group)]
+        n_elements = self.sizes[round.stage]
         participants = Participants(contributors=(worker,), owners=(server,), receivers=())
         spec = RoundSpec(round, n_elements, participants, _FromOne(worker), number_bytes=self.number_bytes)
         return Exchange(peer, spec, self.slice_elements)
@@ -81,7 +80,7 @@ class ContributionSender:
                 return [action for round in rounds for action in self._send(round, items)]
         return []
 
-    def _send(self, round: Round, items: tuple[tuple[int, int], ...]) -> list[Action]:
+    def _send(self, round: RoundId, items: tuple[tuple[int, int], ...]) -> list[Action]:
         """Nobody asks for it again, so nothing of it is kept."""
         exchange = self._shape.exchange(self._peer, self._server, self._peer, round)
         return [exchange.freeze(items, 0, NO_LOSSES), Forget(round)]
@@ -95,8 +94,8 @@ class ContributionCollector:
     def __init__(self, peer: int, shape: ContributionShape):
         self._peer = peer
         self._shape = shape
-        self._exchanges: dict[Round, Exchange] = {}
-        self._begun: dict[Round, ContributionBegins] = {}
+        self._exchanges: dict[RoundId, Exchange] = {}
+        self._begun: dict[RoundId, ContributionBegins] = {}
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -112,7 +111,7 @@ class ContributionCollector:
                 self._drop(rounds)
         return []
 
-    def _drop(self, rounds: Iterable[Round]) -> None:
+    def _drop(self, rounds: Iterable[RoundId]) -> None:
         for round in rounds:
             self._begun.pop(round, None)
             self._exchanges.pop(round, None)
@@ -131,7 +130,7 @@ class ContributionCollector:
             return self._give_up(key.round)
         return [*store, added]
 
-    def _give_up(self, round: Round) -> list[Action | Event]:
+    def _give_up(self, round: RoundId) -> list[Action | Event]:
         """Give up a contribution: report it as one without gradients, which never counts."""
         begun = self._begun[round]
         return [ContributionReceived(begun.worker, begun.rounds, (), 0.0)]

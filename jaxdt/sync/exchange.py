@@ -12,9 +12,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Round, Send, Shard, SliceKey, Sum, Tally
+from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Send, Shard, SliceKey, Sum, Tally
 from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.participants import Cover, CoverRule, Participants
+from jaxdt.protocol.round_id import RoundId
 
 FLOAT_BYTES = 4
 Bounds = tuple[int, int]  # of a slice: its elements lo..hi-1
@@ -49,7 +50,7 @@ class RoundSpec:
     """A round of a vector of `n_elements`. With `holders` it is a round whose whole result they have: nothing is added
     to it, and a member that lacks the result gets it from them. `number_bytes`: of a number on the way."""
 
-    round: Round
+    round: RoundId
     n_elements: int
     participants: Participants
     cover_rule: CoverRule

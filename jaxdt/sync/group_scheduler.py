@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
-    NOBODY,
+    NO_INTAKE,
     TIMER,
     CommittedStep,
     CountedRows,
@@ -36,7 +36,6 @@ from jaxdt.protocol.events import (
     PipelineJoin,
     ReplicaState,
     ResultHeld,
-    Round,
     Send,
     StateName,
     StepDone,
@@ -45,9 +44,9 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PipelineJoinReport, StateMeanReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import fragment_name, fragment_of_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
@@ -99,7 +98,7 @@ class GroupScheduler(CountedSteps):
         self._states = ReplicaStates()
         self._pipelines = Pipelines(plan)
         self._budget = StepBudget(config, plan, self._pipelines, matcher_entry(run.sync.groups.match).keeps_step)
-        keepers = Keepers(lambda stage: tuple(sorted(self._pipelines.replicas(stage))), state_name)
+        keepers = Keepers(lambda stage: tuple(sorted(self._pipelines.replicas(stage))), RoundKind.STATE)
         self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
         self._finished: set[int] = set()  # replicas that have done their last local step
         self._is_ending = False  # and all that are left have
@@ -151,7 +150,7 @@ class GroupScheduler(CountedSteps):
         members = list(group.members)
         view = self._view_number
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
-        round = Round(k, fragment_name(stage, fragment, self._n_fragments), view)
+        round = RoundId(RoundKind.MEAN, stage, k, fragment, view=view)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
             return [report, Send(members[0], GroupFormed(round, group.members, steps=tuple(steps)))]
         return self._open.open(round, group.members, report)
@@ -182,12 +181,12 @@ class GroupScheduler(CountedSteps):
         round, members, steps = group.round, group.members, group.member_steps
         stage, _ = self._plan.seat(members[0])
         reports: list[Action] = [*self._pipelines.did(members, steps)]
-        if round.group == mean_name(stage):
+        if round.kind == RoundKind.HELD_OUT:
             contributions = tuple(zip(members, steps, strict=True))
             return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
-        if round.group == state_name(stage):
-            self._snapshots.holds(round.step, stage, tuple(zip(members, steps, strict=True)))
-            reports.append(StateMeanReport(stage, round.step, list(members), list(steps), round.group_view))
+        if round.kind == RoundKind.STATE:
+            self._snapshots.holds(round.number, stage, tuple(zip(members, steps, strict=True)))
+            reports.append(StateMeanReport(stage, round.number, list(members), list(steps), round.view))
         return [*reports, *group.closed()]
 
     # --------------------------------------------------------------------------------------------- pipelines that leave
@@ -254,12 +253,12 @@ class GroupScheduler(CountedSteps):
         of the present donor. The run does not end meanwhile."""
         view, pipelines = self._view, self._pipelines
         if view is None or self._states.is_asking or self.NO_RETURN:
-            return NOBODY
+            return NO_INTAKE
         if pipelines.joining is not None:
             return self._joined(view, pipelines.joining, states)
         returning = pipelines.returning(candidates)
         if returning is None or self._is_ending or self._budget.n_missing <= 0:
-            return NOBODY
+            return NO_INTAKE
         pipelines.joining = returning
         return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
 
@@ -267,12 +266,12 @@ class GroupScheduler(CountedSteps):
         """The intake of a joining pipeline with the next view, if its states are there."""
         peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
         if donor is None:
-            return NOBODY
+            return NO_INTAKE
         donors = self._pipelines.peers(donor)
         held = [states.get(peer) for peer in peers]
         steps = {state.version for state, peer in zip(held, donors, strict=True) if state and state.donor == peer}
         if len(steps) != 1 or any(not state or state.donor != peer for state, peer in zip(held, donors, strict=True)):
-            return NOBODY
+            return NO_INTAKE
         self._snapshots.is_held = True  # none is begun without it from now on
         join = PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
         joins = (*(other for other in view.joins if other.pipeline != pipeline), join)
@@ -311,7 +310,7 @@ class GroupScheduler(CountedSteps):
         states = self._states
         for stage, of_stage in enumerate(self._n_groups):
             for fragment, n_groups in enumerate(of_stage):
-                last = states.last.get(fragment_name(stage, fragment, self._n_fragments), -1)
+                last = states.last.get(RoundId(RoundKind.MEAN, stage, 0, fragment).series, -1)
                 of_stage[fragment] = max(n_groups, last + 1)
         self._n_groups_before = [list(of_stage) for of_stage in self._n_groups]
         return [*self._restore_groups(), *self._restore_snapshots()]
@@ -322,13 +321,12 @@ class GroupScheduler(CountedSteps):
         measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():
             stage, _ = self._plan.seat(group.members[0])
-            name = group.round.group
             if self._snapshots.is_over(group.round, measured):
                 group.waited_for.intersection_update(states.answers)
                 actions += group.closed()
                 continue
-            if name not in (mean_name(stage), state_name(stage)):
-                group.report = restored_report(group, stage, fragment_of_name(name))
+            if group.round.kind == RoundKind.MEAN:
+                group.report = restored_report(group, stage, group.round.fragment)
                 states.take_wanted(group, group.report.fragment)
                 actions.append(group.report)
             self._open.restore(group)
@@ -344,8 +342,8 @@ class GroupScheduler(CountedSteps):
     def _restore_snapshots(self) -> list[Action]:
         for round, known in self._states.over.items():
             stage, _ = self._plan.seat(known.members[0])
-            if round.group == state_name(stage):
-                self._snapshots.holds(round.step, stage, tuple(zip(known.members, known.steps, strict=True)))
+            if round.kind == RoundKind.STATE:
+                self._snapshots.holds(round.number, stage, tuple(zip(known.members, known.steps, strict=True)))
         return self._snapshots.restore()
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement

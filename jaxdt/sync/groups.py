@@ -54,7 +54,6 @@ from jaxdt.protocol.events import (
     ReplicaState,
     Restored,
     ResultHeld,
-    Round,
     Run,
     Send,
     Settled,
@@ -70,12 +69,13 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.participants import EachOnce, Participants
+from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import STAGE, GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import exchanged_elements, fragment_of_name, is_mean, state_name
+from jaxdt.run.sizes import exchanged_elements
 from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
@@ -139,14 +139,14 @@ class Groups:
         self._first_version: int | None = None  # of the state that was taken over from another pipeline
         self._has_begun = False
         self._is_out = False  # its pipeline is lost, so this machine does nothing more
-        self._exchanges: dict[Round, Exchange] = {}
-        self._given_up: dict[Round, Exchange] = {}  # attempts of groups that are not over: one may count after all
-        self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
-        self._closed: dict[str, Round] = {}  # group -> the last of its rounds that is over here
-        self._laying_out: deque[tuple[Round | None, int]] = deque()  # None: to be kept; and the local steps of it
+        self._exchanges: dict[RoundId, Exchange] = {}
+        self._given_up: dict[RoundId, Exchange] = {}  # attempts of groups that are not over: one may count after all
+        self._early: dict[RoundId, list[tuple[int, Shard]]] = {}  # came before GroupFormed
+        self._closed: dict[Series, RoundId] = {}  # the last round that is over here
+        self._laying_out: deque[tuple[RoundId | None, int]] = deque()  # None: to be kept; and the local steps of it
         self._pending = PendingMean(options.settings.lag_steps)
-        self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
-        self._states: dict[Round, float] = {}  # of these, means of states that wait for another one; their factors
+        self._adopting: dict[RoundId, bool] = {}  # whose mean is being adopted, and whether all members hold it
+        self._states: dict[RoundId, float] = {}  # of these, means of states that wait for another one; their factors
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._known = KnownGroups()
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
@@ -302,7 +302,7 @@ class Groups:
         round, members = formed.round, formed.members
         if self._peer not in members:
             return []
-        self._known.formed(formed, self._is_group(round))
+        self._known.formed(formed, round.kind == RoundKind.MEAN)
         if round in self._exchanges and not formed.holders:
             return []
         if held := self._held_attempt(round):
@@ -312,13 +312,13 @@ class Groups:
         self._snapshots = [waiting[other] for other in waiting if other not in self._attempts(waiting, round)]
         if formed.holders:
             return self._fetch(formed)
-        if (self._is_state(round) or is_mean(round.group)) and not self._is_between_steps:
+        if round.kind != RoundKind.MEAN and not self._is_between_steps:
             self._snapshots.append(formed)
             return []
         is_alone = len(members) == 1
-        if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
+        if is_alone and not self._is_snapshot(round) and (round.kind == RoundKind.STATE or not self._options.has_outer):
             return [*self._alone(round, members), *self._averaged(round)]
-        number_bytes = self._options.number_bytes if self._is_group(round) else FLOAT_BYTES
+        number_bytes = self._options.number_bytes if round.kind == RoundKind.MEAN else FLOAT_BYTES
         everybody = Participants(members, members, members)
         spec = RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
         exchange = Exchange(self._peer, spec, self._options.slice_elements)
@@ -326,45 +326,39 @@ class Groups:
         for src, shard in self._early.pop(round, []):
             self._keep(exchange, src, shard)
         step = self._pending.step
-        if step is not None and self._is_group(round):
+        if step is not None and round.kind == RoundKind.MEAN:
             return [Offer(round, step), *self._contribute(exchange, step)]
         return [self._lay_out(round)]
 
-    def _alone(self, round: Round, members: tuple[int, ...]) -> list[Action | Event]:
+    def _alone(self, round: RoundId, members: tuple[int, ...]) -> list[Action | Event]:
         """A group of this peer alone changes nothing. The coordinator waits for it where there were others, and where
         it is the result of the run."""
-        if not round.attempt and not self._is_state(round):
+        if not round.attempt and round.kind != RoundKind.STATE:
             self._known.over(round)
             return []
         held = ResultHeld(round, 0, (self._steps.version,))
         return [Send(COORDINATOR, self._known.held(held, members))]
 
-    def _lay_out(self, round: Round | None) -> Action:
+    def _lay_out(self, round: RoundId | None) -> Action:
         """The present parameters or state become a vector, for a round, or to be kept until that is known."""
         version = self._steps.version
         self._laying_out.append((round, version))
         return Run(Work(self._stage, LAY_OUT, None, self._peer, version), rounds=(round,) if round else ())
 
-    def _n_elements(self, round: Round) -> int:
+    def _n_elements(self, round: RoundId) -> int:
         """Numbers of a round's vector."""
-        if self._is_state(round):
+        if round.kind == RoundKind.STATE:
             return self._n_words
-        if is_mean(round.group):
+        if round.kind == RoundKind.HELD_OUT:
             return self._options.n_elements
-        return self._options.fragment_elements[fragment_of_name(round.group)]
+        return self._options.fragment_elements[round.fragment]
 
-    def _is_group(self, round: Round) -> bool:
-        """Whether a round is that of an averaging group."""
-        return not self._is_state(round) and not is_mean(round.group)
-
-    def _is_state(self, round: Round) -> bool:
-        """Whether a round averages the whole state."""
-        return round.group == state_name(self._stage)
-
-    def _is_snapshot(self, round: Round) -> bool:
+    def _is_snapshot(self, round: RoundId) -> bool:
         """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer goes on with its own
         state."""
-        return is_mean(round.group) or (self._is_state(round) and round.step < self._options.n_steps)
+        return round.kind == RoundKind.HELD_OUT or (
+            round.kind == RoundKind.STATE and round.number < self._options.n_steps
+        )
 
     def _laid_out(self) -> list[Action | Event]:
         """The vector is there: it goes to the owners, or waits for its round. Work of one kind is done in the order in
@@ -403,10 +397,10 @@ class Groups:
         bounds = self._keep(exchange, src, shard)
         return [self._sum(exchange, bounds)] if bounds else []
 
-    def _is_over(self, round: Round) -> bool:
+    def _is_over(self, round: RoundId) -> bool:
         """Whether a round ended here, so that its shards come a second time: a group's rounds begin in order."""
-        closed = self._closed.get(round.group)
-        return closed is not None and round.step <= closed.step
+        closed = self._closed.get(round.series)
+        return closed is not None and round.number <= closed.number
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
         added = exchange.add_up(bounds)
@@ -428,7 +422,7 @@ class Groups:
         problem = exchange.problem(reduced.cover)
         return [self._suspect(exchange.round, problem)] if problem else self._hold(exchange, reduced)
 
-    def _suspect(self, round: Round, problem: str) -> Action:
+    def _suspect(self, round: RoundId, problem: str) -> Action:
         return Send(COORDINATOR, Suspect(self._peer, f"{round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
@@ -438,20 +432,20 @@ class Groups:
             return []
         round = exchange.round
         held = Send(COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
-        if is_mean(round.group):
+        if round.kind == RoundKind.HELD_OUT:
             return [held]
         scale = self._factor(exchange)
-        if self._pending.is_awaited and self._is_group(round):
+        if self._pending.is_awaited and round.kind == RoundKind.MEAN:
             self._pending.arrived(round, scale)
             return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
-        if not self._is_state(round):
+        if round.kind != RoundKind.STATE:
             return [held, self._adopt_mean(round, scale, is_closed=False)]
         self._adopting[round], self._states[round] = False, scale
         return [held, *self._adopt_state()]
 
     def _factor(self, exchange: Exchange) -> float:
         """The factor that makes the sum of a round its mean; the mean of a group is weighted."""
-        if not self._is_group(exchange.round):
+        if exchange.round.kind != RoundKind.MEAN:
             return 1.0 / len(exchange.contributors)
         return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
@@ -461,20 +455,20 @@ class Groups:
         steps = tuple(step for ((_, step),) in items)
         return ResultHeld(exchange.round, exchange.result().digest, steps)
 
-    def _adopt_mean(self, round: Round, scale: float, is_closed: bool) -> Action:
+    def _adopt_mean(self, round: RoundId, scale: float, is_closed: bool) -> Action:
         self._adopting[round] = is_closed
         return Run(Work(self._stage, ADOPT, None, self._peer, self._steps.version), scale, (round,))
 
     def _adopt_state(self) -> list[Action | Event]:
         """The next mean of states, unless one is on the way. It takes the place of the one before, whose checkpoint is
         being written when that has brought a new version."""
-        under_way = [round for round in self._adopting if self._is_state(round) and round not in self._states]
+        under_way = [round for round in self._adopting if round.kind == RoundKind.STATE and round not in self._states]
         if under_way or not self._states:
             return []
         round = next(iter(self._states))
         scale, is_closed = self._states.pop(round), self._adopting.pop(round)
         self._adopting[round] = is_closed  # the last one, since Work ends in the order in which it was asked for
-        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), scale, (round,))]
+        return [Run(Work(self._stage, ADOPT, None, self._peer, round.number), scale, (round,))]
 
     def _adopt_pending(self) -> list[Action | Event]:
         """The mean that is due, if it is here."""
@@ -496,17 +490,17 @@ class Groups:
         is_closed = self._adopting.pop(round)
         return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]
 
-    def _averaged(self, round: Round) -> list[Action | Event]:
+    def _averaged(self, round: RoundId) -> list[Action | Event]:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
-        if self._is_state(round):
-            return [MeanKept(round.step), Updated(self._stage, round.step)]
+        if round.kind == RoundKind.STATE:
+            return [MeanKept(round.number), Updated(self._stage, round.number)]
         self._pending.end()
         if not self._waits_for_group:
             return self._finish_if_over()
         self._waits_for_group = False
         return self._begin()
 
-    def _on_closed(self, round: Round) -> list[Action | Event]:
+    def _on_closed(self, round: RoundId) -> list[Action | Event]:
         if round in self._adopting:
             self._adopting[round] = True
             return []
@@ -519,7 +513,7 @@ class Groups:
             for held in (self._exchanges, self._given_up, self._early):
                 held.pop(other, None)
         if attempts:
-            self._closed[round.group] = round
+            self._closed[round.series] = round
         in_use = {other for other, _ in self._laying_out}
         return [Forget(other) for other in attempts if other not in in_use]
 
@@ -535,16 +529,16 @@ class Groups:
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 
-    def _attempts(self, rounds: Iterable[Round], round: Round) -> list[Round]:
+    def _attempts(self, rounds: Iterable[RoundId], round: RoundId) -> list[RoundId]:
         """The attempts of one group among these rounds."""
-        return [other for other in rounds if (other.group, other.step) == (round.group, round.step)]
+        return [other for other in rounds if other.place == round.place]
 
-    def _held_attempt(self, round: Round) -> Exchange | None:
+    def _held_attempt(self, round: RoundId) -> Exchange | None:
         """The attempt of a group whose result is here."""
         attempts = [self._exchanges[other] for other in self._attempts(self._exchanges, round)]
         return next((exchange for exchange in attempts if exchange.complete), None)
 
-    def _give_up(self, rounds: Iterable[Round]) -> None:
+    def _give_up(self, rounds: Iterable[RoundId]) -> None:
         """Stop work on these attempts. Their slices are kept until the groups are over, since the coordinator may still
         say that a member holds the result."""
         for round in list(rounds):
@@ -568,16 +562,16 @@ class Groups:
         self._exchanges[formed.round] = exchange
         return [Send(formed.holders[0], FetchResult(formed.round))]
 
-    def _give(self, src: int, round: Round) -> list[Action | Event]:
+    def _give(self, src: int, round: RoundId) -> list[Action | Event]:
         """A member fetches the result."""
         exchange = self._exchanges.get(round)
         return list(exchange.given_to(src)) if exchange and exchange.complete else []
 
 
-def _are_there(members: Iterable[int], round: Round, view: View) -> bool:
+def _are_there(members: Iterable[int], round: RoundId, view: View) -> bool:
     """Whether all members of a round are in the view, as they were when the round began."""
     known = view.by_peer
-    return all(member in known and known[member].admission <= round.group_view for member in members)
+    return all(member in known and known[member].admission <= round.view for member in members)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

@@ -24,12 +24,12 @@ from jaxdt.protocol.events import (
     MeanEvaluated,
     Ran,
     Received,
-    Round,
     Run,
     Send,
     Tally,
 )
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
@@ -91,7 +91,7 @@ class HeldOutWork:
             case Received(_, EvaluateMean() as mean) if mean != self._mean:
                 self._mean, self._tally, self._n_done = mean, Tally(), 0
                 if self._place.stage == 0:
-                    self._inputs[mean.round.step] = list(range(self._place.n_microbatches))
+                    self._inputs[mean.round.number] = list(range(self._place.n_microbatches))
             case Received(_, Boundary(Key(kind, version, _, microbatch))) if kind == HELD_OUT:
                 self._inputs.setdefault(version, []).append(microbatch)
             case Ran(Work(kind=kind) as work, values=values) if kind == EVALUATE:
@@ -105,7 +105,7 @@ class HeldOutWork:
         mean = self._mean
         if mean is None:
             return []
-        place, version, scale = self._place, mean.round.step, 1.0 / mean.n_members
+        place, version, scale = self._place, mean.round.number, 1.0 / mean.n_members
         works = [Work(place.stage, EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
         return [Run(work, scale, (mean.round,)) for work in works]
 
@@ -139,7 +139,7 @@ class HeldOutLosses:
         self._losses: dict[int, float | None] = {}  # of rows that are not done yet; None: left out
         self._last = 0  # version of the last mean that was begun
         self._rows: deque[StepReport] = deque()
-        self._whole: dict[int, tuple[Round, tuple[int, ...]]] = {}  # stage -> its sum, and whose
+        self._whole: dict[int, tuple[RoundId, tuple[int, ...]]] = {}  # stage -> its sum, and whose
 
     def is_due(self, version: int) -> bool:
         """Whether the loss after so many rows is still to be measured."""
@@ -181,13 +181,13 @@ class HeldOutLosses:
         return told
 
     def whole(
-        self, stage: int, round: Round, members: Sequence[int], contributions: Sequence[tuple[int, int]]
+        self, stage: int, round: RoundId, members: Sequence[int], contributions: Sequence[tuple[int, int]]
     ) -> list[Action]:
         """A stage has its sum over these members. Once all have, one pipeline measures the loss. `contributions`:
         replicas whose local steps are in it, and how many."""
         self._whole[stage] = round, tuple(members)
         replicas, steps = zip(*contributions, strict=True)
-        report = HeldOutMeanReport(stage, round.step, list(replicas), list(steps), round.group_view)
+        report = HeldOutMeanReport(stage, round.number, list(replicas), list(steps), round.view)
         return [report, *(self._measure() if len(self._whole) == self._plan.n_stages else [])]
 
     def _measure(self) -> list[Action]:

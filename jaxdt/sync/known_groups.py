@@ -14,19 +14,19 @@ from jaxdt.protocol.events import (
     GroupFormed,
     KnownGroup,
     ResultHeld,
-    Round,
     Send,
     WantsGroup,
 )
+from jaxdt.protocol.round_id import RoundId, Series
 
 
 class KnownGroups:
     """One replica's. It waits for at most one group of which it was not told yet."""
 
     def __init__(self):
-        self._attempts: dict[Round, KnownGroup] = {}  # of groups that are not over
-        self._over: dict[str, KnownGroup] = {}  # name of a group -> the last of it
-        self._held: dict[Round, ResultHeld] = {}
+        self._attempts: dict[RoundId, KnownGroup] = {}  # of groups that are not over
+        self._over: dict[Series, KnownGroup] = {}  # the last of each series
+        self._held: dict[RoundId, ResultHeld] = {}
         self._wanted: WantsGroup | None = None  # and not answered
 
     @property
@@ -50,11 +50,11 @@ class KnownGroups:
             self._wanted = None
         self._attempts.setdefault(round, KnownGroup(round, formed.members, formed.steps, is_over=False))
 
-    def _is_new(self, round: Round) -> bool:
+    def _is_new(self, round: RoundId) -> bool:
         """Whether no attempt of a group is known."""
-        last = self._over.get(round.group)
-        is_known = any((other.group, other.step) == (round.group, round.step) for other in self._attempts)
-        return not is_known and (last is None or round.step > last.round.step)
+        last = self._over.get(round.series)
+        is_known = any(other.place == round.place for other in self._attempts)
+        return not is_known and (last is None or round.number > last.round.number)
 
     def held(self, held: ResultHeld, members: Sequence[int]) -> ResultHeld:
         """The whole result of an attempt is here."""
@@ -62,11 +62,11 @@ class KnownGroups:
         self._attempts[held.round] = KnownGroup(held.round, tuple(members), held.steps, is_over=False)
         return held
 
-    def over(self, round: Round) -> None:
+    def over(self, round: RoundId) -> None:
         """A group is over: no attempt of it matters any more but this one, which counted."""
-        attempts = [other for other in self._attempts if (other.group, other.step) == (round.group, round.step)]
+        attempts = [other for other in self._attempts if other.place == round.place]
         for other in attempts:
             known = self._attempts.pop(other)
             self._held.pop(other, None)
             if other == round:
-                self._over[round.group] = replace(known, is_over=True)
+                self._over[round.series] = replace(known, is_over=True)

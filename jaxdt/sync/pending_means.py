@@ -8,7 +8,7 @@ is pending. One that would be due after the last local step is never adopted.
 A part of a sync's machine. It knows steps and rounds, and no vector.
 """
 
-from jaxdt.protocol.events import Round
+from jaxdt.protocol.round_id import RoundId
 
 
 class PendingMean:
@@ -18,7 +18,7 @@ class PendingMean:
 
     def __init__(self, lag_steps: int):
         self.step: int | None = None
-        self.whole: tuple[Round, float] | None = None
+        self.whole: tuple[RoundId, float] | None = None
         self.is_closed = False
         self._lag_steps = lag_steps
 
@@ -34,11 +34,11 @@ class PendingMean:
         """Whether the mean has to be adopted after `version` local steps."""
         return self.step is not None and version == self.step + self._lag_steps
 
-    def arrived(self, round: Round, scale: float) -> None:
+    def arrived(self, round: RoundId, scale: float) -> None:
         """The whole result of the round is here."""
         self.whole = (round, scale)
 
-    def closed(self, round: Round) -> bool:
+    def closed(self, round: RoundId) -> bool:
         """Nobody asks for the result of the round any more; whether it is still needed here."""
         if self.whole is None or self.whole[0] != round:
             return False

@@ -4,8 +4,9 @@ them; and results that are fetched from others."""
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Reopen, Round, Send, View
+from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Reopen, Send, View
 from jaxdt.protocol.participants import ExactCover, Participants
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.sizes import Group
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 
@@ -16,8 +17,9 @@ def round_in_view(group: Group, view: View, step: int, n_microbatches: int) -> R
     contributors = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
     members = {member for stage in group.stages for member in view.stage_peers(stage)}
     joining = tuple(sorted(members - set(contributors)))
+    last_change = max(view.stage_views[stage] for stage in group.stages)
     return RoundSpec(
-        round=Round(step, group.name, max(view.stage_views[stage] for stage in group.stages)),
+        round=RoundId(RoundKind.GRADIENT, group.stage, step, view=last_change),
         n_elements=group.n_elements,
         participants=Participants(contributors, contributors, contributors + joining),
         cover_rule=ExactCover(group.stages, n_microbatches),
@@ -28,78 +30,78 @@ class Rounds:
     """The rounds of one peer, which syncs `groups`, in slices of `slice_bytes`."""
 
     def __init__(self, peer: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int):
-        self.groups = {group.name: group for group in groups}
+        self.groups = {group.stage: group for group in groups}
         self._peer = peer
         self._n_microbatches = n_microbatches
         self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
         self._view: View | None = None
-        self._exchanges: dict[tuple[int, str], Exchange] = {}
+        self._exchanges: dict[tuple[int, int], Exchange] = {}  # by step and stage
 
     def of(self, step: int) -> list[Exchange]:
         """The exchanges of all groups, made where there was none."""
-        return [self._exchange(step, name) for name in self.groups]
+        return [self._exchange(step, stage) for stage in self.groups]
 
     def known(self, step: int) -> list[Exchange] | None:
         """The exchanges of all groups; None if one is missing."""
-        found = [self._exchanges.get((step, name)) for name in self.groups]
+        found = [self._exchanges.get((step, stage)) for stage in self.groups]
         return [exchange for exchange in found if exchange] if all(found) else None
 
-    def find(self, round: Round, steps: range) -> Exchange | None:
+    def find(self, round: RoundId, steps: range) -> Exchange | None:
         """The exchange that a message belongs to. None for a round that is over, a round of a step not in `steps`, and
         a round in which this peer has no part."""
-        exchange = self._exchanges.get((round.step, round.group))
+        exchange = self._exchanges.get((round.number, round.stage))
         if exchange is None:
-            if round.group not in self.groups or round.step not in steps:
+            is_known = round.kind == RoundKind.GRADIENT and round.stage in self.groups
+            if not is_known or round.number not in steps:
                 return None
-            exchange = self._exchange(round.step, round.group)
-        own = exchange.round  # of the same step and group, by the look-up
-        return exchange if own.group_view == round.group_view and own.attempt == round.attempt else None
+            exchange = self._exchange(round.number, round.stage)
+        return exchange if exchange.round == round else None
 
-    def drop(self, steps: Iterable[int]) -> tuple[Round, ...]:
+    def drop(self, steps: Iterable[int]) -> tuple[RoundId, ...]:
         """Forget the exchanges of these steps; their rounds."""
-        places = [(step, name) for step in steps for name in self.groups]
+        places = [(step, stage) for step in steps for stage in self.groups]
         return tuple([self._exchanges.pop(place).round for place in places if place in self._exchanges])
 
     def enter(self, view: View) -> list[Action]:
         """The first view of this peer, or a later one: fetch results that others hold."""
         self._view = view
-        held = [(round, holders) for round, holders in view.results if round.group in self.groups]
+        held = [(round, holders) for round, holders in view.results if round.stage in self.groups]
         return [send for round, holders in held for send in self._fetch(round, holders)]
 
     def adopt(self, view: View) -> list[Action]:
         """A later view: rounds that are void in it are given up."""
         self._view = view
-        held = {(round.step, round.group): round for round, _ in view.results}
+        held = {(round.number, round.stage): round for round, _ in view.results}
         actions: list[Action] = []
-        for step, name in list(self._exchanges):
+        for step, stage in list(self._exchanges):
             if step >= view.n_committed:
-                actions += self._renew(step, name, held.get((step, name)))
+                actions += self._renew(step, stage, held.get((step, stage)))
         return actions + self.enter(view)
 
-    def give(self, src: int, round: Round) -> list[Action]:
+    def give(self, src: int, round: RoundId) -> list[Action]:
         """A peer fetches this peer's result, if the whole of it is here."""
-        exchange = self._exchanges.get((round.step, round.group))
+        exchange = self._exchanges.get((round.number, round.stage))
         if exchange is None or exchange.round != round or not exchange.complete:
             return []
         return self._send_sums(src, exchange, sorted(exchange.sums))
 
-    def _spec(self, step: int, name: str) -> RoundSpec:
+    def _spec(self, step: int, stage: int) -> RoundSpec:
         assert self._view is not None
-        return round_in_view(self.groups[name], self._view, step, self._n_microbatches)
+        return round_in_view(self.groups[stage], self._view, step, self._n_microbatches)
 
-    def _exchange(self, step: int, name: str) -> Exchange:
-        place = (step, name)
+    def _exchange(self, step: int, stage: int) -> Exchange:
+        place = (step, stage)
         if place not in self._exchanges:
-            self._exchanges[place] = Exchange(self._peer, self._spec(step, name), self._slice_elements)
+            self._exchanges[place] = Exchange(self._peer, self._spec(step, stage), self._slice_elements)
         return self._exchanges[place]
 
-    def _renew(self, step: int, name: str, held: Round | None) -> list[Action]:
+    def _renew(self, step: int, stage: int, held: RoundId | None) -> list[Action]:
         """Give up an exchange whose round is void in the view; the next look-up makes a new one."""
-        exchange = self._exchanges[step, name]
-        spec = self._spec(step, name)
+        exchange = self._exchanges[step, stage]
+        spec = self._spec(step, stage)
         if exchange.round == (held or spec.round):
             return self._send_to_joining(exchange, spec.participants)
-        del self._exchanges[step, name]
+        del self._exchanges[step, stage]
         return [Forget(exchange.round)]
 
     def _send_to_joining(self, exchange: Exchange, participants: Participants) -> list[Action]:
@@ -110,15 +112,15 @@ class Rounds:
         own = [bounds for bounds in exchange.own_slices if bounds in exchange.sums]
         return [send for peer in new for send in self._send_sums(peer, exchange, own)]
 
-    def _fetch(self, round: Round, holders: tuple[int, ...]) -> list[Action]:
+    def _fetch(self, round: RoundId, holders: tuple[int, ...]) -> list[Action]:
         """Ask for the result that others hold, unless it is here too."""
-        exchange = self._exchanges.get((round.step, round.group))
+        exchange = self._exchanges.get((round.number, round.stage))
         if exchange and exchange.complete:
             return []
-        spec = self._spec(round.step, round.group)
+        spec = self._spec(round.number, round.stage)
         without_owners = replace(spec.participants, owners=())
         held = replace(spec, round=round, participants=without_owners, holders=holders)
-        self._exchanges[round.step, round.group] = Exchange(self._peer, held, self._slice_elements)
+        self._exchanges[round.number, round.stage] = Exchange(self._peer, held, self._slice_elements)
         return [Reopen(round), Send(holders[0], FetchResult(round))]
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:

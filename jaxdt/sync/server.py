@@ -50,7 +50,6 @@ from jaxdt.protocol.events import (
     Received,
     Reduced,
     ReplicaState,
-    Round,
     Run,
     Send,
     Shard,
@@ -67,12 +66,13 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import group_name, pull_name, push_name, sync_groups
+from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
@@ -104,12 +104,12 @@ class ServedStage:
     def server(self) -> int:
         return self.servers[self.stage]
 
-    def push(self, worker: int, round: Round) -> RoundSpec:
+    def push(self, worker: int, round: RoundId) -> RoundSpec:
         """The worker's change goes to the server, and the sum of this one contribution to nobody else."""
         participants = Participants((worker,), (self.server,), ())
         return RoundSpec(round, self.n_elements, participants, EachOnce((worker,)), number_bytes=self.push_bytes)
 
-    def pull(self, worker: int, round: Round) -> RoundSpec:
+    def pull(self, worker: int, round: RoundId) -> RoundSpec:
         """The server's parameters go to the worker."""
         participants = Participants((self.server,), (self.server,), (worker,))
         return RoundSpec(round, self.n_elements, participants, EachOnce((self.server,)))
@@ -137,7 +137,7 @@ class Worker:
         fetching = (stage.stage, place.peer, stage.server)
         self._fetched = FetchedSnapshots(fetching, stage.n_elements, stage.slice_elements)
         self._to_evaluate: Event | None = None  # what the coordinator has asked for last, with a snapshot
-        self._adopting: deque[Round] = deque()  # in the order of their Work
+        self._adopting: deque[RoundId] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
 
@@ -189,15 +189,15 @@ class Worker:
         updated = Updated(self._served.stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._served.n_steps else self._wait_to_pull())]
 
-    @property
-    def _admission(self) -> int:
+    def _round(self, kind: RoundKind, number: int) -> RoundId:
         assert self._view is not None  # a worker computes in a view
-        return self._view.by_peer[self._peer].admission
+        admission = self._view.by_peer[self._peer].admission
+        return RoundId(kind, self._served.stage, number, peer=self._peer, view=admission)
 
     def _lay_out_push(self) -> list[Action | Event]:
         """A local step is done: what it has changed goes to the server."""
         step = self._steps.version
-        round = Round(step, push_name(self._served.stage, self._peer), self._admission)
+        round = self._round(RoundKind.PUSH, step)
         self._push = Exchange(self._peer, self._served.push(self._peer, round), self._served.slice_elements)
         return [Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
 
@@ -213,7 +213,7 @@ class Worker:
         return [*actions, *(self._wait_to_pull() if step % self._served.wave == 0 else self._steps.begin())]
 
     def _wait_to_pull(self, is_last: bool = False) -> list[Action | Event]:
-        round = Round(self._n_pulls, pull_name(self._served.stage, self._peer), self._admission)
+        round = self._round(RoundKind.PULL, self._n_pulls)
         self._n_pulls += 1
         self._pull = Exchange(self._peer, self._served.pull(self._peer, round), self._served.slice_elements)
         self._is_last_pull = is_last
@@ -239,7 +239,7 @@ class Worker:
             return [Send(COORDINATOR, Suspect(src, problem))]
         return [*self._evaluate_if_whole(reduced.key.round), *self._between_steps()]
 
-    def _evaluate_if_whole(self, round: Round) -> list[Action | Event]:
+    def _evaluate_if_whole(self, round: RoundId) -> list[Action | Event]:
         """A held-out loss is to be measured with this snapshot, once it is here."""
         match self._to_evaluate:
             case Received(_, EvaluateMean(wanted)) as event if wanted == round and self._fetched.is_whole(round):
@@ -301,8 +301,8 @@ class ParameterServer:
         self._served = stage
         self._peer = stage.server
         self._view: View | None = None
-        self._exchanges: dict[Round, Exchange] = {}  # under way, and waiting for their turn
-        self._whole: dict[int, dict[int, Round]] = {}  # worker -> local step -> its push, all of it here
+        self._exchanges: dict[RoundId, Exchange] = {}  # under way, and waiting for their turn
+        self._whole: dict[int, dict[int, RoundId]] = {}  # worker -> local step -> its push, all of it here
         self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
         self._wanted: dict[int, WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
@@ -310,7 +310,7 @@ class ParameterServer:
         place = SnapshotPlace(stage.stage, stage.servers, stage.workers, stage.n_elements, stage.slice_elements)
         self._snapshots = ServerSnapshots(place)
         self._answered_term = 0  # of the last coordinator that has asked for the state of this server
-        self._works: deque[tuple[str, tuple[Round, ...]]] = deque()  # the first one runs
+        self._works: deque[tuple[str, tuple[RoundId, ...]]] = deque()  # the first one runs
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
         self._is_over = False
 
@@ -320,7 +320,7 @@ class ParameterServer:
                 return self._adopt(view)
             case Received(header, Shard() as body):
                 return self._on_shard(header.src, body)
-            case Received(header, WantsParameters() as body) if self._knows(header.src, body.round):
+            case Received(header, WantsParameters(round) as body) if self._knows(header.src, round, RoundKind.PULL):
                 self._wanted[header.src] = body
                 return self._answer()
             case Received(header, body) if self._view:
@@ -349,28 +349,25 @@ class ParameterServer:
         del self._n_added[worker], self._allowed[worker]
         self._wanted.pop(worker, None)
         self._whole.pop(worker, None)
-        stage = self._served.stage
-        names = (push_name(stage, worker), pull_name(stage, worker))
         queued = {round for _, rounds in self._works for round in rounds}
-        unused = [round for round in self._exchanges if round.group in names and round not in queued]
+        unused = [round for round in self._exchanges if round.peer == worker and round not in queued]
         for round in unused:
             del self._exchanges[round]
         return [Forget(round) for round in unused]
 
-    def _knows(self, src: int, round: Round) -> bool:
-        """Whether a round is one of a worker of this stage, as it was admitted last."""
+    def _knows(self, src: int, round: RoundId, kind: RoundKind) -> bool:
+        """Whether a round is of this kind, and one of a worker of this stage as it was admitted last."""
         member = self._view.by_peer.get(src) if self._view else None
-        stage = self._served.stage
-        is_own = src in self._n_added and round.group in (push_name(stage, src), pull_name(stage, src))
-        return is_own and member is not None and member.admission == round.group_view
+        is_own = src in self._n_added and (round.kind, round.stage, round.peer) == (kind, self._served.stage, src)
+        return is_own and member is not None and member.admission == round.view
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
         """A slice of a push. A push is added once: what comes again of it is dropped."""
         round = shard.key.round
-        is_new = self._knows(src, round) and round.step > self._n_added[src]
-        if not is_new or round.step in self._whole.get(src, {}):
+        is_new = self._knows(src, round, RoundKind.PUSH) and round.number > self._n_added[src]
+        if not is_new or round.number in self._whole.get(src, {}):
             return [Forget(round)] if round not in self._exchanges else []
         if round not in self._exchanges:
             self._exchanges[round] = Exchange(self._peer, self._served.push(src, round), self._served.slice_elements)
@@ -398,7 +395,7 @@ class ParameterServer:
         if worker == self._peer:  # a pull, all of which is sent
             del self._exchanges[key.round]
             return [post, Forget(key.round)]
-        self._whole.setdefault(worker, {})[key.round.step] = key.round
+        self._whole.setdefault(worker, {})[key.round.number] = key.round
         return [*self._add(worker), *self._answer()]
 
     def _add(self, worker: int) -> list[Action | Event]:
@@ -406,9 +403,9 @@ class ParameterServer:
         actions: list[Action | Event] = []
         whole = self._whole[worker]
         while round := whole.pop(self._n_added[worker] + 1, None):
-            self._n_added[worker] = round.step
-            snapshots = self._snapshots.push(worker, round.step)
-            actions += [PushReport(self._served.stage, worker, round.step), *self._queue(ADOPT, round, *snapshots)]
+            self._n_added[worker] = round.number
+            snapshots = self._snapshots.push(worker, round.number)
+            actions += [PushReport(self._served.stage, worker, round.number), *self._queue(ADOPT, round, *snapshots)]
         return actions
 
     # ------------------------------------------------------------------------------------------------------------ pulls
@@ -464,14 +461,14 @@ class ParameterServer:
                 return self._snapshots.answer()
         return []
 
-    def _lay_out(self, round: Round, begun: list[Action | Event]) -> list[Action | Event]:
+    def _lay_out(self, round: RoundId, begun: list[Action | Event]) -> list[Action | Event]:
         """A snapshot has begun, if there are reports of it: the parameters are copied before anything else changes
         them."""
         return [*begun, *self._queue(LAY_OUT, round), *self._answer()] if begun else []
 
     # ------------------------------------------------------------------------------------------------- one at a time
 
-    def _queue(self, kind: str, *rounds: Round) -> list[Action | Event]:
+    def _queue(self, kind: str, *rounds: RoundId) -> list[Action | Event]:
         """Work for a round. A push is added to the snapshots among the rounds too."""
         self._works.append((kind, rounds))
         return [self._run()] if len(self._works) == 1 else []
@@ -491,10 +488,10 @@ class ParameterServer:
         if kind == ADOPT:
             del self._exchanges[round]
             return [*actions, Forget(round), *self._end_if_over()]
-        if not any(self._knows(worker, round) for worker in self._n_added):  # its worker is lost
+        if not any(self._knows(worker, round, RoundKind.PULL) for worker in self._n_added):  # its worker is lost
             del self._exchanges[round]
             return [*actions, Forget(round), *self._end_if_over()]
-        actions.append(exchange.freeze(((self._peer, round.step),), 1, NO_LOSSES))
+        actions.append(exchange.freeze(((self._peer, round.number),), 1, NO_LOSSES))
         actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
         return [*actions, *self._end_if_over()]
 
@@ -512,13 +509,13 @@ class ParameterServer:
 def _build(setup: PeerSetup) -> Sync:
     config, plan, stage = setup.config, setup.plan, setup.stage
     servers = [server for (server,) in plan.roles.servers]
-    sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
+    sizes = {group.stage: group.n_elements for group in sync_groups(config, plan)}
     served = ServedStage(
         stage=stage,
         servers=servers,
         workers=plan.placement[stage],
         n_steps=config.train.steps,
-        n_elements=sizes[group_name(stage)],
+        n_elements=sizes[stage],
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
         staleness=config.sync.server.staleness,
         wave=config.sync.server.wave,

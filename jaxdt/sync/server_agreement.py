@@ -18,15 +18,14 @@ from jaxdt.protocol.events import (
     Message,
     ReplicaState,
     ResultHeld,
-    Round,
     Send,
     StepDone,
     View,
 )
 from jaxdt.protocol.reports import PipelineEndReport, StateMeanReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import is_mean, kept_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import OpenGroup, OpenGroups
@@ -56,10 +55,10 @@ class ServerAgreement(CountedSteps):
         self._states = ReplicaStates()
         self._servers = [server for (server,) in plan.roles.servers]
         self._open = OpenGroups()
-        keepers = Keepers(lambda stage: (self._servers[stage],), kept_name)
+        keepers = Keepers(lambda stage: (self._servers[stage],), RoundKind.CHECKPOINT)
         self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
-        self._kept: dict[int, dict[int, Round]] = {}  # version -> stage -> what its server holds for a checkpoint
-        self._told: dict[Round, int] = {}  # of these: the worker that was told to keep it
+        self._kept: dict[int, dict[int, RoundId]] = {}  # version -> stage -> what its server holds for a checkpoint
+        self._told: dict[RoundId, int] = {}  # of these: the worker that was told to keep it
         self._n_complete = 0  # version of the last checkpoint that is complete
         self._finished: dict[int, int] = {}  # replica -> its local steps in all, when it has done the last one
         self._is_ending = False  # and all that are left have
@@ -120,14 +119,14 @@ class ServerAgreement(CountedSteps):
         round = group.round
         stage, _ = self._plan.seat(group.members[0])
         contributions = tuple(zip(self._plan.placement[stage], group.member_steps, strict=True))
-        if is_mean(round.group):
+        if round.kind == RoundKind.HELD_OUT:
             return self._snapshots.held_out.whole(stage, round, group.members, contributions)
-        if round.step <= self._n_complete:
+        if round.number <= self._n_complete:
             return group.closed()
-        self._snapshots.holds(round.step, stage, contributions)
+        self._snapshots.holds(round.number, stage, contributions)
         workers, steps = zip(*contributions, strict=True)
-        report = StateMeanReport(stage, round.step, list(workers), list(steps))
-        self._kept.setdefault(round.step, {})[stage] = round
+        report = StateMeanReport(stage, round.number, list(workers), list(steps))
+        self._kept.setdefault(round.number, {})[stage] = round
         return [report, *self._tell_workers()]
 
     def _tell_workers(self) -> list[Action]:

@@ -1,6 +1,7 @@
 """The Work that runs on a peer's device: one at a time, whichever part of the wiring asked for it."""
 
-from jaxdt.protocol.events import Round, Run
+from jaxdt.protocol.events import Run
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.work import Work
 
 
@@ -10,7 +11,7 @@ class ComputeSlot:
     def __init__(self):
         self.is_busy = False
 
-    def start(self, work: Work, rounds: tuple[Round, ...] = ()) -> Run:
+    def start(self, work: Work, rounds: tuple[RoundId, ...] = ()) -> Run:
         """The Work, and the rounds whose vectors it reads or lays out."""
         assert not self.is_busy
         self.is_busy = True

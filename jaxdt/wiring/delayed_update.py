@@ -92,7 +92,7 @@ class DelayedUpdate:
         self._cancel_committed()
         actions: list[Action | Event] = []
         for step in range(view.n_committed, view.n_committed + len(self._wirings)):
-            results = tuple((round, holders) for round, holders in view.results if round.step == step)
+            results = tuple((round, holders) for round, holders in view.results if round.number == step)
             own_view = replace(view, n_committed=step, results=results)
             actions += self._wiring_of(step).handle(now_s, ViewChanged(own_view))
         self._view = view

@@ -8,7 +8,8 @@ each in turn, so that the load is shared. All of it follows from the view, so al
 import functools
 from collections.abc import Collection, Iterator, Sequence
 
-from jaxdt.protocol.events import NOBODY, View
+from jaxdt.protocol.events import View
+from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import EVALUATE
 from jaxdt.wiring.route_policy import Route
@@ -86,7 +87,7 @@ class PlannedRoutes:
 
     def _route(self, kind: str, microbatch: int, lo: int, hi: int) -> Route:
         stages = range(self._plan.n_stages)
-        return tuple(self._peer_of(s, kind, microbatch) if lo <= s <= hi else NOBODY for s in stages)
+        return tuple(self._peer_of(s, kind, microbatch) if lo <= s <= hi else NO_PEER for s in stages)
 
     def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         """The plan knows no speeds."""

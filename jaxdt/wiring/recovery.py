@@ -113,8 +113,8 @@ class Recovery:
 
     def _missing(self, microbatch: int, trains: bool, evaluates: bool) -> list[Task]:
         """The tasks that a microbatch still needs. A stage whose result of the step is there needs none."""
-        done = {round.group for round, _ in self._current_view.results}
-        open_stages = [stage for stage in range(self._n_stages) if f"stage{stage}" not in done]
+        done = {round.stage for round, _ in self._current_view.results}
+        open_stages = [stage for stage in range(self._n_stages) if stage not in done]
         last = self._n_stages - 1
         tasks: list[Task] = []
         if evaluates and last in open_stages and self._holder(last, (EVALUATE, microbatch)) is None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from jaxdt.protocol.events import View
 
-Route = tuple[int, ...]  # one peer per stage, NOBODY where nothing has to be done
+Route = tuple[int, ...]  # one peer per stage, NO_PEER where nothing has to be done
 
 
 class RoutePolicy(Protocol):

@@ -23,7 +23,6 @@ done again. A peer that joins computes from the next step on.
 import heapq
 
 from jaxdt.protocol.events import (
-    NOBODY,
     Accumulated,
     Action,
     Boundary,
@@ -48,6 +47,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
+from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
@@ -313,7 +313,7 @@ class RoutedWiring:
         else:
             key = Key("act" if kind == FORWARD else "eval", self._step, stage + 1, m)
             to = stage + 1
-        if not 0 <= to < self._shape.n_stages or given.route[to] == NOBODY:
+        if not 0 <= to < self._shape.n_stages or given.route[to] == NO_PEER:
             return []
         return [self._send(Boundary(key, given.route, given.regenerate))]
 
@@ -390,7 +390,7 @@ class RoutedWiring:
         actions: list[Action | Event] = []
         for (kind, m), given in list(self._inputs.items()):
             is_waiting = kind == FORWARD and m not in self._forwarded and m not in self._rerouted
-            if is_waiting and not self._is_last and given.route[self._stage + 1] != NOBODY:
+            if is_waiting and not self._is_last and given.route[self._stage + 1] != NO_PEER:
                 self._rerouted.add(m)
                 reroute = Reroute(self._step, self._stage, m, given.route)
                 router = self._routes.owning_router(FORWARD, m)

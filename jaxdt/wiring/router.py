@@ -8,7 +8,7 @@ because the way to them counts, so the topology is learned too. Time and chance 
 import math
 import random
 
-from jaxdt.protocol.events import NOBODY
+from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.wiring.route_policy import Route
 
 GAMMA = 0.1
@@ -136,5 +136,5 @@ class Router:
         if not all(stage.open for stage in wanted):
             return []
         chosen = [sorted(peer for _ in range(n) if (peer := stage.choose()) is not None) for stage in wanted]
-        before, behind = (NOBODY,) * lo, (NOBODY,) * (len(self.stages) - hi - 1)
+        before, behind = (NO_PEER,) * lo, (NO_PEER,) * (len(self.stages) - hi - 1)
         return [before + peers + behind for peers in zip(*chosen, strict=True)]

@@ -131,7 +131,7 @@ class Vectors:
 
     def _note_slice(self, key) -> None:
         """The last slice that arrives or is added up completes the result of its step."""
-        self.ended_s[key.round.step] = time.monotonic()
+        self.ended_s[key.round.number] = time.monotonic()
 
 
 def ignore(report: Report) -> None:
@@ -152,7 +152,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
         heartbeat_s=HEARTBEAT_S,
         deadline_floor_s=DEADLINE_FLOOR_S,
     )
-    group = Group("stage0", (0,), options.n_elements)
+    group = Group(0, (0,), options.n_elements)
     rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
     sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     machine = Peer(Membership(identity), NoWork(peer, options.n_rounds), sync)

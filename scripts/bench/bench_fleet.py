@@ -44,12 +44,12 @@ from jaxdt.protocol.events import (
     Prepared,
     Profiled,
     Received,
-    Round,
     Saved,
     Tally,
     View,
 )
 from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig, default_plan, parse
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
@@ -161,9 +161,9 @@ class FakePeer:
                 self._send(Saved(step, self._stage))
             self._send(Done(step, {"clock_offset_s": 0.0}, {}))
             return
-        group = f"stage{self._stage}"
-        held = [round for round, _ in view.results if (round.step, round.group) == (step, group)]
-        round = held[0] if held else Round(step, group, view.stage_views[self._stage])
+        held = [round for round, _ in view.results if (round.number, round.stage) == (step, self._stage)]
+        last_change = view.stage_views[self._stage]
+        round = held[0] if held else RoundId(RoundKind.GRADIENT, self._stage, step, view=last_change)
         n_samples = self._fleet.plan.n_microbatches
         is_last = self._stage == self._fleet.plan.n_stages - 1
         tally = Tally(float(n_samples), n_samples) if is_last else Tally()

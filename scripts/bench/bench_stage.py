@@ -37,7 +37,7 @@ def main() -> None:
     if stage >= plan.n_stages:
         raise BadInput(f"--stage: got {stage}, the plan has the stages 0..{plan.n_stages - 1}")
     (lo, hi), peer = plan.stages[stage], plan.placement[stage][0]
-    sizes = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+    sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
     store = Store(config, plan, peer, data, stage_functions(config, plan, stage))
     timed = TimedStage(peer, stage, sizes, evaluates=False, step=config.data.seq_growth_steps)
     seconds = time_stage(store, timed)

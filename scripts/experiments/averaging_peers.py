@@ -23,7 +23,6 @@ from jaxdt.protocol.events import (
     Drained,
     Prepared,
     Ran,
-    Round,
     Run,
     Send,
     StoreTensor,
@@ -32,6 +31,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import BACKWARD, GATHER, UPDATE, Work
@@ -40,7 +40,7 @@ from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.rounds import Rounds
 
-GROUP = "stage0"
+STAGE = 0
 HEARTBEAT_S = 0.2
 DEADLINE_FLOOR_S = 20.0  # long: a dead peer is noticed by its broken connections, not by its silence
 
@@ -127,7 +127,7 @@ class Vectors:
         self._slices = GradientSlices(peer)
         self._accumulators: dict[int, np.ndarray] = {}
 
-    def run(self, work: Work, scale: float, rounds: Sequence[Round] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: Sequence[RoundId] = ()) -> dict[str, float]:
         step = work.step
         if work.kind == BACKWARD:
             new = vector(step, self._peer, [work.microbatch], self._options.n_elements)
@@ -140,7 +140,7 @@ class Vectors:
             self._began_s[step] = time.monotonic()
         return {"crc": float(self.crc(rounds[0]))} if work.kind == UPDATE else {}
 
-    def crc(self, round: Round) -> int:
+    def crc(self, round: RoundId) -> int:
         """CRC-32 of the complete result of a round."""
         return zlib.crc32(self._slices.result(round))
 
@@ -157,10 +157,10 @@ class Vectors:
     def sum(self, key, members) -> tuple[int, float]:
         return self._slices.sum(key, members)
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         self._slices.forget(round)
 
-    def free(self, step: int, rounds: Sequence[Round]) -> None:
+    def free(self, step: int, rounds: Sequence[RoundId]) -> None:
         self._slices.free(rounds)
         self.drop_results(step)
 
@@ -177,7 +177,7 @@ class Observed:
         self._machine = machine
         self._tensors = tensors
         self._out = out
-        self._applying: dict[int, Round] = {}
+        self._applying: dict[int, RoundId] = {}
 
     def handle(self, now_s: float, event) -> list:
         if isinstance(event, Ran) and event.work.kind == UPDATE:
@@ -193,7 +193,7 @@ class Observed:
                 self._applying[action.work.step] = action.rounds[0]
         return actions
 
-    def _record(self, what: str, round: Round, crc: int) -> None:
+    def _record(self, what: str, round: RoundId, crc: int) -> None:
         self._out.send((what, time.monotonic(), round, crc))
 
 
@@ -212,7 +212,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
         deadline_floor_s=DEADLINE_FLOOR_S,
         outage_s=60.0,
     )
-    group = Group(GROUP, (0,), options.n_elements)
+    group = Group(STAGE, (STAGE,), options.n_elements)
     rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
     sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     tensors = Vectors(peer, options, began_s)

@@ -90,14 +90,14 @@ class Try:
         n_holders = 0
         for peer in self.survivors:
             for what, at_s, round, _ in self.results[peer]:
-                n_holders += what == "prepared" and round.step == self.step and at_s < self.died_s
+                n_holders += what == "prepared" and round.number == self.step and at_s < self.died_s
         return f"held by {n_holders}" if n_holders else "held by none"
 
     @property
     def redone(self) -> bool:
         """Whether the step of the kill was finished with a round of the survivors."""
-        rounds = [round for round, _ in self.applied(self.survivors[0]) if round.step == self.step]
-        return len(self.members[rounds[0].group_view]) < len(self.results)
+        rounds = [round for round, _ in self.applied(self.survivors[0]) if round.number == self.step]
+        return len(self.members[rounds[0].view]) < len(self.results)
 
 
 def problems(attempt: Try, correct_crc: Callable[[int, tuple[int, ...]], int]) -> list[str]:
@@ -105,11 +105,11 @@ def problems(attempt: Try, correct_crc: Callable[[int, tuple[int, ...]], int]) -
     errors = [] if attempt.stop.code == 0 else [f"the run ended with {attempt.stop}"]
     for peer, results in attempt.results.items():
         for what, _, round, crc in results:
-            if crc != correct_crc(round.step, attempt.members[round.group_view]):
+            if crc != correct_crc(round.number, attempt.members[round.view]):
                 errors.append(f"peer {peer} {what} a mixed vector as {round}")
     first = attempt.survivors[0]
     expected = attempt.applied(first)
-    if [round.step for round, _ in expected] != list(range(N_STEPS)):
+    if [round.number for round, _ in expected] != list(range(N_STEPS)):
         errors.append(f"peer {first} applied {expected}")
     for peer in attempt.survivors[1:]:
         if attempt.applied(peer) != expected:
@@ -205,7 +205,7 @@ def coordinator_config(n_peers: int) -> CoordinatorConfig:
 def undisturbed(options: Options, step: int) -> tuple[Try, float]:
     """A try without a victim, and the seconds from the beginning of a step's exchange to its last update."""
     calm = Fleet(options, None, step).run(0.0)
-    ends_s = [at_s for results in calm.results.values() for _, at_s, round, _ in results if round.step == step]
+    ends_s = [at_s for results in calm.results.values() for _, at_s, round, _ in results if round.number == step]
     return calm, max(ends_s) - calm.began_s
 
 

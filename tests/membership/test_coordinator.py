@@ -43,7 +43,6 @@ from jaxdt.protocol.events import (
     Received,
     Refused,
     Report,
-    Round,
     Saved,
     Send,
     Started,
@@ -56,6 +55,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import CandidateReport, DroppedReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import serialize
 from jaxdt.run.config import TrainConfig
 from jaxdt.run.seq_lengths import SeqLengths
@@ -135,7 +135,9 @@ def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2)):
     """Losses are known on the last stage only."""
     stage = STAGE_OF[peer]
     tally = Tally(*losses) if stage == 1 else Tally()
-    return Prepared(step, 1, (GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples, tally),))
+    return Prepared(
+        step, 1, (GroupResult(RoundId(RoundKind.GRADIENT, stage, step, view=1), digest, sq_norm, n_samples, tally),)
+    )
 
 
 def sent(actions, kind):
@@ -297,7 +299,7 @@ def test_no_committed_before_the_record_is_durable():
     assert not sent(run.actions, Committed) and run.machine.n_committed == 0
     told = sent(run.event(Persisted("steps")), Committed)
     assert set(told) == set(STAGE_OF) and len(set(told.values())) == 1
-    assert [r.group for r in told[0].record.rounds] == ["stage0", "stage1"]
+    assert [r.stage for r in told[0].record.rounds] == [0, 1]
     assert run.machine.n_committed == 1
 
 
@@ -337,7 +339,7 @@ def test_replicas_in_different_rounds_end_the_run():
     run = Driver()
     run.begin()
     run.prepare(0, peers=(0, 1, 3))
-    other = GroupResult(Round(0, "stage0", 2), 5, 9.0, 4)
+    other = GroupResult(RoundId(RoundKind.GRADIENT, 0, 0, view=2), 5, 9.0, 4)
     assert_over(run.message(2, Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
 
 
@@ -702,7 +704,10 @@ def test_a_view_names_the_results_that_survivors_hold():
         run.message(peer, prepared(peer, 0))
     lose(run, 2)
     (view,) = set(sent(run.event(Persisted("view")), View).values())
-    assert view.results == ((Round(0, "stage0", 1), (0,)), (Round(0, "stage1", 1), (1,)))
+    assert view.results == (
+        (RoundId(RoundKind.GRADIENT, 0, 0, view=1), (0,)),
+        (RoundId(RoundKind.GRADIENT, 1, 0, view=1), (1,)),
+    )
 
 
 def test_what_only_the_lost_one_held_is_not_named():

@@ -27,7 +27,6 @@ from jaxdt.protocol.events import (
     Persisted,
     Prepared,
     Profiled,
-    Round,
     Saved,
     Stop,
     View,
@@ -35,6 +34,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import HeartbeatReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.router import BANNED_MAX, StageQueue
@@ -83,7 +83,7 @@ class Churned(Driver):
         """All members are prepared, and the step is committed."""
         step, roster = self.machine.n_committed, self.machine.roster
         for peer in sorted(roster.members):
-            result = GroupResult(Round(step, f"stage{roster.stage_of[peer]}", 1), 5, 9.0, 4)
+            result = GroupResult(RoundId(RoundKind.GRADIENT, roster.stage_of[peer], step, view=1), 5, 9.0, 4)
             self.say(peer, Prepared(step, roster.admissions[peer], (result,)))
         assert sent(self.event(Persisted("steps"), self.now_s), Committed)
         self.durable()

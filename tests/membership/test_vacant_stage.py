@@ -26,7 +26,6 @@ from jaxdt.protocol.events import (
     Profiled,
     Ready,
     Received,
-    Round,
     StateName,
     Stop,
     Suspect,
@@ -34,10 +33,11 @@ from jaxdt.protocol.events import (
     ViewChanged,
     Woke,
 )
+from jaxdt.protocol.round_id import RoundId, RoundKind
 
 GRACE_S = 60.0
 NEWCOMER = 4
-COMMITTED = StateName(0, 1, (Round(0, "stage0", 1), Round(0, "stage1", 1)))
+COMMITTED = StateName(0, 1, (RoundId(RoundKind.GRADIENT, 0, 0, view=1), RoundId(RoundKind.GRADIENT, 1, 0, view=1)))
 
 
 class Vacant(Driver):
@@ -206,7 +206,7 @@ class FalselyEvicted(Vacant):
         self.event(LinkChanged(3, False, "reset"), self.now_s)
         self.tick(RECONNECT_S + 0.1, 3)
         self.durable()
-        rounds = tuple(Round(2, f"stage{stage}", 1) for stage in (0, 1))
+        rounds = tuple(RoundId(RoundKind.GRADIENT, stage, 2, view=1) for stage in (0, 1))
         self.held = StateName(0, 3, rounds)
 
     def kill(self):
@@ -229,7 +229,12 @@ def test_a_falsely_evicted_peer_takes_the_vacant_place_with_its_state():
 
 
 @pytest.mark.parametrize(
-    "state", [StateName(0, 2), StateName(0, 3), StateName(1, 3, (Round(2, "stage0", 1), Round(2, "stage1", 1)))]
+    "state",
+    [
+        StateName(0, 2),
+        StateName(0, 3),
+        StateName(1, 3, (RoundId(RoundKind.GRADIENT, 0, 2, view=1), RoundId(RoundKind.GRADIENT, 1, 2, view=1))),
+    ],
 )
 def test_one_with_another_state_does_not(state):
     """An older version, other rounds, another generation: now nobody is left who might hold the stage's state."""
@@ -254,7 +259,7 @@ def test_a_joining_member_that_has_its_state_takes_over_from_its_donor():
     run.commit_in_view()
     run.durable()
     assert run.machine.view.joining == (NEWCOMER,)
-    state = StateName(0, 2, (Round(1, "stage0", 1), Round(1, "stage1", 1)))
+    state = StateName(0, 2, (RoundId(RoundKind.GRADIENT, 0, 1, view=1), RoundId(RoundKind.GRADIENT, 1, 1, view=1)))
     run.say(NEWCOMER, Profiled({"F": 1.0}, 2, state=state))
     run.say(NEWCOMER, replace(prepared(1, 2), admission=run.machine.roster.admissions[NEWCOMER]))
     run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)

@@ -16,16 +16,16 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
-    Round,
     Shard,
     SliceKey,
     View,
 )
 from jaxdt.protocol.message import MESSAGES, Header, from_plain, tensor_key, to_plain
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.errors import BadInput
 
 HEADER = Header("run", 0, 3, 7)
-SLICE = SliceKey(Round(4, "stage1", 1), 0, 100, 2)
+SLICE = SliceKey(RoundId(RoundKind.GRADIENT, 1, 4, view=1), 0, 100, 2)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLAIN_DATA = st.recursive(
     st.none() | st.booleans() | INT64 | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
@@ -69,7 +69,7 @@ EXAMPLES = {
     "Boundary": Boundary(Key("act", 1, 2, 3)),
     "Hello": Hello(0, 0, "f", "host:1"),
     "Shard": Shard(SLICE, ((1, 0), (1, 1)), 4),
-    "Reduced": Reduced(SliceKey(Round(4, "stage1", 1), 0, 100), ((2,), (((1, 0),),)), 4, 5, 6.5),
+    "Reduced": Reduced(SliceKey(RoundId(RoundKind.GRADIENT, 1, 4, view=1), 0, 100), ((2,), (((1, 0),),)), 4, 5, 6.5),
 }
 
 

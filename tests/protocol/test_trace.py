@@ -3,8 +3,9 @@ import json
 import pytest
 
 from jaxdt.protocol import trace
-from jaxdt.protocol.events import COORDINATOR, Key, Round, SliceKey
+from jaxdt.protocol.events import COORDINATOR, Key, SliceKey
 from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.errors import BadInput
 from jaxdt.run.work import Work
 
@@ -14,7 +15,7 @@ def step_report(step, step_s):
 
 
 ACT = Key("act", 1, 2, 5)
-SHARD = SliceKey(Round(3, "stage1", 1), 10, 20, 4)
+SHARD = SliceKey(RoundId(RoundKind.GRADIENT, 1, 3, view=1), 10, 20, 4)
 
 
 def two_peers(n_steps=float("inf")):

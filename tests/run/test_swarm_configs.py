@@ -8,7 +8,7 @@ import pytest
 from jaxdt.build import check
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.memory import MemoryOptions, stage_memory_bytes, state_bytes
-from jaxdt.run.sizes import boundary_bytes, sync_groups
+from jaxdt.run.sizes import SHARED_TABLE, boundary_bytes, sync_groups
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -41,11 +41,11 @@ def test_the_large_models_stages():
     model, plan = config.model, default_plan(config)
     table, block = model.token_table_params, model.block_params
     assert [model.stage_params(lo, hi) for lo, hi in plan.stages] == [block + table, block, block + table + 2 * 4096]
-    assert {group.name: group.n_elements for group in sync_groups(config, plan)} == {
-        "stage0": block,
-        "stage1": block,
-        "stage2": block + 2 * 4096,
-        "tied": table,
+    assert {group.stage: group.n_elements for group in sync_groups(config, plan)} == {
+        0: block,
+        1: block,
+        2: block + 2 * 4096,
+        SHARED_TABLE: table,
     }
     n_numbers = 2048 * 4096
     assert boundary_bytes(config, plan, 0, 0, forward=True) == n_numbers + 4 * n_numbers // 256

@@ -22,7 +22,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
-    Round,
     Run,
     Send,
     Shard,
@@ -34,6 +33,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import LostReport, OverdueReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import serialize
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
@@ -41,12 +41,12 @@ from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW,
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 
-GROUP = Group("stage1", (1,), 10)
-ROUND = Round(0, "stage1", 1)
+GROUP = Group(1, (1,), 10)
+ROUND = RoundId(RoundKind.GRADIENT, 1, 0, view=1)
 
 
 def record(step):
-    return Record(step, (Round(step, "stage0", 1),), 1.0, 1, "apply")
+    return Record(step, (RoundId(RoundKind.GRADIENT, 0, step, view=1),), 1.0, 1, "apply")
 
 
 def coordinator(*values):
@@ -129,7 +129,7 @@ def test_nor_one_that_has_died_or_holds_something_else():
     for field, value in (("version", 0), ("generation", 1)):
         other = two_stages()
         setattr(other.tensors[1], field, value)
-        other.tensors[1]._groups = {"stage0": Group("stage0", (0,), 10)}  # of which it holds no result
+        other.tensors[1]._groups = {0: Group(0, (0,), 10)}  # of which it holds no result
         other(41.0, COORDINATOR, None, [LOST])
 
 
@@ -325,7 +325,7 @@ def test_a_sum_counts_each_microbatch_once():
     other.run(Work(1, "G", None, 3, 0), 0.0, (ROUND,))
     assert counted_twice({1: own, 3: other}, 0) == ((0, 0, 1, 0), (1, 3))
     own.put(part, 3, other.tensor_to_send(part))
-    with pytest.raises(Found, match=r"\(1\) 1: Round\(.*counts {\(0, 0, 1, 0\): 2}"):
+    with pytest.raises(Found, match=r"\(1\) 1: RoundId\(.*counts {\(0, 0, 1, 0\): 2}"):
         own.sum(SliceKey(ROUND, 0, 10), (1, 3))
 
 
@@ -333,7 +333,7 @@ def test_an_update_wants_all_slices_of_one_round():
     tensors = symbolic_tensors()
     body = Reduced(SliceKey(ROUND, 0, 6), (), 1, 0, 1.0)
     tensors.put(body, 3, {})
-    with pytest.raises(Found, match="the whole sum of Round"):
+    with pytest.raises(Found, match="the whole sum of round 0 of stage1"):
         tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
     tensors.put(Reduced(SliceKey(ROUND, 6, 10), (), 1, 0, 1.0), 3, {})
     tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))

@@ -425,7 +425,7 @@ class Diverging(NoTensors):
         self.restored = []
 
     def sum(self, key, members):
-        return 0, float("nan") if key.round.step == 1 and not self.restored else 1.0
+        return 0, float("nan") if key.round.number == 1 and not self.restored else 1.0
 
     def restore(self, restore):
         self.restored.append((restore.version, restore.generation, restore.n_reseeds))

@@ -30,7 +30,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
-    Round,
     Run,
     Send,
     Shard,
@@ -43,15 +42,17 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.seq_lengths import SeqLengths
-from jaxdt.run.sizes import Group
+from jaxdt.run.sizes import SHARED_TABLE, Group
 from jaxdt.run.work import Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.exchange import update_scale
 from jaxdt.sync.rounds import Rounds
 
 STEP = 0
+ROUND = RoundId(RoundKind.GRADIENT, 0, STEP, view=1)
 
 
 def gradient(stage, microbatch, n):
@@ -108,10 +109,10 @@ class Wire:
             case Run(Work(kind="G") as work):
                 for group in self.groups[peer]:
                     parts = [gradient(self.stage_of[peer], m, group.n_elements) for m in self.items[peer]]
-                    self.vectors[peer, group.name] = [sum(column) for column in zip(*parts, strict=True)]
+                    self.vectors[peer, group.stage] = [sum(column) for column in zip(*parts, strict=True)]
                 self.tell(peer, Ran(work, 0.0, 0.0))
             case Sum(key, members):
-                own = self.vectors[peer, key.round.group][key.lo : key.hi]
+                own = self.vectors[peer, key.round.stage][key.lo : key.hi]
                 parts = [own if m == peer else self.slices[peer, replace(key, src=m)] for m in members]
                 total = [sum(column) for column in zip(*parts, strict=True)]
                 self.slices[peer, key] = total
@@ -121,7 +122,7 @@ class Wire:
                 self.internal.append((peer, action))
 
     def tensor(self, peer, key):
-        return self.slices[peer, key] if key.src is None else self.vectors[peer, key.round.group][key.lo : key.hi]
+        return self.slices[peer, key] if key.src is None else self.vectors[peer, key.round.stage][key.lo : key.hi]
 
     def deliver(self, index=0, **changes):
         """Let the message at `index` arrive, with some of its fields changed."""
@@ -134,7 +135,7 @@ class Wire:
             self.deliver(choose(len(self.waiting)))
 
     def result(self, peer, group):
-        keys = sorted(k for p, k in self.slices if p == peer and k.src is None and k.round.group == group)
+        keys = sorted(k for p, k in self.slices if p == peer and k.src is None and k.round.stage == group)
         return [x for key in keys for x in self.slices[peer, key]]
 
     def prepared(self):
@@ -147,12 +148,12 @@ class Wire:
 
 def replicas(n, n_elements=7, n_microbatches=4, **options):
     """n replicas of one stage."""
-    group = Group("stage0", (0,), n_elements)
+    group = Group(0, (0,), n_elements)
     return Wire(dict.fromkeys(range(n), 0), (group,), n_microbatches, **options), group
 
 
 def record(wire, *groups, verdict="apply", sq_norm=16.0, n_samples=4):
-    rounds = tuple(Round(STEP, group.name, 1) for group in groups)
+    rounds = tuple(RoundId(RoundKind.GRADIENT, group.stage, STEP, view=1) for group in groups)
     return Record(STEP, rounds, sq_norm, n_samples, verdict)
 
 
@@ -190,7 +191,7 @@ def test_any_shares_and_any_order_of_arrival_give_all_members_the_whole_sum(who,
     result = prepared[0].results[0]
     assert result.n_samples == sum(m + 1 for m in range(len(holder_of)))
     assert result.sq_norm == sum(x * x for x in total)
-    assert all(wire.result(peer, "stage0") == total for peer in range(n))
+    assert all(wire.result(peer, 0) == total for peer in range(n))
 
 
 def test_every_member_owns_one_shard_and_sends_only_what_others_own():
@@ -212,7 +213,7 @@ def test_a_single_member_is_prepared_at_once_and_sends_nothing():
     assert not wire.waiting
     (prepared,) = wire.prepared().values()
     assert (prepared.results[0].tally, prepared.results[0].n_samples) == (Tally(8.0, 12), 12)
-    assert wire.result(0, "stage0") == wire.expected(group)
+    assert wire.result(0, 0) == wire.expected(group)
 
 
 def test_more_members_than_numbers():
@@ -221,7 +222,7 @@ def test_more_members_than_numbers():
         wire.compute(peer, [peer])
     wire.deliver_all()
     assert set(wire.prepared()) == {0, 1, 2}
-    assert wire.result(2, "stage0") == wire.expected(group)
+    assert wire.result(2, 0) == wire.expected(group)
 
 
 def test_nothing_is_added_up_before_the_own_set_is_final():
@@ -229,7 +230,7 @@ def test_nothing_is_added_up_before_the_own_set_is_final():
     wire.compute(0, [0, 1])
     wire.tell(1, Accumulated(STEP, 0, 2, 1, None))
     wire.deliver_all()
-    assert not wire.said and (1, SliceKey(Round(STEP, "stage0", 1), 3, 5)) not in wire.slices
+    assert not wire.said and (1, SliceKey(ROUND, 3, 5)) not in wire.slices
     wire.compute(1, [3])
     wire.items[1].insert(0, 2)
     wire.deliver_all()
@@ -311,10 +312,10 @@ def test_a_sum_with_a_wrong_cover_is_not_accepted(cover):
 @pytest.mark.parametrize(
     "change",
     [
-        {"round": Round(STEP, "stage0", 2)},
-        {"round": Round(STEP, "stage0", 1, attempt=1)},
-        {"round": Round(STEP + 2, "stage0", 1)},
-        {"round": Round(STEP, "stage9", 1)},
+        {"round": RoundId(RoundKind.GRADIENT, 0, STEP, view=2)},
+        {"round": RoundId(RoundKind.GRADIENT, 0, STEP, view=1, attempt=1)},
+        {"round": RoundId(RoundKind.GRADIENT, 0, STEP + 2, view=1)},
+        {"round": RoundId(RoundKind.GRADIENT, 9, STEP, view=1)},
         {"lo": 1},
         {"hi": 999},
     ],
@@ -338,7 +339,7 @@ def test_a_sum_counts_only_from_its_owner():
     for peer in range(3):
         wire.compute(peer, [peer])
     cover = ((0, 1, 2), (((0, 0),), ((0, 1),), ((0, 2),)))
-    forged = Reduced(SliceKey(Round(STEP, "stage0", 1), 1, 2), cover, 99, 0, 0.0)
+    forged = Reduced(SliceKey(ROUND, 1, 2), cover, 99, 0, 0.0)
     wire.tell(0, Received(Header("r", 0, 1, 2), forged))
     wire.deliver_all()
     assert wire.prepared()[0] == wire.prepared()[1] == wire.prepared()[2]
@@ -362,21 +363,21 @@ def test_shards_of_the_next_step_may_come_early():
     wire.compute(0, [0])
     wire.compute(1, [1])
     wire.deliver_all()
-    key = SliceKey(Round(STEP + 1, "stage0", 1), 0, 3, 1)
+    key = SliceKey(RoundId(RoundKind.GRADIENT, 0, STEP + 1, view=1), 0, 3, 1)
     wire.slices[0, key] = [1, 2, 3]
     wire.tell(0, Received(Header("r", 0, 1, 1), Shard(key, ((0, 1),), 1)))
     wire.tell(0, Received(Header("r", 0, 1, COORDINATOR), Committed(record(wire, group))))
     wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 0.0))
     wire.tell(0, Accumulated(STEP + 1, 0, 0, 1, None))
     wire.tell(0, Drained(STEP + 1))
-    assert [body.key.round.step for _, _, body, _ in wire.waiting] == [1, 1]
+    assert [body.key.round.number for _, _, body, _ in wire.waiting] == [1, 1]
     assert [type(body) for _, _, body, _ in wire.waiting] == [Shard, Reduced]
 
 
 # ---------------------------------------------------------------------------------------------------------- tied head
 
 
-TIED = (Group("stage0", (0,), 5), Group("stage1", (1,), 3), Group("tied", (0, 1), 4))
+TIED = (Group(0, (0,), 5), Group(1, (1,), 3), Group(SHARED_TABLE, (0, 1), 4))
 
 
 def tied_wire():
@@ -395,7 +396,7 @@ def test_a_tied_table_is_summed_over_both_ends(dice):
     assert set(prepared) == {0, 1, 2, 3}
     for peer, stage in wire.stage_of.items():
         for group in (TIED[stage], TIED[2]):
-            assert wire.result(peer, group.name) == wire.expected(group)
+            assert wire.result(peer, group.stage) == wire.expected(group)
     assert {result.n_samples for body in prepared.values() for result in body.results} == {6}
 
 
@@ -436,14 +437,14 @@ def test_nothing_is_applied_without_a_record():
     wire, group = prepared_pair()
     assert not wire.internal
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (Round(STEP, "stage0", 1),)))]
+    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
 
 
 def test_the_step_ends_when_the_update_ran():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
-    assert wire.internal[1:] == [(0, Free(STEP, (Round(STEP, "stage0", 1),))), (0, Updated(0, 1))]
+    assert wire.internal[1:] == [(0, Free(STEP, (ROUND,))), (0, Updated(0, 1))]
 
 
 def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile():
@@ -451,7 +452,7 @@ def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile()
     when it left, and may be the one whose result it fetches now."""
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
-    key = SliceKey(Round(1, "stage0", 1), 0, 1, 1)
+    key = SliceKey(RoundId(RoundKind.GRADIENT, 0, 1, view=1), 0, 1, 1)
     wire.tell(0, Received(Header("r", 0, 1, 1), Shard(key, (), 0)))
     without = replace(wire.view, number=2, members=wire.view.members[1:], n_committed=1)
     wire.tell(0, Evicted(without))
@@ -459,7 +460,7 @@ def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile()
     wire.tell(0, ViewChanged(back))
     wire.internal.clear()
     wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
-    assert wire.internal == [(0, Free(STEP, (Round(STEP, "stage0", 1),)))]
+    assert wire.internal == [(0, Free(STEP, (ROUND,)))]
 
 
 def test_a_skipped_step_advances_without_an_update():
@@ -468,7 +469,7 @@ def test_a_skipped_step_advances_without_an_update():
     work = Work(0, "U", None, 1, STEP)
     assert wire.internal == [(1, Run(work, 0.0, ()))]
     wire.tell(1, Ran(work, 0.0, 1.0))
-    assert wire.internal[1:] == [(1, Free(STEP, (Round(STEP, "stage0", 1),))), (1, Updated(0, 1))]
+    assert wire.internal[1:] == [(1, Free(STEP, (ROUND,))), (1, Updated(0, 1))]
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])
@@ -505,7 +506,7 @@ def test_a_record_that_comes_twice_is_applied_once():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (Round(STEP, "stage0", 1),)))]
+    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
 
 
 def test_a_record_of_another_round_is_reported_and_not_applied():

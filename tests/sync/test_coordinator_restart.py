@@ -26,8 +26,8 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
-from jaxdt.run.sizes import is_mean
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
@@ -54,8 +54,9 @@ def is_told(kind, is_it=lambda body: True):
     )
 
 
-is_group = lambda body: body.round.group.startswith("stage") and not is_mean(body.round.group)  # noqa: E731
-is_result = lambda body: body.round.group.startswith("state") and body.round.step == N_STEPS  # noqa: E731
+is_group = lambda body: body.round.kind == RoundKind.MEAN  # noqa: E731
+is_result = lambda body: body.round.kind == RoundKind.STATE and body.round.number == N_STEPS  # noqa: E731
+is_first_state = lambda body: body.round.kind == RoundKind.STATE and body.round.stage == 0  # noqa: E731
 MOMENTS = {
     "a replica wants a group": (WINDOW, is_told(WantsGroup), 7),
     "the group is under way to its members": (WINDOW, says(GroupFormed, is_group), 8),
@@ -73,7 +74,7 @@ MOMENTS = {
     "the result is averaged": (WINDOW, is_told(ResultHeld, is_result), 3),
     "a mean is under way to be evaluated": (
         evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
-        is_told(GroupFormed, lambda formed: is_mean(formed.round.group)),
+        is_told(GroupFormed, lambda formed: formed.round.kind == RoundKind.HELD_OUT),
         2,
     ),
     "a held-out loss is told": (
@@ -163,7 +164,9 @@ def test_nobody_obeys_the_one_that_was_taken_for_dead():
 def test_a_checkpoint_says_whose_mean_it_is_also_after_a_restart():
     """The part of the first stage was written before, that of the second after it."""
     config = replace(WINDOW, train=replace(WINDOW.train, checkpoint_every_steps=3))
-    at_s = time_of(config, is_told(ResultHeld, lambda held: held.round.group == "state0"), 3)
+    at_s = time_of(
+        config, is_told(ResultHeld, lambda held: (held.round.kind, held.round.stage) == (RoundKind.STATE, 0)), 3
+    )
     outcome, states = simulated(config, faults=restart(at_s))
     assert [report.version for report in outcome.of(CheckpointReport)][-1] == N_STEPS
     assert {mean.version for mean in outcome.of(StateMeanReport)} >= {3, N_STEPS}

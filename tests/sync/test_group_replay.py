@@ -28,6 +28,7 @@ from jaxdt.protocol.reports import (
     StateMeanReport,
     StepReport,
 )
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
@@ -338,7 +339,9 @@ class Sent:
         self.n_bytes = 0
 
     def send(self, peer, now_s, dst, key, n_bytes):
-        self.n_bytes += n_bytes if isinstance(key, SliceKey) and key.round.group.startswith("stage") else 0
+        self.n_bytes += (
+            n_bytes if isinstance(key, SliceKey) and key.round.kind in (RoundKind.MEAN, RoundKind.HELD_OUT) else 0
+        )
 
     def run(self, *arguments):
         """Not of interest."""

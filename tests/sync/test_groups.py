@@ -17,7 +17,6 @@ from jaxdt.protocol.events import (
     Received,
     Reduced,
     ResultHeld,
-    Round,
     Run,
     Shard,
     SliceKey,
@@ -27,9 +26,9 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import GroupsConfig, default_plan, parse
 from jaxdt.run.network import Link
-from jaxdt.run.sizes import group_name, state_name
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import CRASHED
@@ -147,7 +146,7 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
         return done
 
     for k in range(3):
-        round = Round(k, group_name(0), 1)
+        round = RoundId(RoundKind.MEAN, 0, k, view=1)
         shard = Shard(SliceKey(round, 0, 2, 1), ((1, k),), 1)
         assert hear(1, shard) == []
         assert any(isinstance(action, Sum) for action in hear(COORDINATOR, GroupFormed(round, (0, 1))))
@@ -168,7 +167,7 @@ def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
     members = tuple(Member(peer, plan.seat(peer)[0], admission=1) for peer in plan.peers)
     scheduler.adopt_view(0.0, View(1, 1, 0, members, (1, 1), n_committed=0))
     for version in (3, 6, 9):
-        round = Round(version, state_name(0), 1)
+        round = RoundId(RoundKind.STATE, 0, version, view=1)
         scheduler._open.open(round, row)
         for peer in row:
             scheduler.hear(0.0, peer, ResultHeld(round, 5, (version,) * len(row)), {})

@@ -22,8 +22,8 @@ from test_streaming import STREAMING
 
 from jaxdt.protocol.events import FetchResult, GroupFormed, Post, Ran, Received, ResultHeld, Send, Shard
 from jaxdt.protocol.reports import LostReport, StepReport
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
-from jaxdt.run.sizes import is_mean
 from jaxdt.run.work import ADOPT, BACKWARD
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
@@ -56,7 +56,7 @@ def has_run(kind):
     return lambda event, actions: isinstance(event, Ran) and event.work.kind == kind
 
 
-is_state = lambda round: round.group.startswith("state")  # noqa: E731
+is_state = lambda round: round.kind == RoundKind.STATE  # noqa: E731
 WINDOW = dict(window_s=3.0, connectivity_groups=4)
 MOMENTS = {
     "it has computed": (make_config("all", 3, microbatches=7), has_run(BACKWARD), 3),
@@ -76,12 +76,12 @@ MOMENTS = {
     "its forwards run ahead": (stashing("window", 3, 8, **WINDOW), has_run(BACKWARD), 3),
     "the result is averaged": (
         make_config("window", 3, microbatches=7, **WINDOW),
-        sends(Shard, lambda shard: is_state(shard.key.round) and shard.key.round.step == N_STEPS),
+        sends(Shard, lambda shard: is_state(shard.key.round) and shard.key.round.number == N_STEPS),
         1,
     ),
     "a held-out loss is measured": (
         evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
-        sends(ResultHeld, lambda held: is_mean(held.round.group)),
+        sends(ResultHeld, lambda held: held.round.kind == RoundKind.HELD_OUT),
         1,
     ),
 }

@@ -27,7 +27,6 @@ from jaxdt.protocol.events import (
     Record,
     Repair,
     Repairing,
-    Round,
     Run,
     Send,
     State,
@@ -41,6 +40,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
@@ -56,7 +56,7 @@ class Replica:
     """The only member of its stage: it is prepared as soon as it has computed."""
 
     def __init__(self, every_steps, delay=NO_DELAY):
-        rounds = Rounds(0, (Group("stage0", (0,), 4),), 1, 1 << 10)
+        rounds = Rounds(0, (Group(0, (0,), 4),), 1, 1 << 10)
         self.machine = AllReduce(0, 0, rounds, 0.0, delay, every_steps)
         self.tell(ViewChanged(ALONE))
 
@@ -80,7 +80,7 @@ class Replica:
         return self.tell(Drained(step))
 
     def apply(self, step):
-        self.hear(Committed(Record(step, (Round(step, "stage0", 1),), 1.0, 1, "apply")))
+        self.hear(Committed(Record(step, (RoundId(RoundKind.GRADIENT, 0, step, view=1),), 1.0, 1, "apply")))
         return self.tell(Ran(Work(0, "U", None, 0, step), 0.0, 0.0))
 
 
@@ -205,7 +205,7 @@ def test_a_view_ends_a_repair_so_that_the_coordinator_decides_again():
 def test_who_has_joined_gives_its_state_in_the_same_step():
     """A step that was committed before the peer came is no update of its own that is about to begin."""
     back = transfer(2)
-    record = Record(0, (Round(0, "stage0", 1),), 1.0, 1, "apply")
+    record = Record(0, (RoundId(RoundKind.GRADIENT, 0, 0, view=1),), 1.0, 1, "apply")
     back.handle(0.0, Evicted(replace(THREE, number=3, members=THREE.members[:2])))
     joined = replace(THREE, number=4, n_committed=1, joining=(2,), records=(record,))
     keys = asked(back.handle(0.0, ViewChanged(joined)))

@@ -20,7 +20,6 @@ from jaxdt.protocol.events import (
     Member,
     Ran,
     Received,
-    Round,
     Run,
     Shard,
     SliceKey,
@@ -31,11 +30,11 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.reports import KeptReport, PipelineEndReport, PullReport, PushReport, SnapshotReport, StepReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.run.plan import PlanRoles
-from jaxdt.run.sizes import push_name
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
@@ -238,7 +237,7 @@ def test_a_push_is_added_once():
     server.handle(0.0, ViewChanged(View(3, 1, 0, members, (3,), n_committed=0)))
 
     def pushed(step, admission=3):
-        round = Round(step, push_name(0, 4), admission)
+        round = RoundId(RoundKind.PUSH, 0, step, peer=4, view=admission)
         shard = Shard(SliceKey(round, 0, 6, 4), ((4, step),), 1, Tally())
         actions = server.handle(0.0, Received(Header("r", 0, 3, 4), shard))
         sums = [action for action in actions if isinstance(action, Sum)]

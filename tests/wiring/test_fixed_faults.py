@@ -7,7 +7,8 @@ import pytest
 from report_fields import report_fields
 from test_equivalence import assert_same_training, functions_of, make_config, one_process, train_in_pieces  # noqa: F401
 
-from jaxdt.protocol.events import NOBODY, Member, View
+from jaxdt.protocol.events import Member, View
+from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run import config as run_config
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
@@ -63,7 +64,7 @@ def test_microbatches_go_their_own_way_and_past_an_open_place_by_the_others_in_t
         *[(2, 5), (2, 1), (2, 5)],
         *[(4, 5)] * 2,
     ]
-    assert routes.routes("F", [4], 1, 1) == [(NOBODY, 1)] and routes.routes("E", [5], 0, 1) == [(4, 5)]
+    assert routes.routes("F", [4], 1, 1) == [(NO_PEER, 1)] and routes.routes("E", [5], 0, 1) == [(4, 5)]
     assert [routes.owning_router("F", m) for m in (0, 3, 7)] == [0, 2, 4]
 
 

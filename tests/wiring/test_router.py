@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.protocol.events import NOBODY, Member, Progress, View
+from jaxdt.protocol.events import Member, Progress, View
+from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.wiring.dispatcher import Dispatcher
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.router import BANNED, Ema, Router, StageQueue
@@ -185,7 +186,7 @@ def test_a_route_of_some_stages_charges_only_them():
     router = Router(3, "0")
     for stage in (0, 1, 2):
         router.stages[stage].add(10 + stage)
-    assert router.routes(1, 1, 1) == [(NOBODY, 11, NOBODY)]
+    assert router.routes(1, 1, 1) == [(NO_PEER, 11, NO_PEER)]
     assert [list(priorities(stage).values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]
 
 

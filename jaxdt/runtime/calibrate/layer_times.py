@@ -35,7 +35,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     stores = [Store(config, plan, peer, data, stage_functions(config, plan, peer)) for peer in range(n_stages)]
     timed = []
     for stage in range(n_stages):
-        group_sizes = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+        group_sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
         timed.append(TimedStage(stage, stage, group_sizes, evaluates=True, step=config.data.seq_growth_steps))
     rounds = [[time_stage(store, timed[stage]) for stage, store in enumerate(stores)] for _ in range(n_rounds)]
     stages = [_medians([seconds[stage] for seconds in rounds]) for stage in range(n_stages)]

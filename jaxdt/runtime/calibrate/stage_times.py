@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.codec.base import decode, encode
-from jaxdt.protocol.events import Boundary, Key, Round, SliceKey
+from jaxdt.protocol.events import Boundary, Key, SliceKey
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.profile import CodecTimes
@@ -58,7 +59,7 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
 class TimedStage:
     """The stage to time, and the options of timing.
 
-    group_sizes: the stage's sync groups, by their names in the run, and the size of each one's vector.
+    group_sizes: stage of each sync group (jaxdt.run.sizes) -> numbers of its vector.
     evaluates: time evaluation too.
     step: the step whose tensors' length is used.
     microbatch: a microbatch of the pipeline whose codecs are used.
@@ -67,7 +68,7 @@ class TimedStage:
 
     peer: int
     stage: int
-    group_sizes: dict[str, int]
+    group_sizes: dict[int, int]
     evaluates: bool
     step: int
     microbatch: int = 0
@@ -97,14 +98,14 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
             if timed.is_enough(n_done, time.monotonic() - started_s):
                 break
             step = timed.step + n_done
-            rounds = tuple(Round(step, name, 0) for name in timed.group_sizes)
+            rounds = tuple(RoundId(RoundKind.GRADIENT, stage, step) for stage in timed.group_sizes)
             for kind in kinds:
                 work = Work(timed.stage, kind, timed.microbatch, timed.peer, step)
                 _put_inputs(store, work)
                 work_started_s = clock()
                 if kind == UPDATE:
                     for round in rounds:
-                        store.sum(SliceKey(round, 0, timed.group_sizes[round.group]), (timed.peer,))
+                        store.sum(SliceKey(round, 0, timed.group_sizes[round.stage]), (timed.peer,))
                 store.run(work, 1.0, rounds if kind in (GATHER, UPDATE) else ())
                 seconds[kind].append(clock() - work_started_s)
             if probe and len(message_s) < N_TIMED and time.monotonic() - started_s <= STAGE_S:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxdt.protocol.events import Round, SliceKey
+from jaxdt.protocol.events import SliceKey
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 
@@ -27,11 +28,11 @@ class GradientSlices:
 
     def __init__(self, peer: int):
         self._peer = peer
-        self._own: dict[Round, np.ndarray] = {}
+        self._own: dict[RoundId, np.ndarray] = {}
         self._slices: dict[SliceKey, np.ndarray] = {}
-        self._aborted: dict[Round, None] = {}  # the latest, in the order in which they were aborted
+        self._aborted: dict[RoundId, None] = {}  # the latest, in the order in which they were aborted
 
-    def offer(self, round: Round, vector: np.ndarray) -> None:
+    def offer(self, round: RoundId, vector: np.ndarray) -> None:
         """This peer's contribution to a round."""
         self._own[round] = vector
 
@@ -65,17 +66,17 @@ class GradientSlices:
         norm = sq_norm(self._slices[key].astype(np.float32, copy=False))
         return zlib.crc32(struct.pack("<d", norm)), norm
 
-    def result(self, round: Round) -> np.ndarray:
+    def result(self, round: RoundId) -> np.ndarray:
         """The whole sum, joined from its slices in a new buffer, which jax may keep."""
         keys = sorted(key for key in list(self._slices) if key.src is None and key.round == round)
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out, casting="safe")
 
-    def add(self, round: Round, other: Round) -> None:
+    def add(self, round: RoundId, other: RoundId) -> None:
         """Add the whole sum of another round to this peer's contribution to a round."""
         self._own[round] = self._own[round] + self.result(other)
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         """Abort a round: delete its vector and parts, and ignore parts of it that still come."""
         self._aborted[round] = None
         if len(self._aborted) > ABORTED_MAX:
@@ -84,16 +85,16 @@ class GradientSlices:
         for key in [key for key in list(self._slices) if key.round == round]:
             del self._slices[key]
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         """Keep parts of a round that come from now on, also if it was aborted."""
         self._aborted.pop(round, None)
 
-    def free(self, rounds: Iterable[Round]) -> None:
-        """Delete what belongs to rounds that are over. The rounds of a group end in order, so earlier rounds go too."""
-        last = {round.group: round for round in sorted(rounds)}
+    def free(self, rounds: Iterable[RoundId]) -> None:
+        """Delete what belongs to rounds that are over. A series ends in order, so its earlier rounds go too."""
+        last = {round.series: round for round in sorted(rounds)}
 
-        def is_over(round: Round) -> bool:
-            return round.group in last and round <= last[round.group]
+        def is_over(round: RoundId) -> bool:
+            return round.series in last and round <= last[round.series]
 
         for by_round in (self._aborted, self._own):
             for round in [round for round in by_round if is_over(round)]:

@@ -31,31 +31,18 @@ from jaxdt.protocol.events import (
     NotInstalled,
     Part,
     Restore,
-    Round,
     SliceKey,
     State,
     StateKey,
     TaskOutput,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import (
-    TIED,
-    exchanged_elements,
-    fragment_name,
-    fragment_of_name,
-    group_name,
-    is_contribution,
-    is_kept,
-    is_mean,
-    is_pull,
-    is_push,
-    parameters_of,
-    state_name,
-)
+from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements
 from jaxdt.run.work import (
     ADOPT,
     BACKWARD,
@@ -139,16 +126,13 @@ class Store:
         self._pushed = PushedChange()
         groups, (lo, hi) = config.sync.groups, plan.stages[self._stage]
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
-        self._exchanged_sizes = {
-            fragment_name(self._stage, f, groups.fragments): exchanged_elements(config, lo, hi, f)
-            for f in range(groups.fragments if replicas_may_differ(config) else 0)
-        }
+        self._exchanged_sizes = [exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)]
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
         self._retains_boundaries = sends_again(config)
         self._frees_held_out = not replicas_may_differ(config)
-        self._mean: tuple[Round, Any] | None = None  # for a held-out loss
+        self._mean: tuple[RoundId, Any] | None = None  # for a held-out loss
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
         if config.train.eval_every_steps:
@@ -204,7 +188,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
         tensor that is sent to a neighbour, since the next Work does not need it."""
         assert work.step is not None, "all Work that runs belongs to a step"
@@ -216,7 +200,7 @@ class Store:
         except StepFreed:
             return {}  # the step was given up while the Work waited, and nobody waits for its result
 
-    def _compute(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _compute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         assert work.step is not None, "all Work that runs belongs to a step"
         if work.kind == FORWARD:
             return self._forward(work)
@@ -236,7 +220,7 @@ class Store:
             return {"sq_norm": self._gradient_sq_norm(work.step)}
         return self._run_local(work, scale, rounds)
 
-    def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _run_local(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """Work of replicas that may differ."""
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
@@ -247,7 +231,7 @@ class Store:
             self._freeze(step)
         elif work.kind == LAY_OUT:
             for round in rounds:
-                self._slices.offer(round, as_sent(self._codec_of(round.group), self._vector_of(round)))
+                self._slices.offer(round, as_sent(self._codec_of(round), self._vector_of(round)))
         else:
             assert work.kind == ADOPT
             adopted, *snapshots = rounds
@@ -261,17 +245,17 @@ class Store:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step)).values()
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
 
-    def _vector_of(self, round: Round) -> np.ndarray:
+    def _vector_of(self, round: RoundId) -> np.ndarray:
         """The contribution of this peer to a round of replicas that may differ: the change that it pushes, its state,
         its parameters, or the vector that a group exchanges."""
         versions = self.parameter_versions
-        if is_push(round.group):
+        if round.kind == RoundKind.PUSH:
             return self._pushed.next(versions.params)
-        if round.group == state_name(self._stage):
+        if round.kind == RoundKind.STATE:
             return FloatVector(versions.state).of(versions.state)
-        if is_mean(round.group) or is_kept(round.group):
-            return FloatVector(versions.params).of(versions.params)
-        return self._exchanged(fragment_of_name(round.group))
+        if round.kind == RoundKind.MEAN:
+            return self._exchanged(round.fragment)
+        return FloatVector(versions.params).of(versions.params)
 
     def _exchanged(self, fragment: int) -> np.ndarray:
         groups, names = self._config.sync.groups, self._fragments[fragment]
@@ -289,27 +273,27 @@ class Store:
         assert fragment is not None, "a vector is kept where a fragment is due"
         self._frozen = (step, self._exchanged(fragment))
 
-    def _adopt(self, round: Round, version: int, scale: float) -> None:
+    def _adopt(self, round: RoundId, version: int, scale: float) -> None:
         """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
         `version`. That of a push is added to the parameters."""
         versions = self.parameter_versions
         total = self._slices.result(round)
-        if is_push(round.group):
+        if round.kind == RoundKind.PUSH:
             versions.put(version, (with_change(versions.params, total), versions.opt_state))
-        elif is_pull(round.group):
+        elif round.kind == RoundKind.PULL:
             self._pushed.pulled(total)
             versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
-        elif is_kept(round.group):  # the next update donates the optimizer's state
+        elif round.kind == RoundKind.CHECKPOINT:  # the next update donates the optimizer's state
             moments = jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)
             self._kept_state = (version, (FloatVector(versions.params).tree(total, scale), moments))
-        elif round.group == state_name(self._stage):
+        elif round.kind == RoundKind.STATE:
             mean = FloatVector(versions.state).tree(total, scale)
             if version == self._config.train.steps:
                 versions.put(version, mean)
             else:
                 self._kept_state = (version, mean)
         else:
-            names = self._fragments[fragment_of_name(round.group)]
+            names = self._fragments[round.fragment]
             mean = total * np.float32(scale)
             versions.adopt(averaged(self._config.sync.groups, self._replica, names, mean))
 
@@ -375,7 +359,7 @@ class Store:
             self._encode_boundary("grad", work, 0, gx)
         return values, jax.block_until_ready(accumulator)
 
-    def _mean_of(self, round: Round, scale: float) -> Any:
+    def _mean_of(self, round: RoundId, scale: float) -> Any:
         """The parameters that are the sum of a round times `scale`, which are held until the round is forgotten."""
         if self._mean is None or self._mean[0] != round:
             tree = FloatVector(self.parameter_versions.params).tree(self._slices.result(round), scale)
@@ -392,20 +376,20 @@ class Store:
         loss = self.functions.eval_loss(params, x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
-    def _gather(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _gather(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step))
-        by_group = {self._group(name): vector for name, vector in vectors.items()}
+        by_stage = {self._stage_of(name): vector for name, vector in vectors.items()}
         for round in rounds:
-            vector = np.asarray(by_group[parameters_of(round.group)])
-            self._slices.offer(round, as_sent(self._codec_of(round.group), vector))
-            if is_contribution(round.group):  # what comes now is for another one
+            vector = np.asarray(by_stage[round.stage])
+            self._slices.offer(round, as_sent(self._codec_of(round), vector))
+            if round.kind == RoundKind.CONTRIBUTION:  # what comes now is for another one
                 self._accumulators.pop(step, None)
         return {}
 
-    def _contribute(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _contribute(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """Add the gradient that a pool's worker has sent, as the vectors of these rounds, to the accumulator."""
-        names = {self._group(name): name for name in self.functions.group_sizes}
-        vectors = {names[parameters_of(round.group)]: self._slices.result(round) for round in rounds}
+        names = {self._stage_of(name): name for name in self.functions.group_sizes}
+        vectors = {names[round.stage]: self._slices.result(round) for round in rounds}
         self._accumulators[step] = self.functions.add_vectors(self._gradient_sum(step), vectors)
         jax.block_until_ready(self._accumulators[step])
         return {}
@@ -414,9 +398,9 @@ class Store:
         """The accumulator of a step. A peer without a microbatch in that step contributes zeros."""
         return self._accumulators[step] if step in self._accumulators else self.functions.zeros()
 
-    def _update(self, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
-        names = {self._group(name): name for name in self.functions.group_sizes}
-        vectors = {names[round.group]: self._slices.result(round) for round in rounds}
+    def _update(self, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
+        names = {self._stage_of(name): name for name in self.functions.group_sizes}
+        vectors = {names[round.stage]: self._slices.result(round) for round in rounds}
         self.parameter_versions.update(vectors, scale)
         return {}
 
@@ -469,9 +453,9 @@ class Store:
         assert work.step is not None and work.microbatch is not None, "boundary tensors are of a microbatch of a step"
         return Key(kind, work.step, work.stage + offset, work.microbatch)
 
-    def _group(self, local_name: str) -> str:
-        """The name by which the run knows a sync group of the stage functions."""
-        return {STAGE_GROUP: group_name(self._stage), TIED_GROUP: TIED}[local_name]
+    def _stage_of(self, local_name: str) -> int:
+        """The `stage` of the rounds of a sync group of the stage functions."""
+        return {STAGE_GROUP: self._stage, TIED_GROUP: SHARED_TABLE}[local_name]
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
@@ -511,46 +495,42 @@ class Store:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
             wanted = [(WORD, (key.hi - key.lo + 1,))]
         elif key is not None:
-            n = self._group_size(key.round.group)
+            n = self._n_numbers(key.round)
             if not 0 <= key.lo <= key.hi <= n:
                 raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
-            wanted = [(WIRE_DTYPES[self._codec_of(key.round.group)], (key.hi - key.lo,))]
+            wanted = [(WIRE_DTYPES[self._codec_of(key.round)], (key.hi - key.lo,))]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
-    def _codec_of(self, group: str) -> str:
-        """The codec of a group's vectors. Means that are kept aside, the result of a run, a server's parameters, and
-        the vectors of equal replicas are exact."""
-        is_exact = group == state_name(self._stage) or is_mean(group) or is_kept(group) or is_pull(group)
-        may_round = is_contribution(group) or (replicas_may_differ(self._config) and not is_exact)
-        return self._config.sync.codec if may_round else codecs.NONE
+    def _codec_of(self, round: RoundId) -> str:
+        return self._config.sync.codec if round.kind.is_coded else codecs.NONE
 
-    def _group_size(self, group: str) -> int:
-        """Numbers of a group's vector; 0 for a group that this peer is not in."""
-        if group == state_name(self._stage):
-            return self.n_words
-        if group in self._exchanged_sizes:
-            return self._exchanged_sizes[group]
-        whole = parameters_of(group)
-        return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == whole)
+    def _n_numbers(self, round: RoundId) -> int:
+        """Numbers of a round's vector; 0 where this peer has no part in it."""
+        if round.kind == RoundKind.STATE:
+            return self.n_words if round.stage == self._stage else 0
+        if round.kind == RoundKind.MEAN:
+            is_here = round.stage == self._stage and round.fragment in range(len(self._exchanged_sizes))
+            return self._exchanged_sizes[round.fragment] if is_here else 0
+        return sum(n for name, n in self.functions.group_sizes.items() if self._stage_of(name) == round.stage)
 
-    def offer(self, round: Round, step: int) -> None:
+    def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after `step` local steps is this peer's contribution to a round."""
         assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
-        self._slices.offer(round, as_sent(self._codec_of(round.group), self._frozen[1]))
+        self._slices.offer(round, as_sent(self._codec_of(round), self._frozen[1]))
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""
         return self._slices.sum(key, members)
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         """A round of averaging has been aborted, or nobody needs its result any more."""
         self._slices.forget(round)
         if self._mean and self._mean[0] == round:
             self._mean = None
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         """The result of a round of averaging comes, which may have been aborted here."""
         self._slices.reopen(round)
 
@@ -561,7 +541,7 @@ class Store:
         else:
             self._boundaries.pop(key, None)
 
-    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
         are over."""
         self._freed_step = step

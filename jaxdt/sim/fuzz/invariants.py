@@ -66,7 +66,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Restore,
-    Round,
     Run,
     Send,
     Started,
@@ -74,6 +73,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport, StepReport
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run import serialize
 from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.work import BACKWARD
@@ -478,7 +478,9 @@ class Invariants:
             return
         for round in (round for step in owed for round in self._records[self._generation, step].rounds):
             if tensors.concerns(round) and not tensors.holds(round):
-                self.broken(APPLICABLE, peer, f"cannot apply step {round.step}: it does not hold the result of {round}")
+                self.broken(
+                    APPLICABLE, peer, f"cannot apply step {round.number}: it does not hold the result of {round}"
+                )
 
     def _check_disjoint(self, peer: int) -> None:
         """(6) for one member and the replicas that have adopted the same view."""
@@ -502,7 +504,7 @@ class Invariants:
         if self.tensors[peer].version in steps:
             self.broken(PREFIX, peer, f"lets go of step {self.tensors[peer].version} without having applied it")
 
-    def applied(self, peer: int, step: int, rounds: frozenset[Round]) -> None:
+    def applied(self, peer: int, step: int, rounds: frozenset[RoundId]) -> None:
         """A peer begins the update of a step with the results of `rounds`."""
         tensors = self.tensors[peer]
         record = self._records.get((tensors.generation, step))

@@ -19,7 +19,6 @@ from jaxdt.protocol.events import (
     Message,
     Reduced,
     Restore,
-    Round,
     Shard,
     SliceKey,
     State,
@@ -27,8 +26,9 @@ from jaxdt.protocol.events import (
     TaskOutput,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY, Delay
-from jaxdt.run.sizes import Group, is_contribution
+from jaxdt.run.sizes import Group
 from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
 from jaxdt.sync.download import FetchedStates
 
@@ -58,7 +58,7 @@ class Checks:
     step is not finite."""
 
     broken: Callable[[int, int, str], NoReturn]
-    applied: Callable[[int, int, frozenset[Round]], None]
+    applied: Callable[[int, int, frozenset[RoundId]], None]
     is_nonfinite: Callable[[int, int], bool] = lambda generation, step: False
 
 
@@ -83,19 +83,19 @@ class SymbolicTensors:
         self._keeps_before = False  # a worker may lack the version before its own
         self._is_last = layout.stage == layout.n_stages - 1
         self._delay = layout.delay
-        self._groups = {group.name: group for group in layout.groups}
+        self._groups = {group.stage: group for group in layout.groups}
         self._n_microbatches = layout.n_microbatches
         self._checks = checks
         self._boundaries: dict[Key, int] = {}  # the generation in which they were computed
         self._residuals: dict[Key, int] = {}  # likewise
-        self._gathered: dict[Round, Counter] = {}  # the peer's own gradient
+        self._gathered: dict[RoundId, Counter] = {}  # the peer's own gradient
         self._slices: dict[SliceKey, Counter] = {}
-        self._void: set[Round] = set()
+        self._void: set[RoundId] = set()
         self._fetched = FetchedStates(self.n_words)  # version and drift of each slice
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
         step = _step(work)
         names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
@@ -106,7 +106,7 @@ class SymbolicTensors:
         except StepFreed:
             return {}
 
-    def _compute(self, work: Work, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _compute(self, work: Work, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = _step(work)
         keeps_before = self._keeps_before if self._is_worker else self._delay.steps
         held = range(self.version - keeps_before, self.version + 1)
@@ -133,14 +133,14 @@ class SymbolicTensors:
         """The version that a step is computed with."""
         return self._delay.version_of(step)
 
-    def _gather(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def _gather(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         """Lay the accumulator out; that of a worker begins anew."""
         own = Counter(self.accumulators.get(step, ()))
         self._gathered |= dict.fromkeys(rounds, own)
-        if any(is_contribution(round.group) for round in rounds):
+        if any(round.kind == RoundKind.CONTRIBUTION for round in rounds):
             self.accumulators.pop(step, None)
 
-    def _contribute(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def _contribute(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         """All slices of a worker's contribution are here, and hold the same."""
         slices = [part for key, part in self._slices.items() if key.src is None and key.round in rounds]
         if not slices or any(part != slices[0] for part in slices):
@@ -184,9 +184,9 @@ class SymbolicTensors:
         if generation != self.generation:
             self._cover_broken(f"{work} in generation {self.generation} uses {key} of generation {generation}")
 
-    def _update(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def _update(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         """`sum` has checked what each slice holds. Without rounds the record says to skip the step."""
-        if rounds and {(step, name) for name in self._groups} != {(round.step, round.group) for round in rounds}:
+        if rounds and {(step, stage) for stage in self._groups} != {(round.number, round.stage) for round in rounds}:
             self._cover_broken(f"updates with {rounds}, has the groups {sorted(self._groups)}")
         for round in rounds:
             if not self.holds(round):
@@ -194,14 +194,14 @@ class SymbolicTensors:
         self._checks.applied(self.peer, step, frozenset(rounds))
         self.version = step + 1
 
-    def holds(self, round: Round) -> bool:
+    def holds(self, round: RoundId) -> bool:
         """Whether this peer holds the whole result of a round."""
         held = sum(key.hi - key.lo for key in self._slices if key.src is None and key.round == round)
-        return held == self._groups[round.group].n_elements
+        return held == self._groups[round.stage].n_elements
 
-    def concerns(self, round: Round) -> bool:
+    def concerns(self, round: RoundId) -> bool:
         """Whether the round is one of this peer's groups."""
-        return round.group in self._groups
+        return round.stage in self._groups
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
@@ -234,7 +234,7 @@ class SymbolicTensors:
         elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
 
-    def offer(self, round: Round, step: int) -> None:
+    def offer(self, round: RoundId, step: int) -> None:
         raise AssertionError(f"{round} of step {step}: replicas that are equal keep no vector for later")
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
@@ -242,26 +242,26 @@ class SymbolicTensors:
         total = Counter()
         for member in members:
             total.update(self._own_part(key) if member == self.peer else self._part(key, member))
-        if is_contribution(key.round.group):
+        if key.round.kind == RoundKind.CONTRIBUTION:
             self._slices[key] = total
             return zlib.crc32(repr(sorted(total.items())).encode()), 1.0
-        stages = self._groups[key.round.group].stages
-        provenance = (self.generation, self._delay.version_of(key.round.step))
+        stages = self._groups[key.round.stage].stages
+        provenance = (self.generation, self._delay.version_of(key.round.number))
         expected = {(*provenance, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
         if total != expected:
             wrong = {item: n for item, n in total.items() if n != expected.get(item, 0)}
             self._cover_broken(f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")
         self._slices[key] = total
-        norm = float("nan") if self._checks.is_nonfinite(self.generation, key.round.step) else 1.0
+        norm = float("nan") if self._checks.is_nonfinite(self.generation, key.round.number) else 1.0
         return zlib.crc32(repr(sorted(total.items())).encode()), norm
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         self._void.add(round)
         self._gathered.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         self._void.discard(round)
 
     def discard(self, key: Key | StateKey) -> None:
@@ -270,15 +270,15 @@ class SymbolicTensors:
         else:
             self._boundaries.pop(key, None)
 
-    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         self._freed_step = step
         for freed in [other for other in self.accumulators if other <= step]:
             del self.accumulators[freed]
         for by_key in (self._residuals, self._boundaries):
             for key in [key for key in by_key if key.step <= step]:
                 del by_key[key]
-        last = {round.group: round for round in sorted(rounds)}
-        is_over = lambda round: round.group in last and round <= last[round.group]  # noqa: E731
+        last = {round.series: round for round in sorted(rounds)}
+        is_over = lambda round: round.series in last and round <= last[round.series]  # noqa: E731
         self._void = {round for round in self._void if not is_over(round)}
         self._gathered = {round: own for round, own in self._gathered.items() if not is_over(round)}
         self._slices = {key: part for key, part in self._slices.items() if not is_over(key.round)}
@@ -294,7 +294,7 @@ class SymbolicTensors:
         return tuple(self._residuals)
 
     @property
-    def vector_rounds(self) -> set[Round]:
+    def vector_rounds(self) -> set[RoundId]:
         """The rounds of which an own vector, or a slice, is here."""
         return self._gathered.keys() | {key.round for key in self._slices}
 

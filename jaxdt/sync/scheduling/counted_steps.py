@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxdt.membership.agreement import NOBODY, CountedRows, Intake
+from jaxdt.membership.agreement import NO_INTAKE, CountedRows, Intake
 from jaxdt.protocol.events import Action, Message, Record, StateName, StepsCounted
 from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
@@ -43,7 +43,7 @@ class CountedSteps(ABC):
         return [*actions, *self._budget.end_if_enough()]
 
     def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
-        return NOBODY
+        return NO_INTAKE
 
     def durable_form(self, record: Record) -> Any:
         raise AssertionError("no step of the run is recorded")

@@ -15,8 +15,9 @@ gives up the earlier ones, unless the coordinator says that one of them counts.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxdt.protocol.events import Action, GroupClosed, GroupFormed, ResultHeld, Round, Send
+from jaxdt.protocol.events import Action, GroupClosed, GroupFormed, ResultHeld, Send
 from jaxdt.protocol.reports import GroupReport
+from jaxdt.protocol.round_id import Place, RoundId
 
 
 class Disagreement(Exception):
@@ -29,8 +30,8 @@ class OpenGroup:
     ones. `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, if the
     coordinator knows it beforehand. `report`: the group as it has formed; None for a mean that is kept aside."""
 
-    round: Round
-    attempts: dict[Round, tuple[int, ...]]
+    round: RoundId
+    attempts: dict[RoundId, tuple[int, ...]]
     waited_for: set[int]
     report: GroupReport | None
     steps: dict[int, int]
@@ -72,22 +73,22 @@ class OpenGroups:
     """The open groups of all stages. Groups that are whole are handed out, and forgotten."""
 
     def __init__(self):
-        self._open: dict[tuple[str, int], OpenGroup] = {}  # name and number of the group
+        self._open: dict[Place, OpenGroup] = {}
 
-    def open(self, round: Round, members: tuple[int, ...], report: GroupReport | None = None) -> list[Action]:
+    def open(self, round: RoundId, members: tuple[int, ...], report: GroupReport | None = None) -> list[Action]:
         """Members begin to average."""
         steps = dict(zip(report.members, report.steps, strict=True)) if report else {}
         group = OpenGroup(round, {round: members}, set(members), report, steps)
-        self._open[round.group, round.step] = group
+        self._open[round.place] = group
         return [*group.reported(), *group.told()]
 
     @property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[RoundId]:
         return [group.round for group in self._open.values()]
 
     def restore(self, group: OpenGroup) -> None:
         """An earlier coordinator has formed this group."""
-        self._open[group.round.group, group.round.step] = group
+        self._open[group.round.place] = group
 
     def tell_again(self) -> list[Action]:
         """The groups as they are, to members that may not have heard of them: what they have heard changes nothing."""
@@ -97,31 +98,31 @@ class OpenGroups:
         """A member holds the result of an attempt. Returns the messages to members, and the group if it is whole.
         Raises Disagreement if another member holds another result."""
         round = held.round
-        group = self._open.get((round.group, round.step))
+        group = self._open.get(round.place)
         if group is None or src not in group.waited_for or round not in group.attempts:
             return [], None
         group.held[src] = held
         if len({(other.round, other.digest) for other in group.held.values()}) > 1:
-            raise Disagreement(f"{round.group}, group {round.step}: peer {src} holds another result than the others")
+            raise Disagreement(f"{round}: peer {src} holds another result than the others")
         if round == group.round:
             return [], self._take_if_whole(group)
         group.round = round  # an earlier attempt was whole after all, and the present one will never be
         return [*group.reported(), *group.told()], self._take_if_whole(group)
 
     def _take_if_whole(self, group: OpenGroup) -> OpenGroup | None:
-        return self._open.pop((group.round.group, group.round.step)) if group.is_whole else None
+        return self._open.pop(group.round.place) if group.is_whole else None
 
     def lose(
         self, lost: Collection[int], admissions: Mapping[int, int] | None = None
-    ) -> tuple[list[Action], list[OpenGroup], list[Round]]:
+    ) -> tuple[list[Action], list[OpenGroup], list[RoundId]]:
         """Members are gone. Returns the messages to the others of their groups, the groups that are whole without them,
         and the rounds of groups that have no member left. With `admissions`, a member that was admitted after a group
         had formed is gone from that group too."""
         actions: list[Action] = []
         whole: list[OpenGroup] = []
-        deserted: list[Round] = []
+        deserted: list[RoundId] = []
         for place, group in list(self._open.items()):
-            formed_in = group.round.group_view
+            formed_in = group.round.view
             gone = {m for m in group.waited_for if m in lost or (admissions or {}).get(m, 0) > formed_in}
             if not gone:
                 continue

@@ -14,11 +14,11 @@ from jaxdt.protocol.events import (
     Message,
     ReplicaState,
     ResultHeld,
-    Round,
     StepDone,
     WantsGroup,
 )
 from jaxdt.protocol.reports import GroupReport
+from jaxdt.protocol.round_id import Place, RoundId, Series
 from jaxdt.sync.scheduling.open_groups import OpenGroup
 
 Said = tuple[int, Message]  # sender, and message
@@ -69,20 +69,20 @@ class ReplicaStates:
         return [(peer, group) for peer, answer in sorted(self.answers.items()) for group in answer.groups]
 
     @property
-    def rounds(self) -> set[Round]:
+    def rounds(self) -> set[RoundId]:
         """The rounds that some member knows."""
         return {group.round for _, group in self._known}
 
     @property
-    def last(self) -> dict[str, int]:
-        """Name of a group -> the greatest number with which one was formed, as far as is known."""
-        found: dict[str, int] = {}
+    def last(self) -> dict[Series, int]:
+        """The greatest number with which a round of each series was formed, as far as is known."""
+        found: dict[Series, int] = {}
         for round in self.rounds:
-            found[round.group] = max(round.step, found.get(round.group, -1))
+            found[round.series] = max(round.number, found.get(round.series, -1))
         return found
 
     @property
-    def over(self) -> dict[Round, KnownGroup]:
+    def over(self) -> dict[RoundId, KnownGroup]:
         """Groups that are over for some member: all of their members have held the result."""
         return {group.round: group for _, group in self._known if group.is_over}
 
@@ -90,9 +90,9 @@ class ReplicaStates:
         """The groups that are not over for some members. Those that were not told of one, though they are in it, are
         waited for; those for whom it is over have held its result."""
         found: list[OpenGroup] = []
-        places = {(group.round.group, group.round.step) for _, group in self._not_over()}
+        places = {group.round.place for _, group in self._not_over()}
         for place in sorted(places):
-            known = [(peer, group) for peer, group in self._not_over() if _place(group) == place]
+            known = [(peer, group) for peer, group in self._not_over() if group.round.place == place]
             attempts = {group.round: group.members for _, group in known}
             steps = {m: step for _, group in known for m, step in zip(group.members, group.steps, strict=False)}
             members = {member for of_attempt in attempts.values() for member in of_attempt}
@@ -103,13 +103,13 @@ class ReplicaStates:
     def _not_over(self) -> list[tuple[int, KnownGroup]]:
         return [(peer, group) for peer, group in self._known if not group.is_over]
 
-    def _is_over_for(self, member: int, place: tuple[str, int], known: list[tuple[int, KnownGroup]]) -> bool:
+    def _is_over_for(self, member: int, place: Place, known: list[tuple[int, KnownGroup]]) -> bool:
         """Whether a member has let go of a group: it knows one that is as late, and not this one."""
-        name, number = place
+        round = known[0][1].round
         answer = self.answers.get(member)
         if answer is None or any(peer == member for peer, _ in known):
             return False
-        return any(group.round.group == name and group.round.step >= number for group in answer.groups)
+        return any(g.round.series == round.series and g.round.number >= round.number for g in answer.groups)
 
     def take_wanted(self, group: OpenGroup, fragment: int) -> None:
         """Members of a group that were not told of it yet want no other one."""
@@ -130,9 +130,5 @@ class ReplicaStates:
 def restored_report(group: OpenGroup, stage: int, fragment: int) -> GroupReport:
     """The log may not have a group that is open: the host of the coordinator that formed it may have died."""
     steps = [group.steps[member] for member in group.members]
-    k, view = group.round.step, group.round.group_view
+    k, view = group.round.number, group.round.view
     return GroupReport(stage, k, list(group.members), steps, CAUSE, False, False, fragment, view)
-
-
-def _place(group: KnownGroup) -> tuple[str, int]:
-    return group.round.group, group.round.step

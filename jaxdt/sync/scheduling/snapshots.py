@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import Action, MeanEvaluated, Round
+from jaxdt.protocol.events import Action, MeanEvaluated
 from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import is_mean, mean_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.pipelines import Pipelines
@@ -27,11 +27,11 @@ Contributions = tuple[tuple[int, int], ...]  # replicas, and the local steps of 
 
 @dataclass(frozen=True)
 class Keepers:
-    """The peers that make snapshots. `of_stage(stage)`: those of a stage; `checkpoint_name(stage)`: the name of the
-    group of a snapshot for a checkpoint."""
+    """The peers that make snapshots. `of_stage(stage)`: those of a stage; `checkpoint_kind`: of the rounds of a
+    snapshot for a checkpoint."""
 
     of_stage: Callable[[int], tuple[int, ...]]
-    checkpoint_name: Callable[[int], str]
+    checkpoint_kind: RoundKind
 
 
 class Snapshots:
@@ -58,9 +58,9 @@ class Snapshots:
         self._groups = groups
         self._keepers = keepers
         self._promised = 0  # the version of which an operator wants a checkpoint
-        self._last: dict[str, int] = {}  # name of a group -> the last version of which a snapshot was begun
+        self._last: dict[Series, int] = {}  # the last version of which a snapshot was begun
         self._mean_of: dict[tuple[int, int], Contributions] = {}  # version and stage of one for a checkpoint
-        self._todo: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
+        self._todo: deque[tuple[RoundKind, int]] = deque()  # and versions: one after the other
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
@@ -76,19 +76,19 @@ class Snapshots:
     def _after_row(self, version: int, row: StepReport) -> None:
         is_last = version == self._config.n_steps
         if self.held_out.want(version) and not is_last:
-            self._todo.append((mean_name, version))
+            self._todo.append((RoundKind.HELD_OUT, version))
         self._budget.tell(self.held_out.row(row))
         every = self._checkpoint_every_steps
         is_due = version == self._promised or (every and version % every == 0)
         if is_due and not is_last:
-            self._todo.append((self._keepers.checkpoint_name, version))
+            self._todo.append((self._keepers.checkpoint_kind, version))
 
     def end(self, has_result: bool) -> list[Action]:
         """All replicas that are left have done their last step. Unless the run `has_result` without one, a snapshot of
         all stages is the result."""
         n_steps = self._config.n_steps
-        self._todo += [(mean_name, n_steps)] if self.held_out.is_due(n_steps) else []
-        self._todo += [] if has_result else [(self._keepers.checkpoint_name, n_steps)]
+        self._todo += [(RoundKind.HELD_OUT, n_steps)] if self.held_out.is_due(n_steps) else []
+        self._todo += [] if has_result else [(self._keepers.checkpoint_kind, n_steps)]
         return self._next()
 
     def evaluated(self, message: MeanEvaluated) -> list[Action]:
@@ -100,19 +100,19 @@ class Snapshots:
     def _next(self) -> list[Action]:
         actions: list[Action] = []
         while self._todo and self.held_out.version is None and not self.is_held:
-            name, version = self._todo.popleft()
-            if name is mean_name:
+            kind, version = self._todo.popleft()
+            if kind == RoundKind.HELD_OUT:
                 self.held_out.begin(version)
-            actions += self._begin(name, version)
+            actions += self._begin(kind, version)
         return actions
 
-    def _begin(self, name: Callable[[int], str], version: int) -> list[Action]:
+    def _begin(self, kind: RoundKind, version: int) -> list[Action]:
         """Begin a snapshot at all stages, but for those where an earlier coordinator has begun it."""
         actions: list[Action] = []
         for stage in self._stages:
-            if version > self._last.get(name(stage), -1):
-                self._last[name(stage)] = version
-                round = Round(version, name(stage), self.view_number)
+            round = RoundId(kind, stage, version, view=self.view_number)
+            if version > self._last.get(round.series, -1):
+                self._last[round.series] = version
                 actions += self._groups.open(round, self._keepers.of_stage(stage))
         return actions
 
@@ -120,14 +120,13 @@ class Snapshots:
         """Begin the snapshots that could not begin before."""
         return self._next()
 
-    def begin_again(self, deserted: Sequence[Round]) -> list[Action]:
+    def begin_again(self, deserted: Sequence[RoundId]) -> list[Action]:
         """All members of these rounds are lost. The keepers that have come since make the snapshots among them."""
         actions: list[Action] = []
-        for stage in self._stages:
-            names = (mean_name(stage), self._keepers.checkpoint_name(stage))
-            for round in [round for round in deserted if round.group in names]:
-                again = Round(round.step, round.group, self.view_number)
-                actions += self._groups.open(again, self._keepers.of_stage(stage))
+        kinds = (RoundKind.HELD_OUT, self._keepers.checkpoint_kind)
+        for round in sorted([round for round in deserted if round.kind in kinds], key=lambda round: round.stage):
+            again = RoundId(round.kind, round.stage, round.number, view=self.view_number)
+            actions += self._groups.open(again, self._keepers.of_stage(round.stage))
         return actions
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
@@ -154,31 +153,30 @@ class Snapshots:
         """Restore held-out losses that are not told yet. Returns the versions whose losses were measured before."""
         self._last = states.last
         told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
-        begun = {round.step for round in states.rounds if is_mean(round.group)}
-        over = {round.step for round in states.over if is_mean(round.group)}
+        begun = {round.number for round in states.rounds if round.kind == RoundKind.HELD_OUT}
+        over = {round.number for round in states.over if round.kind == RoundKind.HELD_OUT}
         for version in sorted(version for version in begun if version > self._budget.n_told):
             self.held_out.restore(version, version in over, told.get(version))
         states.said = [(src, message) for src, message in states.said if not isinstance(message, MeanEvaluated)]
         return over | told.keys()
 
-    def is_over(self, round: Round, measured: set[int]) -> bool:
+    def is_over(self, round: RoundId, measured: set[int]) -> bool:
         """Whether nobody needs a snapshot of an earlier coordinator any more: its loss is told, or was `measured`."""
-        return is_mean(round.group) and (round.step <= self._budget.n_told or round.step in measured)
+        return round.kind == RoundKind.HELD_OUT and (round.number <= self._budget.n_told or round.number in measured)
 
     def restore(self) -> list[Action]:
         """Snapshots that were begun at some stages only, and the checkpoints that are due after the rows that were
         told: the last one, and what an operator was promised."""
-        name = self._keepers.checkpoint_name
+        kind = self._keepers.checkpoint_kind
         actions: list[Action] = []
         if self.held_out.version is not None:
-            actions += self._begin(mean_name, self.held_out.version)
+            actions += self._begin(RoundKind.HELD_OUT, self.held_out.version)
         n_told, every = self._budget.n_told, self._checkpoint_every_steps
-        names = {name(stage) for stage in self._stages}
-        versions = {round.step for round in self._groups.rounds if round.group in names}
+        versions = {round.number for round in self._groups.rounds if round.kind == kind}
         if every:
             versions.add(n_told // every * every)
         if self._promised <= n_told:
             versions.add(self._promised)
         limits = range(self._config.start_version + 1, self._config.n_steps)
-        self._todo += [(name, version) for version in sorted(versions) if version in limits]
+        self._todo += [(kind, version) for version in sorted(versions) if version in limits]
         return [*actions, *self._next()]

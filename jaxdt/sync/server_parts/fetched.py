@@ -7,10 +7,10 @@ its local steps.
 
 from collections import deque
 
-from jaxdt.protocol.events import Action, Event, FetchResult, Forget, MeanKept, Reduced, Round, Run, Send, Updated
+from jaxdt.protocol.events import Action, Event, FetchResult, Forget, MeanKept, Reduced, Run, Send, Updated
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import KeptReport
-from jaxdt.run.sizes import is_kept, is_mean
+from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.work import ADOPT, Work
 from jaxdt.sync.exchange import Exchange, RoundSpec
 
@@ -22,26 +22,26 @@ class FetchedSnapshots:
         self._stage, self._peer, self._server = place
         self._n_elements = n_elements
         self._slice_elements = slice_elements
-        self._exchanges: dict[Round, Exchange] = {}
-        self._last: dict[str, int] = {}  # group -> the last version that was asked for
-        self._to_keep: deque[Round] = deque()  # whole, and for a checkpoint
+        self._exchanges: dict[RoundId, Exchange] = {}
+        self._last: dict[Series, int] = {}  # the last version that was asked for
+        self._to_keep: deque[RoundId] = deque()  # whole, and for a checkpoint
         self._is_keeping = False
 
-    def __contains__(self, round: Round) -> bool:
+    def __contains__(self, round: RoundId) -> bool:
         return round in self._exchanges
 
-    def fetch(self, round: Round) -> list[Action | Event]:
+    def fetch(self, round: RoundId) -> list[Action | Event]:
         """Get a snapshot, unless it was asked for before. An older one for a held-out loss is not needed any more."""
-        if round.step <= self._last.get(round.group, -1):
+        if round.number <= self._last.get(round.series, -1):
             return []
-        self._last[round.group] = round.step
-        older = [other for other in self._exchanges if other.group == round.group and is_mean(other.group)]
+        self._last[round.series] = round.number
+        older = [other for other in self._exchanges if other.kind == round.kind == RoundKind.HELD_OUT]
         alone = (self._server,)
         spec = RoundSpec(round, self._n_elements, Participants(alone, alone, (self._peer,)), EachOnce(alone))
         self._exchanges[round] = Exchange(self._peer, spec, self._slice_elements)
         return [*(self._forget(other) for other in older), Send(self._server, FetchResult(round))]
 
-    def is_whole(self, round: Round) -> bool:
+    def is_whole(self, round: RoundId) -> bool:
         return round in self._exchanges and self._exchanges[round].complete
 
     def arrived(self, src: int, reduced: Reduced) -> str:
@@ -51,7 +51,7 @@ class FetchedSnapshots:
             return ""
         if problem := exchange.problem(reduced.cover):
             return f"{exchange.round}: {problem}"
-        if exchange.hold(reduced) and is_kept(exchange.round.group):
+        if exchange.hold(reduced) and exchange.round.kind == RoundKind.CHECKPOINT:
             self._to_keep.append(exchange.round)
         return ""
 
@@ -62,19 +62,19 @@ class FetchedSnapshots:
             return []
         self._is_keeping = True
         round = self._to_keep.popleft()
-        return [Run(Work(self._stage, ADOPT, None, self._peer, round.step), 1.0, (round,))]
+        return [Run(Work(self._stage, ADOPT, None, self._peer, round.number), 1.0, (round,))]
 
-    def kept(self, round: Round, n_steps: int) -> list[Action | Event]:
+    def kept(self, round: RoundId, n_steps: int) -> list[Action | Event]:
         """One is kept, beside the optimizer's state after so many local steps: it can be written."""
         self._is_keeping = False
-        version = round.step
+        version = round.number
         report = KeptReport(self._stage, version, self._peer, n_steps)
         return [self._forget(round), report, MeanKept(version), Updated(self._stage, version)]
 
-    def close(self, round: Round) -> list[Action | Event]:
+    def close(self, round: RoundId) -> list[Action | Event]:
         """Nobody needs it any more."""
         return [self._forget(round)] if round in self._exchanges else []
 
-    def _forget(self, round: Round) -> Forget:
+    def _forget(self, round: RoundId) -> Forget:
         del self._exchanges[round]
         return Forget(round)

@@ -11,7 +11,7 @@ has finished its last. It is kept until the coordinator says that nobody needs i
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -22,7 +22,6 @@ from jaxdt.protocol.events import (
     GroupFormed,
     ReplicaState,
     ResultHeld,
-    Round,
     Send,
     SliceKey,
     SnapshotCut,
@@ -31,7 +30,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import SnapshotReport
-from jaxdt.run.sizes import at_stage, is_kept
+from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.sync.exchange import Exchange, RoundSpec
 from jaxdt.sync.known_groups import KnownGroups
 
@@ -56,7 +55,7 @@ class SnapshotPlace:
         """(stage, server) of the other stages."""
         return [(stage, server) for stage, server in enumerate(self.servers) if stage != self.stage]
 
-    def spec(self, round: Round) -> RoundSpec:
+    def spec(self, round: RoundId) -> RoundSpec:
         """The parameters come from the server, and are added up by it alone; who needs them fetches them."""
         alone = (self.peer,)
         return RoundSpec(round, self.n_elements, Participants(alone, alone, alone), EachOnce(alone))
@@ -79,17 +78,17 @@ class ServerSnapshots:
 
     def __init__(self, place: SnapshotPlace):
         self._place = place
-        self._open: dict[Round, Snapshot] = {}
-        self._closed: dict[str, int] = {}  # group -> the last version of which a snapshot is over
+        self._open: dict[RoundId, Snapshot] = {}
+        self._closed: dict[Series, int] = {}  # the last version of which a snapshot is over
         self._steps = dict.fromkeys(place.workers, 0)  # of all pushes that are added, or about to be
-        self._untold: set[tuple[int, Round]] = set()  # servers that may not know a cut yet
+        self._untold: set[tuple[int, RoundId]] = set()  # servers that may not know a cut yet
         self._known = KnownGroups()
 
     def begin(self, version: int) -> None:
         """The run begins after so many local steps of each worker."""
         self._steps = dict.fromkeys(self._place.workers, version)
 
-    def __contains__(self, round: Round) -> bool:
+    def __contains__(self, round: RoundId) -> bool:
         return round in self._open
 
     @property
@@ -99,7 +98,7 @@ class ServerSnapshots:
 
     # ------------------------------------------------------------------------------------------------------- the cut
 
-    def choose(self, round: Round, allowed: Mapping[int, int]) -> list[Action | Event]:
+    def choose(self, round: RoundId, allowed: Mapping[int, int]) -> list[Action | Event]:
         """The coordinator asks for a snapshot. At the first stage its cut is the last step that each worker may do now;
         other servers wait for that. Reports and what is sent; [] if there is nothing to be laid out."""
         if self._place.stage or not self._is_new(round):
@@ -107,12 +106,12 @@ class ServerSnapshots:
         cut = tuple([allowed.get(worker, 0) for worker in self._place.workers])
         told: list[Action | Event] = []
         for stage, server in self._place.others:
-            theirs = Round(round.step, at_stage(round.group, stage), round.group_view)
+            theirs = replace(round, stage=stage)
             self._untold.add((server, theirs))
             told.append(Send(server, SnapshotCut(theirs, cut)))
         return [*told, *self.take(round, cut)]
 
-    def take(self, round: Round, cut: tuple[int, ...]) -> list[Action | Event]:
+    def take(self, round: RoundId, cut: tuple[int, ...]) -> list[Action | Event]:
         """The cut is known: the parameters are to be laid out now. [] if it was known before."""
         place = self._place
         if not self._is_new(round):
@@ -120,22 +119,22 @@ class ServerSnapshots:
         exchange = Exchange(place.peer, place.spec(round), place.slice_elements)
         self._open[round] = Snapshot(exchange, dict(zip(place.workers, cut, strict=True)), dict(self._steps))
         self._known.formed(GroupFormed(round, (place.peer,)), was_wanted=False)
-        return [SnapshotReport(place.stage, round.step, is_kept(round.group), list(cut))]
+        return [SnapshotReport(place.stage, round.number, round.kind == RoundKind.CHECKPOINT, list(cut))]
 
     def answer_cut(self, src: int, cut: SnapshotCut) -> list[Action | Event]:
         """The first stage's server hears that this one knows the cut."""
         return [Send(src, CutTaken(cut.round))]
 
-    def taken(self, src: int, round: Round) -> None:
+    def taken(self, src: int, round: RoundId) -> None:
         """Another server knows a cut."""
         self._untold.discard((src, round))
 
-    def _is_new(self, round: Round) -> bool:
-        return round not in self._open and round.step > self._closed.get(round.group, -1)
+    def _is_new(self, round: RoundId) -> bool:
+        return round not in self._open and round.number > self._closed.get(round.series, -1)
 
     # ---------------------------------------------------------------------------------------------------------- pushes
 
-    def push(self, worker: int, step: int) -> tuple[Round, ...]:
+    def push(self, worker: int, step: int) -> tuple[RoundId, ...]:
         """A push is about to be added; the snapshots that it goes into."""
         self._steps[worker] = step
         taking = [round for round, one in self._open.items() if not one.is_settled and step <= one.cut[worker]]
@@ -151,7 +150,7 @@ class ServerSnapshots:
             one.is_settled |= all(n >= one.cut[w] or w in finished for w, n in n_added.items())
         return self._add_up()
 
-    def ran(self, rounds: Collection[Round]) -> list[Action | Event]:
+    def ran(self, rounds: Collection[RoundId]) -> list[Action | Event]:
         """Work that changes these snapshots is done."""
         for round in rounds:
             if round in self._open:
@@ -162,7 +161,7 @@ class ServerSnapshots:
         actions: list[Action | Event] = []
         for round, one in self._open.items():
             if one.is_settled and not one.n_works and not one.exchange.is_frozen:
-                one.exchange.freeze(((self._place.peer, round.step),), 1, Tally())  # there is nobody to send it to
+                one.exchange.freeze(((self._place.peer, round.number),), 1, Tally())  # there is nobody to send it to
                 sums = [one.exchange.add_up(bounds) for bounds in one.exchange.addable]
                 suspect = self._place.peer
                 actions += [Send(COORDINATOR, Suspect(suspect, s)) if isinstance(s, str) else s for s in sums]
@@ -180,16 +179,16 @@ class ServerSnapshots:
 
     # ---------------------------------------------------------------------------------------------- who needs them
 
-    def give(self, src: int, round: Round) -> list[Action | Event]:
+    def give(self, src: int, round: RoundId) -> list[Action | Event]:
         """A worker fetches a snapshot that is whole."""
         one = self._open.get(round)
         return list(one.exchange.given_to(src)) if one and one.exchange.complete else []
 
-    def close(self, round: Round) -> list[Action | Event]:
+    def close(self, round: RoundId) -> list[Action | Event]:
         """Nobody needs it any more."""
         if self._open.pop(round, None) is None:
             return []
-        self._closed[round.group] = max(round.step, self._closed.get(round.group, -1))
+        self._closed[round.series] = max(round.number, self._closed.get(round.series, -1))
         self._known.over(round)
         return [Forget(round)]
 

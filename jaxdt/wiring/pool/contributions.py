@@ -19,10 +19,9 @@ from jaxdt.protocol.events import (
     ContributionWanted,
     Event,
     Forget,
-    Round,
     Send,
 )
-from jaxdt.run.sizes import contribution_name
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.work import CONTRIBUTE, Work
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
@@ -39,7 +38,7 @@ class Contribution:
 
     worker: int
     step: StepUnderWay
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
     items: tuple[tuple[int, int], ...]
 
 
@@ -53,12 +52,12 @@ class Rejection:
 
 
 class Contributions:
-    """The contributions to one server. `groups`: the names of the stage's sync groups."""
+    """The contributions to one server. `sync_stages`: the `stage` of each of its sync groups (jaxdt.run.sizes)."""
 
-    def __init__(self, peer: int, stage: int, groups: Sequence[str], times: LeaseTimes):
+    def __init__(self, peer: int, stage: int, sync_stages: Sequence[int], times: LeaseTimes):
         self._peer = peer
         self._stage = stage
-        self._groups = groups
+        self._sync_stages = sync_stages
         self._times = times
         self._n_rounds = 0
         self._adding: deque[Contribution] = deque()  # in order
@@ -67,8 +66,11 @@ class Contributions:
     def ask(self, now_s: float, step: StepUnderWay, worker: int, admission: int) -> list[Action | Event]:
         """Ask a worker for what it has accumulated."""
         self._n_rounds += 1
-        names = [contribution_name(group, worker) for group in self._groups]
-        rounds = tuple(Round(step.number, name, admission, self._n_rounds) for name in names)
+        made = [
+            RoundId(RoundKind.CONTRIBUTION, stage, step.number, peer=worker, view=admission, attempt=self._n_rounds)
+            for stage in self._sync_stages
+        ]
+        rounds = tuple(made)
         until_s = now_s + self._times.timeout_s(worker, CONTRIBUTION)
         step.asked[worker] = AskedContribution(rounds, now_s, until_s)
         return [ContributionBegins(worker, rounds), Send(worker, ContributionWanted(admission, rounds))]
@@ -95,7 +97,7 @@ class Contributions:
         self._adding.append(Contribution(worker, step, rounds, items))
         return None
 
-    def next_work(self) -> tuple[Work, tuple[Round, ...]] | None:
+    def next_work(self) -> tuple[Work, tuple[RoundId, ...]] | None:
         """The Work that contributions wait for, and the rounds whose vectors it reads. It is begun at once."""
         if not self._adding or self._is_adding:
             return None
@@ -121,6 +123,6 @@ class Contributions:
         return actions
 
 
-def forget(rounds: tuple[Round, ...]) -> list[Action | Event]:
+def forget(rounds: tuple[RoundId, ...]) -> list[Action | Event]:
     """Nothing of these rounds is needed any more."""
     return [Forget(round) for round in rounds]

@@ -25,8 +25,8 @@ def _build(setup: PeerSetup, n_under_way: int) -> list[CountedServer]:
     config, plan, shape = setup.config, setup.plan, step_shape(setup)
     slot, service_time = ComputeSlot(), ServiceTime()
     fallbacks = [_fallback(setup, shape, slot, service_time) for _ in range(n_under_way)]
-    groups = [group.name for group in sync_groups(config, plan) if setup.stage in group.stages]
-    place = PoolPlace(shape, plan.depth(setup.stage), groups, setup.fingerprint, config.delay)
+    sync_stages = [group.stage for group in sync_groups(config, plan) if setup.stage in group.stages]
+    place = PoolPlace(shape, plan.depth(setup.stage), sync_stages, setup.fingerprint, config.delay)
     server = PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))
     return [CountedServer(server, EXCHANGED_BYTES[config.sync.codec])]
 

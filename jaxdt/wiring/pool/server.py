@@ -300,7 +300,7 @@ class PoolServer:
         self._view = view
         self._strict_from = view.n_committed + (n_steps if view.number > 1 else 0)
         for step in range(view.n_committed, view.n_committed + n_steps):
-            results = tuple((round, holders) for round, holders in view.results if round.step == step)
+            results = tuple((round, holders) for round, holders in view.results if round.number == step)
             own_view = replace(view, n_committed=step, results=results)
             routed = self._fallback_of(step).routed
             if step < self._strict_from:

@@ -16,7 +16,7 @@ from jaxdt.protocol.events import (
     WorkerStatus,
 )
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
-from jaxdt.run.sizes import is_contribution
+from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.work import CONTRIBUTE
 from jaxdt.wiring.base import Wiring
 
@@ -68,7 +68,7 @@ class CountedServer:
             case Status():
                 return [ServerCounts(self._values(), self._wiring.worker_statuses(now_s))]
             case Received(_, Shard(key)):
-                if is_contribution(key.round.group):
+                if key.round.kind == RoundKind.CONTRIBUTION:
                     self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
                 return []
             case Updated(_, version):

@@ -4,7 +4,7 @@ workers as far as they have come, and the tasks that went from server to server.
 from collections import deque
 from dataclasses import dataclass, field
 
-from jaxdt.protocol.events import Round
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.work_stealing import StepSteals
 
@@ -13,7 +13,7 @@ from jaxdt.wiring.pool.work_stealing import StepSteals
 class AskedContribution:
     """A worker was asked for its contribution to a step, in these rounds, and has until `until_s`."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundId, ...]
     asked_s: float
     until_s: float
 

@@ -25,7 +25,6 @@ from jaxdt.protocol.events import (
     Key,
     Ran,
     Received,
-    Round,
     Send,
     TaskDone,
     TaskLease,
@@ -34,6 +33,7 @@ from jaxdt.protocol.events import (
     WantsTasks,
 )
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
+from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.delay import Delay
 from jaxdt.run.work import BACKWARD, FORWARD, GATHER, Work
 from jaxdt.wiring.base import StepShape
@@ -66,7 +66,7 @@ class PoolWorker:
         self._delay = delay
         self._slot = ComputeSlot()
         self._admitted: Admitted | None = None
-        self._gathering: tuple[Round, ...] = ()  # the contribution that is being laid out
+        self._gathering: tuple[RoundId, ...] = ()  # the contribution that is being laid out
         self._has_begun = False
         self._first_version = self._version = -1  # since this worker came, or the run went back
         self._n_handed_in = 0  # microbatches, since then
@@ -80,7 +80,7 @@ class PoolWorker:
         self._running: _RunningTask | None = None
         self._last_kind = FORWARD  # of the task that was begun last
         self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
-        self._wanted: list[tuple[Round, ...]] = []  # contributions that were asked for
+        self._wanted: list[tuple[RoundId, ...]] = []  # contributions that were asked for
         self._last_round = 0
 
     def _forget_steps_before(self, version: int) -> None:

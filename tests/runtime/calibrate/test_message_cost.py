@@ -47,7 +47,7 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
     plan, path = default_plan(config), tmp_path / "tokens.tok"
     write_tokens(path, "x", 16, np.arange(400, dtype=np.uint16) % 16, np.zeros(100, np.uint16))
     store = Store(config, plan, 0, open_data(path), stage_functions(config, plan, 0))
-    groups = {group.name: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
+    groups = {group.stage: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
     before = jax.tree.map(np.array, store.parameter_versions.state)
     kinds = {FORWARD, BACKWARD, GATHER, UPDATE}
     timed = TimedStage(0, 0, groups, evaluates=False, step=0)

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_nodes import MB, Wiretap, drained, raw_connection
 
-from jaxdt.protocol.events import Boundary, Key, Reduced, Round, Shard, SliceKey
+from jaxdt.protocol.events import Boundary, Key, Reduced, Shard, SliceKey
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
+from jaxdt.run.sizes import SHARED_TABLE
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.storage.store import Store, stage_functions
@@ -101,8 +103,9 @@ def store():
 
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 30_000)
-slices = st.builds(SliceKey, st.builds(Round, numbers, st.sampled_from(["stage0", "stage1", "tied", ""]), numbers),
-                   numbers, numbers, st.none() | numbers)  # fmt: skip
+stages = st.sampled_from([SHARED_TABLE, 0, 1, 2]) | numbers
+rounds = st.builds(RoundId, st.sampled_from(RoundKind), stages, numbers, numbers, numbers, numbers, numbers)
+slices = st.builds(SliceKey, rounds, numbers, numbers, st.none() | numbers)
 keys = st.builds(Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, numbers, numbers)
 
 
@@ -127,7 +130,7 @@ def test_only_what_is_held_here_is_received(store, key, is_sum):
     ("dtype", "shape"), [(np.float32, (9,)), (np.float64, (10,)), (np.float32, (10, 1)), (np.int8, (40,))]
 )
 def test_a_slice_of_another_shape_is_refused(store, dtype, shape):
-    key = SliceKey(Round(0, "stage1", 0), 10, 20, 0)
+    key = SliceKey(RoundId(RoundKind.GRADIENT, 1, 0, view=0), 10, 20, 0)
     (buffer,) = store.expect(Shard(key, (), 0), [(np.dtype(np.float32), (10,))])
     assert buffer.shape == (10,)
     with pytest.raises(BadInput, match="Shard .*got tensors .*expected"):

@@ -1,9 +1,10 @@
 import numpy as np
 
-from jaxdt.protocol.events import Round, SliceKey
+from jaxdt.protocol.events import SliceKey
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 
-ROUND = Round(3, "stage0", 1)
+ROUND = RoundId(RoundKind.GRADIENT, 0, 3, view=1)
 
 
 def test_parts_of_an_aborted_round_are_ignored_until_it_is_opened_again():

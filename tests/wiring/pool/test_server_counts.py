@@ -1,11 +1,12 @@
 """What a server's workers do for it, in numbers."""
 
+from dataclasses import replace
+
 from jaxdt.protocol.events import (
     Accumulated,
     Header,
     Ran,
     Received,
-    Round,
     ServerCounts,
     Shard,
     SliceKey,
@@ -15,12 +16,12 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
-from jaxdt.run.sizes import contribution_name, group_name
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.work import BACKWARD, CONTRIBUTE, Work
 from jaxdt.runtime.reporting.pool_summary import PoolSummary, summary_lines
 from jaxdt.wiring.pool.server_counts import CountedServer
 
-ROUND = Round(0, contribution_name(group_name(0), 5), 1, 1)
+ROUND = RoundId(RoundKind.CONTRIBUTION, 0, 0, peer=5, view=1, attempt=1)
 
 
 class Scripted:
@@ -61,8 +62,8 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
     server.handle(1.0, Updated(0, 0))
     wiring.computed_steps = [0]
     server.handle(7.0, ran(BACKWARD))  # all is computed
-    for group, n_numbers in ((ROUND.group, 100), (group_name(0), 50)):
-        shard = Shard(SliceKey(Round(0, group, 1, 1), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
+    for kind, n_numbers in ((RoundKind.CONTRIBUTION, 100), (RoundKind.GRADIENT, 50)):
+        shard = Shard(SliceKey(replace(ROUND, kind=kind), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
         assert server.handle(7.5, Received(Header("r", 0, 1, 5), shard)) == []
     assert len(server.handle(8.0, ran(CONTRIBUTE))) == 2
     server.handle(8.5, ran(BACKWARD))

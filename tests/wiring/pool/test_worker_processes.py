@@ -24,7 +24,6 @@ from jaxdt.protocol.events import (
     Ready,
     Received,
     Refused,
-    Round,
     Send,
     Started,
     Stop,
@@ -38,6 +37,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.config import default_plan
 from jaxdt.run.peer_setup import PeerSetup
@@ -186,7 +186,7 @@ def test_a_process_that_was_put_out_ends_and_does_not_ask_for_another_server():
 ])  # fmt: skip
 def test_every_finite_gradient_of_what_a_worker_has_done_is_added(sq_norm, reason):
     """A gradient of few samples, or of a small model, may be as small or as large as it likes."""
-    rounds, items = (Round(0, "c", 1, 1),), ((3, 7),)
+    rounds, items = (RoundId(RoundKind.CONTRIBUTION, 0, 0, view=1, attempt=1),), ((3, 7),)
     table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
     step = StepUnderWay(0, table, 0, deque(), asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
     contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))

@@ -19,7 +19,7 @@ from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import exchanged_elements, group_name, sync_groups
+from jaxdt.run.sizes import exchanged_elements, sync_groups
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -405,12 +405,12 @@ class _Processes:
         config, plan = self._case.config, self._case.plan
         stage, pipeline = plan.seat(peer)
         lo, hi = plan.stages[stage]
-        sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
+        sizes = {group.stage: group.n_elements for group in sync_groups(config, plan)}
         groups = config.sync.groups
         return ReplicaLayout(
             stage=stage,
             n_stages=plan.n_stages,
-            n_elements=sizes[group_name(stage)],
+            n_elements=sizes[stage],
             fragment_elements=tuple(exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)),
             n_steps=config.train.steps,
             groups=groups,

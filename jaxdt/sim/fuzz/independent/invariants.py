@@ -56,7 +56,6 @@ from jaxdt.protocol.events import (
     Ran,
     Received,
     Reduced,
-    Round,
     Run,
     Send,
     Shard,
@@ -80,8 +79,8 @@ from jaxdt.protocol.reports import (
     StepReport,
     ViewReport,
 )
+from jaxdt.protocol.round_id import Place, RoundId, RoundKind
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
-from jaxdt.run.sizes import fragment_name, is_kept, is_mean, is_pull, is_push, state_name
 from jaxdt.run.work import ADOPT, FORWARD
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
@@ -96,7 +95,7 @@ from jaxdt.sim.fuzz.independent.log_replay import (
     returns_of,
 )
 from jaxdt.sim.fuzz.independent.residues import Vector
-from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
+from jaxdt.sim.fuzz.independent.tensors import PUSHED, ROUNDED, ResidueTensors, TrailEntry, Watcher
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import CRASHED, Outcome
 
@@ -138,13 +137,12 @@ class Invariants:
         self._rules = [GroupRules(groups, plan.placement) for _ in range(groups.fragments)]  # of each fragment
         self._faults = any(fault.may_lose for fault in faults)
         self._loses = {peer for fault in faults for peer in fault.may_lose}
-        self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
-        self._members: dict[tuple[str, int], set[int]] = {}
+        self._means: dict[Place, dict[int, Vector]] = defaultdict(dict)  # by peer
+        self._members: dict[Place, set[int]] = {}
         self._wanted: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
         self._n_ahead = plan.n_ahead(0)
-        self._exact = {state_name(stage) for stage in range(plan.n_stages)}  # groups that no codec rounds
-        self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
-        self._adopting: dict[int, deque[tuple[Round, ...]]] = defaultdict(deque)  # Work that is asked for, not yet done
+        self._closed: set[tuple[int, RoundId]] = set()  # (peer, round): it has heard that the round is over
+        self._adopting: dict[int, deque[tuple[RoundId, ...]]] = defaultdict(deque)  # Work asked for, not done
         self._has_view = False
         self._waits_for_ever = False  # a peer was lost before the first view, which needs all
         self._has_ended = False  # the first coordinator
@@ -243,17 +241,17 @@ class Invariants:
                 self._view_pending = True
         if event == Persisted(VIEW):
             self._view_pending = False
-        told: dict[tuple[str, int], dict[int, tuple[int, ...]]] = defaultdict(dict)
+        told: dict[Place, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.body, GroupFormed):
                 round, members = action.body.round, action.body.members
-                told[round.group, round.step][action.dst] = members
-                self._members.setdefault((round.group, round.step), set()).update(members)
+                told[round.place][action.dst] = members
+                self._members.setdefault(round.place, set()).update(members)
         for action in actions:
             if isinstance(action, GroupReport) and not self._has_ended:
                 self._rules[action.fragment].formed(self.now_s, action)
                 expected = dict.fromkeys(action.members, tuple(action.members))
-                found = told[fragment_name(action.stage, action.fragment, len(self._rules)), action.k]
+                found = told[RoundId(RoundKind.MEAN, action.stage, action.k, action.fragment).place]
                 if found != expected and not self._lost:
                     self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
 
@@ -356,9 +354,7 @@ class Invariants:
         for _, body, n_bytes in sent:
             if isinstance(body, Shard | Reduced):
                 key = body.key
-                group = key.round.group
-                is_exact = group in self._exact or is_mean(group) or is_kept(group) or is_pull(group)
-                codec = NONE if is_exact else self._shape.config.sync.codec
+                codec = self._shape.config.sync.codec if key.round.kind in ROUNDED else NONE
                 expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
                 if n_bytes != expected:
                     self.broken(HELD, peer, f"sends {key} as {n_bytes} bytes, expected {expected}")
@@ -376,16 +372,16 @@ class Invariants:
             self.broken(HELD, peer, f"clips step {step} before the norms of its pipeline are known: {norms}")
         return self._shape.scales(pipeline, step, [norm or 0.0 for norm in norms])[stage]
 
-    def _adopts(self, peer: int, round: Round, vector: Vector) -> None:
-        if is_push(round.group):
+    def _adopts(self, peer: int, round: RoundId, vector: Vector) -> None:
+        if round.kind == RoundKind.PUSH:
             self._added(peer, round)
             return
-        if is_pull(round.group) or is_kept(round.group):
+        if round.kind in (RoundKind.PULL, RoundKind.CHECKPOINT):
             return
-        known = self._means[round.group, round.step]
+        known = self._means[round.place]
         if peer in known:
             self.broken(ONE_MEAN, peer, f"adopts the mean of {round} again")
-        if peer not in self._members.get((round.group, round.step), ()):
+        if peer not in self._members.get(round.place, ()):
             self.broken(ONE_MEAN, peer, f"adopts the mean of {round} and is no member of it")
         known[peer] = vector
         staying = {member: mean for member, mean in known.items() if self._stays(member)}
@@ -400,18 +396,18 @@ class Invariants:
         """Whether a peer is a server, or of a pipeline that is not lost."""
         return peer in self._clocks or self._shape.plan.seat(peer)[1] not in self._lost
 
-    def _added(self, server: int, round: Round) -> None:
+    def _added(self, server: int, round: RoundId) -> None:
         """A server adds the push of a worker."""
-        worker = int(round.group.rpartition("push")[2])
+        worker = round.peer
         added = self._clocks[server].added
-        if round.step != added[worker] + 1:
+        if round.number != added[worker] + 1:
             self.broken(ONE_MEAN, server, f"adds {round} after {added[worker]} pushes of peer {worker}")
-        added[worker] = round.step
+        added[worker] = round.number
 
-    def _serves(self, server: int, round: Round) -> None:
+    def _serves(self, server: int, round: RoundId) -> None:
         """A server lays its parameters out for a worker: they hold all pushes that the bound promises."""
         settings, clocks = self._shape.config.sync.server, self._clocks[server]
-        worker = int(round.group.rpartition("pull")[2])
+        worker = round.peer
         if clocks.added[worker] != clocks.wanted.get(worker):
             self.broken(STALENESS, server, f"answers peer {worker} without its own pushes: {clocks}")
         waited_for = [w for w, n in clocks.added.items() if clocks.finished.get(w) != n and w not in clocks.lost]

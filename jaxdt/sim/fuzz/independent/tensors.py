@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Install, Installed, Key, Message, Restore, Round, SliceKey, StateKey
+from jaxdt.protocol.events import Boundary, Install, Installed, Key, Message, Restore, SliceKey, StateKey
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import NONE
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.sizes import fragment_of_name, is_kept, is_mean, is_pull, is_push, state_name
 from jaxdt.run.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sync.download import FetchedStates
 
 N_WORDS = 600  # of a state: several slices where those are small
+ROUNDED = (RoundKind.MEAN, RoundKind.PUSH)  # by the codec
 STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # what a trail has
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
@@ -59,8 +60,8 @@ class Watcher:
 
     broken: Callable[[int, str], NoReturn]
     scale: Callable[[int, int], float]
-    adopts: Callable[[int, Round, Vector], None]
-    serves: Callable[[int, Round], None]
+    adopts: Callable[[int, RoundId, Vector], None]
+    serves: Callable[[int, RoundId], None]
     is_nonfinite: Callable[[int, int], bool]
 
 
@@ -84,11 +85,11 @@ class ResidueTensors:
         self._residuals: dict[Key, int] = {}
         self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
         self._frozen: tuple[int, Vector] | None = None  # the local steps after which a vector was kept, and that
-        self._own: dict[Round, Vector] = {}
+        self._own: dict[RoundId, Vector] = {}
         self._slices: dict[SliceKey, Vector] = {}
-        self._forgotten: set[Round] = set()
+        self._forgotten: set[RoundId] = set()
         self._fetched = FetchedStates(self.n_words)  # another replica's steps and state, in each slice
-        self._work: Mapping[str, Callable[[Work, float, tuple[Round, ...]], dict[str, float]]] = {
+        self._work: Mapping[str, Callable[[Work, float, tuple[RoundId, ...]], dict[str, float]]] = {
             FORWARD: self._forward,
             BACKWARD: self._backward,
             EVALUATE: self._evaluate,
@@ -99,7 +100,7 @@ class ResidueTensors:
         }
 
     @property
-    def rounds(self) -> set[Round]:
+    def rounds(self) -> set[RoundId]:
         """The rounds of which this peer holds any tensor."""
         return self._own.keys() | {key.round for key in self._slices}
 
@@ -111,7 +112,7 @@ class ResidueTensors:
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
         if work.kind not in self._work:
             self.broken(f"{work} is not Work of replicas that may differ")
@@ -121,7 +122,7 @@ class ResidueTensors:
     def _is_last(self) -> bool:
         return self.layout.stage == self.layout.n_stages - 1
 
-    def _forward(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _forward(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._forwarded_step(work)
         self._stash[step] = self.state.params
         if not self._is_last:
@@ -138,7 +139,7 @@ class ResidueTensors:
             self.broken(f"{work} is run after {self.n_steps} local steps, forwards run {n_ahead} ahead")
         return step
 
-    def _backward(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _backward(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         if self._is_last:
             x, gy = self._input(work), 0
@@ -156,10 +157,10 @@ class ResidueTensors:
             self.broken(f"{work} is run after {self.n_steps} local steps")
         return self.n_steps
 
-    def _evaluate(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _evaluate(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """A held-out microbatch, with the mean that is the sum of a round times `scale`."""
         (round,) = rounds
-        if not is_mean(round.group) or work.step != round.step:
+        if round.kind != RoundKind.HELD_OUT or work.step != round.number:
             self.broken(f"{work} computes with {round}, which is no mean for a held-out loss of these rows")
         params = residues.scaled(self._result(round), scale)
         x = self._input(work, HELD_OUT)
@@ -181,14 +182,14 @@ class ResidueTensors:
             self._missing(key)
         return held.pop(key)
 
-    def _norm(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _norm(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         is_nonfinite = self._watcher.is_nonfinite(self.peer, step)
         self.norms[step] = float("nan") if is_nonfinite else residues.sq_norm(self._accumulators[step])
         del scale, rounds
         return {"sq_norm": self.norms[step]}
 
-    def _local_step(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _local_step(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         expected = self._watcher.scale(self.peer, step)
         if abs(scale - expected) > 1e-9 * expected:
@@ -202,7 +203,7 @@ class ResidueTensors:
 
     # --------------------------------------------------------------------------------------------- rounds of averaging
 
-    def _lay_out(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _lay_out(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """Lay the vector out for rounds, or, without one, for the group of the fragment that is due now."""
         if not rounds:
             self._freeze(self._checked_step(work))
@@ -222,29 +223,24 @@ class ResidueTensors:
     def _exchanged(self, fragment: int) -> Vector:
         return residues.exchanged(self.layout.groups, self.state, fragment, self.layout.weight)
 
-    def _codec_of(self, round: Round) -> str:
+    def _codec_of(self, round: RoundId) -> str:
         """The codec of a round. Vectors of averaging groups and pushes are rounded; parameters and states are not."""
-        is_exact = is_pull(round.group) or is_mean(round.group) or is_kept(round.group) or self.is_state(round)
-        return NONE if is_exact else self.layout.codec
+        return self.layout.codec if round.kind in ROUNDED else NONE
 
-    def _vector_of(self, round: Round) -> Vector:
-        if is_push(round.group):
+    def _vector_of(self, round: RoundId) -> Vector:
+        if round.kind == RoundKind.PUSH:
             if self._base is None:
                 self.broken(f"pushes in {round} before its first pull")
             base, self._base = self._base, self.state.params
             return residues.difference(self.state.params, base)
-        if is_pull(round.group):
+        if round.kind == RoundKind.PULL:
             self._watcher.serves(self.peer, round)
             return self.state.params
-        if is_mean(round.group) or is_kept(round.group):
-            return self.state.params
-        return self.state.flat() if self.is_state(round) else self._exchanged(fragment_of_name(round.group))
+        if round.kind == RoundKind.MEAN:
+            return self._exchanged(round.fragment)
+        return self.state.flat() if round.kind == RoundKind.STATE else self.state.params
 
-    def is_state(self, round: Round) -> bool:
-        """Whether a round averages the whole state."""
-        return round.group == state_name(self.layout.stage)
-
-    def _adopt(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+    def _adopt(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """The first round's sum is adopted. The others are snapshots into which it goes, a push, too."""
         for adopted in rounds[:1]:
             vector = residues.scaled(self._result(adopted), scale)
@@ -257,27 +253,27 @@ class ResidueTensors:
         del work
         return {}
 
-    def _adopt_round(self, round: Round, vector: Vector) -> None:
+    def _adopt_round(self, round: RoundId, vector: Vector) -> None:
         what, step, state = ADOPTED, self.n_steps, self.state
-        if is_push(round.group):
-            what, step = PUSHED, round.step
+        if round.kind == RoundKind.PUSH:
+            what, step = PUSHED, round.number
             self.state = state._replace(params=residues.total((state.params, vector)))
-        elif is_pull(round.group):
+        elif round.kind == RoundKind.PULL:
             self._base = vector
             self.state = state._replace(params=vector)
-        elif is_kept(round.group):
-            self.means[round.step] = state._replace(params=vector)
+        elif round.kind == RoundKind.CHECKPOINT:
+            self.means[round.number] = state._replace(params=vector)
             return
-        elif self.is_state(round):
-            mean = self.means[round.step] = state.unflat(vector)
-            if round.step < self.layout.n_steps:
+        elif round.kind == RoundKind.STATE:
+            mean = self.means[round.number] = state.unflat(vector)
+            if round.number < self.layout.n_steps:
                 return
             self.state = mean
         else:
-            self.state = residues.averaged(self.layout.groups, state, fragment_of_name(round.group), vector)
+            self.state = residues.averaged(self.layout.groups, state, round.fragment, vector)
         self.trail.append(TrailEntry(what, step, self.state))
 
-    def _result(self, round: Round) -> Vector:
+    def _result(self, round: RoundId) -> Vector:
         """The whole sum, whose slices all have to be here and of the same vectors."""
         slices = {key: part for key, part in self._slices.items() if key.src is None and key.round == round}
         held, n_numbers = sum(key.hi - key.lo for key in slices), self._size(round)
@@ -287,11 +283,11 @@ class ResidueTensors:
             self.broken(f"slices of {round} hold different sums: {slices}")
         return next(iter(slices.values()))
 
-    def _size(self, round: Round) -> int:
-        if self.is_state(round):
+    def _size(self, round: RoundId) -> int:
+        if round.kind == RoundKind.STATE:
             return self.n_words
-        is_whole = any(of_kind(round.group) for of_kind in (is_push, is_pull, is_mean, is_kept))
-        return self.layout.n_elements if is_whole else self.layout.fragment_elements[fragment_of_name(round.group)]
+        is_mean = round.kind == RoundKind.MEAN
+        return self.layout.fragment_elements[round.fragment] if is_mean else self.layout.n_elements
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
@@ -325,7 +321,7 @@ class ResidueTensors:
             self._slices[key] = tensor
         del src
 
-    def offer(self, round: Round, step: int) -> None:
+    def offer(self, round: RoundId, step: int) -> None:
         if self._frozen is None or self._frozen[0] != step:
             self.broken(f"offers a vector of step {step} to {round}, and has kept {self._frozen}")
         if round in self._forgotten:
@@ -348,13 +344,13 @@ class ResidueTensors:
             self._missing(f"{part} to add it up")
         return self._slices.pop(part)
 
-    def forget(self, round: Round) -> None:
+    def forget(self, round: RoundId) -> None:
         self._forgotten.add(round)
         self._own.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
-    def reopen(self, round: Round) -> None:
+    def reopen(self, round: RoundId) -> None:
         self._forgotten.discard(round)
 
     def discard(self, key: Key | StateKey) -> None:
@@ -363,7 +359,7 @@ class ResidueTensors:
         else:
             self._boundaries.pop(key, None)
 
-    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+    def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         for freed in [other for other in self._accumulators if other <= step]:
             del self._accumulators[freed]
         self._stash.pop(step, None)

@@ -30,7 +30,6 @@ from jaxdt.protocol.events import (
     Forget,
     Ran,
     Received,
-    Round,
     Run,
     Send,
     Started,
@@ -42,9 +41,9 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import is_contribution
 from jaxdt.run.work import CONTRIBUTE
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz.invariants import Invariants
@@ -68,8 +67,8 @@ class PoolInvariants:
         self._n_under_way = 1 + config.sync.delay
         self._n_held_out = config.train.eval_microbatches if config.train.eval_every_steps else 0
         self._leased: dict[int, int] = {}  # server -> the number of the last lease of its process
-        self._asked: dict[int, set[Round]] = {}  # peer -> rounds of contributions that are under way there
-        self._adding: dict[int, tuple[Round, ...]] = {}  # server -> rounds of the contribution that it is adding
+        self._asked: dict[int, set[RoundId]] = {}  # peer -> rounds of contributions that are under way there
+        self._adding: dict[int, tuple[RoundId, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
         self._view_of: dict[int, View] = {}
         self._wakings: Counter[tuple[int, str]] = Counter()  # (peer, tag) -> wakings that it waits for
@@ -163,7 +162,7 @@ class PoolInvariants:
         return OF_SERVER * n_own + 2 * self._n_held_out, n_residuals
 
     def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:
-        held = {round for round in tensors.vector_rounds if is_contribution(round.group)}
-        under_way = {round for round in self._asked.get(peer, ()) if round.step >= tensors.version - 1}
+        held = {round for round in tensors.vector_rounds if round.kind == RoundKind.CONTRIBUTION}
+        under_way = {round for round in self._asked.get(peer, ()) if round.number >= tensors.version - 1}
         if kept := sorted(held - under_way):
             self._invariants.broken(BOUNDED, peer, f"holds vectors of {kept}, which are over")
