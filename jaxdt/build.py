@@ -14,7 +14,7 @@ from jaxdt.membership.member import OUTLIVES_VIEWS, Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
-from jaxdt.protocol.events import Checkpoint
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
 from jaxdt.run.config import RunConfig, WiringConfig, check_plan
@@ -45,7 +45,7 @@ class RunStart:
     peers that were revoked before. `last_term`: the term of the last coordinator on this disk, 0 if there was none."""
 
     run: str
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: ev.Checkpoint = ev.Checkpoint()
     data_checksum: str = ""
     last_term: int = 0
     revoked: tuple[int, ...] = ()

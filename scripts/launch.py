@@ -28,8 +28,8 @@ from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import is_host, is_loopback
-from jaxdt.protocol.events import View
 from jaxdt.run import plan as plans
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
@@ -262,7 +262,7 @@ def lacking_parts(run_dir: Path, checkpoint: Found) -> list[str]:
     """A line for each part of a checkpoint that is not in its folder here: on which hosts of the last view it lies."""
     folder = run_dir / "coordinator"
     stored = FileStore(folder).get(VIEW) if folder.exists() else None
-    members = serialize.read(View, stored, VIEW).members if stored else ()
+    members = serialize.read(ev.View, stored, VIEW).members if stored else ()
     lines: list[str] = []
     for part in checkpoint.record.checkpoint.parts:
         name = part_name(part.stage, part.digest)

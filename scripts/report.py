@@ -20,8 +20,8 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import plots, resume_flags, run_comparison, run_flags
+from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
-from jaxdt.protocol.events import COORDINATOR, View
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.run import plan as plans
 from jaxdt.run import serialize
@@ -145,7 +145,7 @@ def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
     hosts = dict(zip(sorted(plan.peers), resume_flags.kept(job).get("hosts", "").split(","), strict=False))
     view = run_dir / "coordinator" / "view.json"
     if view.exists():
-        members = serialize.read(View, read_json(view), str(view)).members
+        members = serialize.read(ev.View, read_json(view), str(view)).members
         hosts |= {member.peer: member.address.rpartition(":")[0] for member in members}
     missing: dict[str, list[Path]] = {}
     for peer in sorted({*plan.peers, *stages_in_views(records)}):
@@ -178,7 +178,7 @@ def stages_in_views(records: list[dict]) -> dict[int, int]:
     return {
         int(peer): stage
         for view in views
-        if view["peer"] == COORDINATOR
+        if view["peer"] == ev.COORDINATOR
         for peer, stage in view["fields"]["members"].items()
     }
 

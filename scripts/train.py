@@ -28,7 +28,7 @@ from typing import NoReturn
 from absl import flags
 
 from jaxdt.cli import gpu_flags, run_flags
-from jaxdt.protocol.events import Leave, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.net.address import parse_address
@@ -97,7 +97,7 @@ def member() -> NoReturn:
     name = f"peer {peer}"
     n_steps = None if replicas_may_differ(job.config) else job.config.train.steps
     log = PeerLog(name, coordinator, n_steps)
-    stop_requests = StopRequests(Leave(), Leave(), run_flags.STOP_WITH_PARENT.value)
+    stop_requests = StopRequests(ev.Leave(), ev.Leave(), run_flags.STOP_WITH_PARENT.value)
     is_for_some = GPUS.value or job.config.platform != "any"
     if is_for_some:  # what jax finds here may refuse this host
         set_up_jax(name, job.config.platform)
@@ -148,7 +148,7 @@ def set_up_jax(name: str, platform: str) -> None:
     jax_setup.check_platform("gpu" if GPUS.value else platform)
 
 
-def end_with(name: str, stop: Stop) -> NoReturn:
+def end_with(name: str, stop: ev.Stop) -> NoReturn:
     """End this process: the compute thread may be inside XLA, where the interpreter's own exit would abort it."""
     with contextlib.suppress(OSError):  # the log may be on a disk that is full
         print(named(name, stop.reason), file=sys.stderr if stop.code else sys.stdout)

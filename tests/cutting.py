@@ -8,7 +8,7 @@ import json
 import threading
 from pathlib import Path
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.transport import Transport
@@ -25,7 +25,7 @@ def cut(path: Path, *pairs: tuple[int, int]) -> None:
 
 def off(peer: int, others) -> list[tuple[int, int]]:
     """The pairs that cut a peer off from all others and the coordinator."""
-    return [(peer, other) for other in (COORDINATOR, *others) if other != peer]
+    return [(peer, other) for other in (ev.COORDINATOR, *others) if other != peer]
 
 
 def install(file: str) -> None:

@@ -26,32 +26,8 @@ from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
 from jaxdt.membership.operations import Operations
 from jaxdt.membership.roster import Roster
+from jaxdt.protocol import events as ev
 from jaxdt.protocol import participants
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Boundary,
-    Committed,
-    Ended,
-    Failed,
-    Fetch,
-    FetchResult,
-    Forget,
-    Free,
-    Grant,
-    Install,
-    Installed,
-    Key,
-    Persist,
-    Persisted,
-    Prepared,
-    Received,
-    Record,
-    Resend,
-    Send,
-    State,
-    Stop,
-    View,
-)
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import LateResultReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -93,11 +69,11 @@ class CommitsEarly(Mutant):
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Prepared) and self.machine.view:
             members = {member.peer: member for member in self.machine.view.members}
             for member in members.values():
                 if event.header.src in members and member.stage == members[event.header.src].stage:
-                    forged = Received(replace(event.header, src=member.peer), event.body)
+                    forged = ev.Received(replace(event.header, src=member.peer), event.body)
                     actions += self.machine.handle(now_s, forged)
         return actions
 
@@ -106,12 +82,12 @@ class PublishesEarly(Mutant):
     """A record is announced while it is still being made durable."""
 
     def handle(self, now_s, event):
-        if event == Persisted("steps"):
+        if event == ev.Persisted("steps"):
             return []
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # the loop appends to the list
-            if isinstance(action, Persist) and action.name == "steps":
-                actions += self.machine.handle(now_s, Persisted("steps"))
+            if isinstance(action, ev.Persist) and action.name == "steps":
+                actions += self.machine.handle(now_s, ev.Persisted("steps"))
         return actions
 
 
@@ -119,8 +95,8 @@ class CountsOldPrepared(Mutant):
     """A `prepared` of an earlier view counts."""
 
     def handle(self, now_s, event):
-        if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
-            event = Received(replace(event.header, view=self.machine.view.number), event.body)
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Prepared) and self.machine.view:
+            event = ev.Received(replace(event.header, view=self.machine.view.number), event.body)
         return self.machine.handle(now_s, event)
 
 
@@ -128,11 +104,11 @@ class EndsWithANewcomer(Mutant):
     """The failure of a peer that is no member ends the run for all."""
 
     def handle(self, now_s, event):
-        failed = isinstance(event, Received) and isinstance(event.body, Failed)
+        failed = isinstance(event, ev.Received) and isinstance(event.body, ev.Failed)
         if failed and self.machine.view and event.header.src not in self.machine.roster.members:
-            ended = Ended(2, event.body.reason)
-            sends = [Send(peer, ended, header=event.header) for peer in self.machine.roster.members]
-            return [*sends, Stop(2, event.body.reason)]
+            ended = ev.Ended(2, event.body.reason)
+            sends = [ev.Send(peer, ended, header=event.header) for peer in self.machine.roster.members]
+            return [*sends, ev.Stop(2, event.body.reason)]
         return self.machine.handle(now_s, event)
 
 
@@ -145,13 +121,13 @@ class AppliesAlone(Mutant):
     def handle(self, now_s, event):
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # the loop appends to the list
-            if isinstance(action, Send) and isinstance(action.body, Prepared):
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.Prepared):
                 results = action.body.results
                 norm = sum(result.sq_norm for result in results)
                 rounds = tuple(result.round for result in results)
-                record = Record(action.body.step, rounds, norm, results[0].n_samples, "apply")
+                record = ev.Record(action.body.step, rounds, norm, results[0].n_samples, "apply")
                 actions += self.machine.handle(
-                    now_s, Received(replace(action.header, src=COORDINATOR), Committed(record))
+                    now_s, ev.Received(replace(action.header, src=ev.COORDINATOR), ev.Committed(record))
                 )
         return actions
 
@@ -165,14 +141,14 @@ class DiscardsResults(Mutant):
 
     def handle(self, now_s, event):
         forgotten = []
-        if isinstance(event, Received) and isinstance(event.body, View):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.View):
             named = {round for round, _ in event.body.results}
-            forgotten = [Forget(round) for rounds in self.rounds.values() for round in rounds if round not in named]
+            forgotten = [ev.Forget(round) for rounds in self.rounds.values() for round in rounds if round not in named]
         actions = self.machine.handle(now_s, event)
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.body, Prepared):
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.Prepared):
                 self.rounds[action.body.step] = [result.round for result in action.body.results]
-            if isinstance(action, Free):
+            if isinstance(action, ev.Free):
                 self.rounds.pop(action.step, None)
         return forgotten + actions
 
@@ -181,7 +157,7 @@ class TakesOldMessages(Mutant):
     """Work granted in an earlier view is done: Work that a lost peer began goes on beside the Work that replaces it."""
 
     def handle(self, now_s, event):
-        if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Grant | ev.Boundary | ev.Resend):
             own_view = self.machine.membership.header.view
             event = replace(event, header=replace(event.header, view=max(event.header.view, own_view)))
         return self.machine.handle(now_s, event)
@@ -191,7 +167,7 @@ class ServesNobody(Mutant):
     """A peer that holds a result never sends it to others."""
 
     def handle(self, now_s, event):
-        fetches = isinstance(event, Received) and isinstance(event.body, FetchResult)
+        fetches = isinstance(event, ev.Received) and isinstance(event.body, ev.FetchResult)
         return [] if fetches else self.machine.handle(now_s, event)
 
 
@@ -199,7 +175,7 @@ class CountsAgain(Mutant):
     """A lost tensor is computed again by a backward that counts."""
 
     def handle(self, now_s, event):
-        if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Grant | ev.Boundary | ev.Resend):
             event = replace(event, body=replace(event.body, regenerate=()))
         return self.machine.handle(now_s, event)
 
@@ -218,7 +194,7 @@ class UsesBothResults(Mutant):
         for action in actions:
             if isinstance(action, LateResultReport):
                 self.late[action.step, action.microbatch] = action.peer, action.stage
-            if isinstance(action, Send) and isinstance(action.body, Boundary) and action.body.key.kind == "grad":
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.Boundary) and action.body.key.kind == "grad":
                 self.gradients[action.body.key.step, action.body.key.microbatch] = action
         for name in self.late.keys() & self.gradients.keys():
             peer, stage = self.late.pop(name)
@@ -235,12 +211,12 @@ class JoinsWithoutState(Mutant):
     def handle(self, now_s, event):
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # the loop appends to the list
-            if isinstance(action, Send) and isinstance(action.body, Fetch):
-                actions += self.machine.handle(now_s, Received(action.header, State(action.body.key)))
-            if isinstance(action, Install):
-                actions += self.machine.handle(now_s, Installed(action.version))
-        fetches = lambda action: isinstance(action, Send) and isinstance(action.body, Fetch)  # noqa: E731
-        return [action for action in actions if not fetches(action) and not isinstance(action, Install)]
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.Fetch):
+                actions += self.machine.handle(now_s, ev.Received(action.header, ev.State(action.body.key)))
+            if isinstance(action, ev.Install):
+                actions += self.machine.handle(now_s, ev.Installed(action.version))
+        fetches = lambda action: isinstance(action, ev.Send) and isinstance(action.body, ev.Fetch)  # noqa: E731
+        return [action for action in actions if not fetches(action) and not isinstance(action, ev.Install)]
 
 
 class WithoutRetention(SymbolicTensors):
@@ -248,7 +224,7 @@ class WithoutRetention(SymbolicTensors):
 
     def tensor_to_send(self, body):
         tensor = super().tensor_to_send(body)
-        if isinstance(tensor_key(body), Key):
+        if isinstance(tensor_key(body), ev.Key):
             del self._boundaries[body.key]
         return tensor
 
@@ -282,7 +258,7 @@ class RedoesWithLatest(Mutant):
         self.tensors = tensors
 
     def handle(self, now_s, event):
-        if isinstance(event, Received) and isinstance(event.body, View) and event.body.number > 1:
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.View) and event.body.number > 1:
             self.tensors.__class__ = LatestVersion
         return super().handle(now_s, event)
 
@@ -295,7 +271,7 @@ class StoresBeforeItReads(Mutant):
         self.tensors = tensors
 
     def handle(self, now_s, event):
-        if isinstance(event, Received) and event.tensor is not None:
+        if isinstance(event, ev.Received) and event.tensor is not None:
             self.tensors.put(event.body, event.header.src, event.tensor)
         return super().handle(now_s, event)
 
@@ -304,11 +280,11 @@ class StoresBeforeItReads(Mutant):
 
 
 def of_coordinator(kind: type) -> Callable:
-    return lambda peer, machine, tensors: kind(machine) if peer == COORDINATOR else machine
+    return lambda peer, machine, tensors: kind(machine) if peer == ev.COORDINATOR else machine
 
 
 def of_peers(kind: type) -> Callable:
-    return lambda peer, machine, tensors: machine if peer == COORDINATOR else kind(machine)
+    return lambda peer, machine, tensors: machine if peer == ev.COORDINATOR else kind(machine)
 
 
 def without_retention(peer, machine, tensors):
@@ -318,16 +294,16 @@ def without_retention(peer, machine, tensors):
 
 
 def redoes_with_the_latest(peer, machine, tensors):
-    return machine if peer == COORDINATOR else RedoesWithLatest(machine, tensors)
+    return machine if peer == ev.COORDINATOR else RedoesWithLatest(machine, tensors)
 
 
 def stores_before_it_reads(peer, machine, tensors):
-    return machine if peer == COORDINATOR else StoresBeforeItReads(machine, tensors)
+    return machine if peer == ev.COORDINATOR else StoresBeforeItReads(machine, tensors)
 
 
 def forgets_its_views(peer, machine, tensors):
     """A coordinator that is started again begins with nothing."""
-    if peer != COORDINATOR or not machine.view:
+    if peer != ev.COORDINATOR or not machine.view:
         return machine
     rows = machine._agreement._rows
     again = HeldOutRows(rows._train, rows._delay)
@@ -406,7 +382,7 @@ def obeys_every_term() -> AbstractContextManager:
 
 def adopts_every_later_view() -> AbstractContextManager:
     """A peer goes on from its own view to any later one, whether its coordinator knew of the own one or not."""
-    return mock.patch.object(View, "continues", lambda view, number: True)
+    return mock.patch.object(ev.View, "continues", lambda view, number: True)
 
 
 def commits_in_a_pause() -> AbstractContextManager:

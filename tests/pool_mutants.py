@@ -13,7 +13,7 @@ from unittest import mock
 from mutants import Mutant, one_buffer, unchanged
 
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install, WakeAt
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
@@ -31,21 +31,21 @@ class KeepsWorkBesideAnyVersion(Mutant):
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        return [replace(a, beside_work=True) if isinstance(a, Install) else a for a in actions]
+        return [replace(a, beside_work=True) if isinstance(a, ev.Install) else a for a in actions]
 
 
 class FreesNothing(Mutant):
     """What a worker holds of steps that are over stays."""
 
     def handle(self, now_s, event):
-        return [action for action in self.machine.handle(now_s, event) if not isinstance(action, Free)]
+        return [action for action in self.machine.handle(now_s, event) if not isinstance(action, ev.Free)]
 
 
 class KeepsContributions(Mutant):
     """A server keeps the vectors of contributions once they are added."""
 
     def handle(self, now_s, event):
-        is_kept = lambda action: isinstance(action, Forget) and action.round.kind == RoundKind.CONTRIBUTION  # noqa: E731
+        is_kept = lambda action: isinstance(action, ev.Forget) and action.round.kind == RoundKind.CONTRIBUTION  # noqa: E731
         return [action for action in self.machine.handle(now_s, event) if not is_kept(action)]
 
 
@@ -65,7 +65,7 @@ def of_workers(mutant):
 
 def of_servers(mutant):
     def mutate(peer, machine, tensors):
-        is_server = peer != COORDINATOR and not tensors._is_worker
+        is_server = peer != ev.COORDINATOR and not tensors._is_worker
         return _seen(mutant, machine) if is_server else machine
 
     return mutate
@@ -159,7 +159,7 @@ def takes_all(self, step):
 
 def for_each_wish(self, at_s):
     """A machine is woken for each time that it wants, also for one that it waits for already."""
-    return [] if at_s == math.inf else [WakeAt(at_s, self._tag), WakeAt(at_s, self._tag)]
+    return [] if at_s == math.inf else [ev.WakeAt(at_s, self._tag), ev.WakeAt(at_s, self._tag)]
 
 
 def as_without_workers(self, between_steps, *others):

@@ -6,20 +6,7 @@ import pytest
 from report_fields import report_fields
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Committed,
-    Grant,
-    Header,
-    Member,
-    Ran,
-    Received,
-    Record,
-    Run,
-    Updated,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import WiringConfig, default_plan
 from jaxdt.run.delay import Delay
 from jaxdt.run.work import Work
@@ -63,9 +50,9 @@ class Told:
 
     def handle(self, now_s, event):
         match event:
-            case Received(_, Grant(step)):
-                return [Run(Work(0, "F", 0, 0, step))]
-            case Updated(_, step):
+            case ev.Received(_, ev.Grant(step)):
+                return [ev.Run(Work(0, "F", 0, 0, step))]
+            case ev.Updated(_, step):
                 self.heard.append(f"begin {step}")
         return []
 
@@ -73,25 +60,25 @@ class Told:
         self.heard.append("let go")
 
 
-VIEW = View(1, 0, 0, (Member(0, 0, 1),), (1,), 0)
-FROM_MEMBER, FROM_COORDINATOR = Header("run", 0, 1, 1), Header("run", 0, 1, COORDINATOR)
-COMMITTED = Received(FROM_COORDINATOR, Committed(Record(0, (), 1.0, 1, "apply", 0)))
+VIEW = ev.View(1, 0, 0, (ev.Member(0, 0, 1),), (1,), 0)
+FROM_MEMBER, FROM_COORDINATOR = ev.Header("run", 0, 1, 1), ev.Header("run", 0, 1, ev.COORDINATOR)
+COMMITTED = ev.Received(FROM_COORDINATOR, ev.Committed(ev.Record(0, (), 1.0, 1, "apply", 0)))
 
 
-@pytest.mark.parametrize("over", [Updated(0, 1), COMMITTED, ViewChanged(replace(VIEW, number=2, n_committed=1))])
+@pytest.mark.parametrize("over", [ev.Updated(0, 1), COMMITTED, ev.ViewChanged(replace(VIEW, number=2, n_committed=1))])
 def test_work_of_a_step_that_is_over_is_let_go(over):
     """Its update may run as soon as it is committed: nothing of it is computed any more. A wiring that believes it has
     some under way would not say what it has counted."""
     even, odd = Told(), Told()
     overlap = DelayedUpdate(0, 0, (even, odd), Delay(1))
-    grant = lambda step: Received(FROM_MEMBER, Grant(step, "F", 0, (0,)))  # noqa: E731
-    overlap.handle(0.0, ViewChanged(VIEW))
-    overlap.handle(0.0, Updated(0, 0))
+    grant = lambda step: ev.Received(FROM_MEMBER, ev.Grant(step, "F", 0, (0,)))  # noqa: E731
+    overlap.handle(0.0, ev.ViewChanged(VIEW))
+    overlap.handle(0.0, ev.Updated(0, 0))
     (busy,) = overlap.handle(1.0, grant(1))
     assert not overlap.handle(1.0, grant(0))  # the device is busy with step 1
     overlap.handle(2.0, over)
     assert even.heard[:2] == ["begin 0", "let go"] and odd.heard == ["begin 1"]
-    assert not overlap.handle(3.0, Ran(busy.work, 1.0, 2.0, {}))
+    assert not overlap.handle(3.0, ev.Ran(busy.work, 1.0, 2.0, {}))
 
 
 @pytest.mark.parametrize("after_steps", [0, 7])
@@ -127,7 +114,7 @@ FAULTS = {
     "start anew": [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)],
     "join, then lose the others": [Fault(40.0, JOIN, 0), Fault(250.0, CRASH, 0), Fault(255.0, CRASH, 2)],
     "pause": [Fault(60.0, PAUSE, 1, 60.0)],
-    "coordinator": [Fault(60.0, CRASH, COORDINATOR), Fault(80.0, RESTART, COORDINATOR)],
+    "coordinator": [Fault(60.0, CRASH, ev.COORDINATOR), Fault(80.0, RESTART, ev.COORDINATOR)],
 }
 
 
@@ -135,4 +122,4 @@ FAULTS = {
 def test_who_comes_and_goes(faults, functions_of, one_process):  # noqa: F811
     """A newcomer gets both versions that are in use, and computes from the first step on that nobody has begun."""
     outcome = assert_same_training(delayed(elastic(2, 2)), functions_of, one_process, faults=faults)
-    assert report_fields(outcome, "view")[1:] or COORDINATOR in {fault.peer for fault in faults}
+    assert report_fields(outcome, "view")[1:] or ev.COORDINATOR in {fault.peer for fault in faults}

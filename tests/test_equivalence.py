@@ -21,7 +21,7 @@ from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer,
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, Header, OperatorRequest, Received
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run import serialize
 from jaxdt.run.network import Link
@@ -231,12 +231,12 @@ def train_in_pieces(
     processes = ProcessFactory(make_peer, make_coordinator)
     simulation = Simulation(coordinator, peers, environment, faults, processes=processes)
     for at_s, request in requests:
-        event = Received(Header("", 0, 0, OPERATOR_IDS), request)
-        simulation._queue.at(at_s, simulation._handle_event, (COORDINATOR, event))
+        event = ev.Received(ev.Header("", 0, 0, ev.OPERATOR_IDS), request)
+        simulation._queue.at(at_s, simulation._handle_event, (ev.COORDINATOR, event))
     outcome = simulation.run()
-    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    assert outcome.stopped[ev.COORDINATOR].code == 0, outcome.stopped[ev.COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
-    assert faults or requests or alive >= {COORDINATOR, *plan.peers}
+    assert faults or requests or alive >= {ev.COORDINATOR, *plan.peers}
     *_, last = (view["members"] for view in report_fields(outcome, "view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
@@ -408,15 +408,15 @@ def test_who_leaves_costs_nothing(functions_of, one_process):
 def test_what_an_operator_asks_for_changes_no_loss(functions_of, one_process):
     """A pause with an eviction in it, a checkpoint, a replica that is drained, one more pause over a restart."""
     asked = [
-        (30.0, OperatorRequest("pause")),
-        (50.0, OperatorRequest("evict", 3)),
-        (90.0, OperatorRequest("resume")),
-        (100.0, OperatorRequest("checkpoint")),
-        (120.0, OperatorRequest("drain", 0)),
-        (150.0, OperatorRequest("pause")),
-        (200.0, OperatorRequest("resume")),
+        (30.0, ev.OperatorRequest("pause")),
+        (50.0, ev.OperatorRequest("evict", 3)),
+        (90.0, ev.OperatorRequest("resume")),
+        (100.0, ev.OperatorRequest("checkpoint")),
+        (120.0, ev.OperatorRequest("drain", 0)),
+        (150.0, ev.OperatorRequest("pause")),
+        (200.0, ev.OperatorRequest("resume")),
     ]
-    faults = [Fault(160.0, CRASH, COORDINATOR), Fault(170.0, RESTART, COORDINATOR)]
+    faults = [Fault(160.0, CRASH, ev.COORDINATOR), Fault(170.0, RESTART, ev.COORDINATOR)]
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults, requests=asked)
     assert [fields["command"] for fields in report_fields(outcome, "operator")] == [what.command for _, what in asked]
     committed_s = [at_s for at_s, _, report in outcome.reports if report.kind == "step" and report.step_s > 0]
@@ -440,7 +440,7 @@ def test_who_was_paused_comes_back(functions_of, one_process):
 
 
 def test_a_coordinator_that_is_started_again_goes_on(functions_of, one_process):
-    faults = [Fault(60.0, CRASH, COORDINATOR), Fault(80.0, RESTART, COORDINATOR)]
+    faults = [Fault(60.0, CRASH, ev.COORDINATOR), Fault(80.0, RESTART, ev.COORDINATOR)]
     assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
 
 

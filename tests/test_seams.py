@@ -10,22 +10,7 @@ from report_fields import report_fields
 from jaxdt import build
 from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.membership.commit import TwoPhaseCommit
-from jaxdt.protocol.events import (
-    Accumulated,
-    Boundary,
-    Committed,
-    Drained,
-    Free,
-    GroupResult,
-    Key,
-    Prepared,
-    Ran,
-    Received,
-    Run,
-    Send,
-    Updated,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig, default_plan, parse
 from jaxdt.run.errors import BadInput
@@ -41,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class OneByOne:
     """A wiring of one pipeline: a microbatch goes forward through all stages and back before the next one begins."""
 
-    READS = frozenset({ViewChanged, Updated, Boundary, Ran})
+    READS = frozenset({ev.ViewChanged, ev.Updated, ev.Boundary, ev.Ran})
     queue = (0, False)
 
     def __init__(self, setup):
@@ -51,14 +36,14 @@ class OneByOne:
 
     def handle(self, now_s, event):
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 self.view = view
-            case Updated(_, version) if version < self.n_steps:
+            case ev.Updated(_, version) if version < self.n_steps:
                 self.step = version
                 return self.run(FORWARD, 0) if self.stage == 0 else []
-            case Received(_, Boundary(Key(kind, _, _, m))):
+            case ev.Received(_, ev.Boundary(ev.Key(kind, _, _, m))):
                 return self.run(BACKWARD if kind == "grad" or self.is_last else FORWARD, m)
-            case Ran(Work(_, kind, m), _, _, values) if kind in (FORWARD, BACKWARD):
+            case ev.Ran(Work(_, kind, m), _, _, values) if kind in (FORWARD, BACKWARD):
                 return self.finished(kind, m, values)
         return []
 
@@ -67,24 +52,26 @@ class OneByOne:
         return self.stage == self.plan.n_stages - 1
 
     def run(self, kind, m):
-        return [Run(Work(self.stage, kind, m, self.peer, self.step))]
+        return [ev.Run(Work(self.stage, kind, m, self.peer, self.step))]
 
     def finished(self, kind, m, values):
         if kind == FORWARD and not self.is_last:
-            key = Key("act", self.step, self.stage + 1, m)
-            return [Send(self.view.stage_peers(self.stage + 1)[0], Boundary(key), 8)]
+            key = ev.Key("act", self.step, self.stage + 1, m)
+            return [ev.Send(self.view.stage_peers(self.stage + 1)[0], ev.Boundary(key), 8)]
         if kind == FORWARD:
             return self.run(BACKWARD, m)
         loss_sum = values.get("loss_sum") if self.is_last else None
-        actions = [Accumulated(self.step, self.stage, m, int(values["n_samples"]), loss_sum)]
+        actions = [ev.Accumulated(self.step, self.stage, m, int(values["n_samples"]), loss_sum)]
         is_over = m == self.plan.n_microbatches - 1
         if self.stage:
             actions.append(
-                Send(self.view.stage_peers(self.stage - 1)[0], Boundary(Key("grad", self.step, self.stage, m)), 8)
+                ev.Send(
+                    self.view.stage_peers(self.stage - 1)[0], ev.Boundary(ev.Key("grad", self.step, self.stage, m)), 8
+                )
             )
         elif not is_over:
             actions += self.run(FORWARD, m + 1)
-        return [*actions, Drained(self.step)] if is_over else actions
+        return [*actions, ev.Drained(self.step)] if is_over else actions
 
     def cancel_run(self):
         raise NotImplementedError
@@ -102,7 +89,7 @@ WIRING = WiringEntry(
 class Alone:
     """A sync of stages without replicas: a peer's own gradient is the stage's."""
 
-    READS = frozenset({ViewChanged, Accumulated, Drained, Ran, Committed})
+    READS = frozenset({ev.ViewChanged, ev.Accumulated, ev.Drained, ev.Ran, ev.Committed})
 
     def __init__(self, setup):
         self.peer, self.stage = setup.peer, setup.stage
@@ -110,21 +97,21 @@ class Alone:
 
     def handle(self, now_s, event):
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 self.view = view
-                return [Updated(self.stage, view.n_committed)]
-            case Accumulated():
+                return [ev.Updated(self.stage, view.n_committed)]
+            case ev.Accumulated():
                 self.n_samples += event.n_samples
-            case Drained(step):
-                return [Run(Work(self.stage, GATHER, None, self.peer, step))]
-            case Ran(Work(_, "G", _, _, step)):
-                result = GroupResult(RoundId(RoundKind.GRADIENT, self.stage, step, view=1), 0, 1.0, self.n_samples)
-                return [Send(-1, Prepared(step, self.view.by_peer[self.peer].admission, (result,)))]
-            case Received(_, Committed(record)):
-                return [Run(Work(self.stage, UPDATE, None, self.peer, record.step), 1.0)]
-            case Ran(Work(_, "U", _, _, step)):
+            case ev.Drained(step):
+                return [ev.Run(Work(self.stage, GATHER, None, self.peer, step))]
+            case ev.Ran(Work(_, "G", _, _, step)):
+                result = ev.GroupResult(RoundId(RoundKind.GRADIENT, self.stage, step, view=1), 0, 1.0, self.n_samples)
+                return [ev.Send(-1, ev.Prepared(step, self.view.by_peer[self.peer].admission, (result,)))]
+            case ev.Received(_, ev.Committed(record)):
+                return [ev.Run(Work(self.stage, UPDATE, None, self.peer, record.step), 1.0)]
+            case ev.Ran(Work(_, "U", _, _, step)):
                 self.n_samples = 0
-                return [Free(step), Updated(self.stage, step + 1)]
+                return [ev.Free(step), ev.Updated(self.stage, step + 1)]
         return []
 
 
@@ -191,24 +178,23 @@ def test_a_toy_of_one_file_runs_in_one_process(toys):
 
 def steps_of(machines):
     """The committed steps of machines whose messages arrive at once and whose Work takes no time."""
-    from jaxdt.protocol.events import Persist, Persisted, Ready, Started, Stop
     from jaxdt.protocol.reports import StepReport
 
-    events = [(peer, Started()) for peer in machines] + [(peer, Ready({})) for peer in machines if peer >= 0]
+    events = [(peer, ev.Started()) for peer in machines] + [(peer, ev.Ready({})) for peer in machines if peer >= 0]
     steps = []
     for peer, event in events:  # grows while it is read
         for action in machines[peer].handle(0.0, event):
             match action:
-                case Send(dst, body):
-                    events.append((dst, Received(action.header, body)))
-                case Persist(name):
-                    events.append((peer, Persisted(name)))
-                case Run(work):
+                case ev.Send(dst, body):
+                    events.append((dst, ev.Received(action.header, body)))
+                case ev.Persist(name):
+                    events.append((peer, ev.Persisted(name)))
+                case ev.Run(work):
                     values = {"n_samples": 2, "loss_sum": 1.0} if work.kind == BACKWARD else {}
-                    events.append((peer, Ran(work, 0.0, 0.0, values)))
+                    events.append((peer, ev.Ran(work, 0.0, 0.0, values)))
                 case StepReport():
                     steps.append(action.step)
-                case Stop():
+                case ev.Stop():
                     return steps
         if len(steps) == 3:
             return steps

@@ -16,7 +16,7 @@ from test_equivalence import functions_of, one_process  # noqa: F401
 from jaxdt.model.data import write_tokens
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.optim import optimizer
-from jaxdt.protocol.events import Boundary, Key
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.optim import OptimConfig
@@ -171,11 +171,11 @@ def test_boundary_tensors_are_as_long_as_the_samples_of_their_step(functions_of)
     store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
     table = lambda n_tokens: [(np.dtype(np.float32), (equivalence.BATCH, n_tokens, 32))]  # noqa: E731
     for step, n_tokens in ((-1, 3), (0, 3), (2, 6), (11, 16), (12, 16)):
-        (buffer,) = store.expect(Boundary(Key("act", step, 1, 0)), table(n_tokens))
+        (buffer,) = store.expect(ev.Boundary(ev.Key("act", step, 1, 0)), table(n_tokens))
         assert buffer.shape == (equivalence.BATCH, n_tokens, 32)
-    assert store.expect(Boundary(Key("eval", 0, 1, 0)), table(16))
+    assert store.expect(ev.Boundary(ev.Key("eval", 0, 1, 0)), table(16))
     with pytest.raises(BadInput, match=r"Boundary .*got tensors .*2, 16, 32.*, expected .*2, 3, 32"):
-        store.expect(Boundary(Key("act", 0, 1, 0)), table(16))
+        store.expect(ev.Boundary(ev.Key("act", 0, 1, 0)), table(16))
 
 
 def test_error_feedback_begins_anew_with_another_length(functions_of):  # noqa: F811
@@ -184,7 +184,7 @@ def test_error_feedback_begins_anew_with_another_length(functions_of):  # noqa: 
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     long = np.random.default_rng(0).standard_normal((equivalence.BATCH, 6, 32), np.float32)
     first, short, again = (
-        np.asarray(store.boundary_codec.encode(Key("act", 0, 1, 0), x)) for x in (long, long[:, :3], long)
+        np.asarray(store.boundary_codec.encode(ev.Key("act", 0, 1, 0), x)) for x in (long, long[:, :3], long)
     )
     assert short.size < first.size
     np.testing.assert_array_equal(first, again)

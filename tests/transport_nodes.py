@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.identity import authority, credential
 from jaxdt.runtime.net import frame, handshake, unix_socket
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
@@ -145,7 +145,7 @@ class RunCredentials:
         authority.create_run(folder, n_coordinators=2)
 
     def of(self, peer):
-        if peer == COORDINATOR:
+        if peer == ev.COORDINATOR:
             return credential.load(authority.coordinator_file(self.folder))
         authority.create_missing(self.folder, [peer])
         return credential.load(authority.peer_file(self.folder, peer))

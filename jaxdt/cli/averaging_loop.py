@@ -5,17 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Checkpoint,
-    FindPart,
-    FoundPart,
-    Part,
-    Ready,
-    StateKey,
-    WriteCheckpoint,
-    WroteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
@@ -38,22 +28,22 @@ class NoCheckpoints:
     def disk(self) -> str:
         return ""
 
-    def save(self, write_checkpoint: WriteCheckpoint, store, post) -> None:
-        post(WroteCheckpoint(write_checkpoint.version, generation=write_checkpoint.generation))
+    def save(self, write_checkpoint: ev.WriteCheckpoint, store, post) -> None:
+        post(ev.WroteCheckpoint(write_checkpoint.version, generation=write_checkpoint.generation))
 
-    def find(self, action: FindPart, post) -> None:
-        post(FoundPart(action.digest, 0))
+    def find(self, action: ev.FindPart, post) -> None:
+        post(ev.FoundPart(action.digest, 0))
 
-    def keep(self, part: Part, post) -> None:
+    def keep(self, part: ev.Part, post) -> None:
         raise NotImplementedError
 
-    def read_slice(self, key: StateKey):
+    def read_slice(self, key: ev.StateKey):
         raise NotImplementedError
 
-    def put_slice(self, key: StateKey, words) -> None:
+    def put_slice(self, key: ev.StateKey, words) -> None:
         raise NotImplementedError
 
-    def mark_complete(self, checkpoint: Checkpoint, post) -> None:
+    def mark_complete(self, checkpoint: ev.Checkpoint, post) -> None:
         return None
 
     def wait(self) -> None:
@@ -72,7 +62,7 @@ def open_loop(
     loop = Loop(peer, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
     loaded = None
     if credentials is not None:
-        is_peer = peer != COORDINATOR
+        is_peer = peer != ev.COORDINATOR
         loaded = load(authority.peer_file(credentials, peer) if is_peer else authority.coordinator_file(credentials))
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     settings = TransportSettings(incarnation=loop.process)
@@ -84,5 +74,5 @@ def open_loop(
 
 def run_peer_loop(loop: Loop, address: str) -> None:
     """Run the loop of a peer that needs no preparation, with its compute thread, until the machine stops."""
-    threading.Thread(target=compute, args=(loop, lambda: Ready({})), name="compute", daemon=True).start()
+    threading.Thread(target=compute, args=(loop, lambda: ev.Ready({})), name="compute", daemon=True).start()
     loop.run(address)

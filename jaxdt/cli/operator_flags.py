@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import CoordinatorAway, ask_coordinator
 from jaxdt.runtime.identity import authority
@@ -40,8 +40,8 @@ def ask(command: str, peer: int | None = None) -> str:
     address = parse_address("--coordinator", COORDINATOR.value or _known_address())
     path = Path(CREDENTIAL.value) if CREDENTIAL.value else authority.operator_file(folders().job / CREDENTIALS)
     credential = None if PLAINTEXT.value else load(path)
-    own_id = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS)
-    request = OperatorRequest(command, peer)
+    own_id = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS)
+    request = ev.OperatorRequest(command, peer)
     patience_s = 0.0 if _known_end() else PATIENCE_S
     try:
         answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, patience_s)
@@ -53,7 +53,7 @@ def ask(command: str, peer: int | None = None) -> str:
             again = f"but the run goes on (process {pid}), and launch.py starts a coordinator again that has died"
             raise BadInput(f"{command}: nobody answers at {format_address(address)}, {again}: ask again") from None
         raise
-    if not isinstance(answer, OperatorAnswer):
+    if not isinstance(answer, ev.OperatorAnswer):
         raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
     if not answer.accepted:
         raise BadInput(answer.text)

@@ -16,8 +16,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jaxdt.cli.run_comparison import LINK_KINDS, Run
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
-from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.run.work import ADOPT, LAY_OUT, UPDATE
@@ -197,8 +197,8 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
 def mark_losses(axes: Axes, records: list[dict], zero_s: float) -> None:
     """A line at each moment at which the coordinator took peers for lost, or the run went back to a checkpoint."""
     reports = [r for r in records if r["what"] == "report" and r["kind"] in ("lost", "rollback")]
-    lost = [r for r in reports if r["kind"] == "lost" and r["peer"] == COORDINATOR]
-    rollbacks = [r for r in reports if r["kind"] == "rollback" and r["peer"] == COORDINATOR]
+    lost = [r for r in reports if r["kind"] == "lost" and r["peer"] == ev.COORDINATOR]
+    rollbacks = [r for r in reports if r["kind"] == "rollback" and r["peer"] == ev.COORDINATOR]
     names = ", ".join(f"p{peer}" for peer in dict.fromkeys(r["fields"]["peer"] for r in lost))
     steps = ", ".join(str(r["fields"]["to"]) for r in rollbacks)
     for found, label, style in ((lost, f"lost: {names}", ":"), (rollbacks, f"back to step {steps}", "--")):

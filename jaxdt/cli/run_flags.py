@@ -20,7 +20,7 @@ from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.sim.stragglers import stalls
 
 if TYPE_CHECKING:
-    from jaxdt.protocol.events import Welcome
+    from jaxdt.protocol import events as ev
     from jaxdt.runtime.run_job import RunJob
 
 FLAGS = flags.FLAGS
@@ -126,7 +126,7 @@ def check_joinable(coordinator: str) -> None:
 
 def newcomer(
     coordinator: str, data_path: str, is_worker: bool = False, peer: int | None = None
-) -> tuple["RunJob", "Welcome"]:
+) -> tuple["RunJob", "ev.Welcome"]:
     """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
     with its peer id and stage. `data_path` replaces the path of the token file in the run's config. `peer`: the id of a
     worker of the plan."""
@@ -164,7 +164,7 @@ def newcomer(
     return run_job, _placed(coordinator, run_job, welcome)
 
 
-def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
+def ask_again(coordinator: str, job: "RunJob", peer: int) -> "ev.Welcome":
     """Ask the coordinator again for the place of the worker `peer` of this job, which has asked before."""
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
@@ -173,7 +173,7 @@ def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
     return _placed(coordinator, job, welcome)
 
 
-def _placed(coordinator: str, job: "RunJob", welcome: "Welcome") -> "Welcome":
+def _placed(coordinator: str, job: "RunJob", welcome: "ev.Welcome") -> "ev.Welcome":
     """The answer with a worker's place, once it has measured its links where it has to."""
     from jaxdt.runtime.joining import ask_to_join, temporary_id
     from jaxdt.runtime.net.address import parse_address

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxdt.protocol.events import Action, Message, PipelineJoin, Record, Repair, StateName, Tally, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import Report, StepReport
 from jaxdt.protocol.round_id import RoundId
 
@@ -20,8 +20,8 @@ Results = tuple[tuple[RoundId, tuple[int, ...]], ...]  # rounds of steps under w
 class CommittedStep:
     """A committed step, and what its members have measured in it."""
 
-    record: Record
-    tally: Tally
+    record: ev.Record
+    tally: ev.Tally
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Intake:
 
     joining: frozenset[int] = frozenset()
     joined: frozenset[int] = frozenset()
-    joins: tuple[PipelineJoin, ...] | None = None
+    joins: tuple[ev.PipelineJoin, ...] | None = None
     first_step: int = 0
 
 
@@ -67,11 +67,11 @@ class RollBack:
 class RepairReplicas:
     """The states of these members are not those of their replicas: they are told to take those over, by peer."""
 
-    repairs: Mapping[int, Repair]
+    repairs: Mapping[int, ev.Repair]
     reports: Sequence[Report]
 
 
-Decision = Record | CountedRows | EndRun | RollBack | RepairReplicas
+Decision = ev.Record | CountedRows | EndRun | RollBack | RepairReplicas
 
 
 class Agreement(Protocol):
@@ -84,20 +84,20 @@ class Agreement(Protocol):
     NO_RETURN: str  # why none of these comes back once it was put out, in one line; '' where it may
     n_committed: int
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[ev.Action]:
         """A coordinator goes on where an earlier one has died: reports of what that one may not have reported."""
         ...
 
-    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         """Take over what an earlier coordinator made durable: its last view, its last steps, and the last rows."""
         ...
 
-    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+    def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
         """A member has said something. `admissions`: member -> its present admission. The answer:
         reports, WakeAt with a tag that begins with TIMER, and Send, whose headers the coordinator fills in."""
         ...
 
-    def woke(self, now_s: float, tag: str) -> list[Action]:
+    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
         """The time of an earlier WakeAt has come."""
         ...
 
@@ -114,7 +114,7 @@ class Agreement(Protocol):
         do the work of one that is gone; then it leaves between two steps, if it can choose."""
         ...
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
         """Whom a view that is made now takes in beside those whom the roster would. `candidates`: who may become a
         member; `states`: what joining members hold."""
         ...
@@ -138,15 +138,15 @@ class Agreement(Protocol):
         """Checkpoint.mean_of, () where replicas are equal."""
         ...
 
-    def durable_form(self, record: Record) -> Any:
+    def durable_form(self, record: ev.Record) -> Any:
         """The value that is made durable for `record`: plain data and frozen dataclasses."""
         ...
 
-    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
+    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
         """The record is durable. Returns the message to all members, and reports."""
         ...
 
-    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
         """These rows are durable. Returns the message to all members, and reports."""
         ...
 
@@ -162,11 +162,11 @@ class Agreement(Protocol):
         ...
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[ev.Record, ...]:
         """The last records, which a new view carries."""
         ...
 
-    def missed(self) -> list[Message]:
+    def missed(self) -> list[ev.Message]:
         """The messages to a member that was out of reach: those that it may have missed, and questions."""
         ...
 
@@ -175,7 +175,7 @@ class Agreement(Protocol):
         carries over."""
         ...
 
-    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """A view is durable. The answer, as that of `hear`, goes to members after the view."""
         ...
 
@@ -183,7 +183,7 @@ class Agreement(Protocol):
         """Messages and commits since the last complete checkpoint do not count any more."""
         ...
 
-    def checkpoint_complete(self, version: int) -> list[Action]:
+    def checkpoint_complete(self, version: int) -> list[ev.Action]:
         """The checkpoint of this version is complete, also when a coordinator goes on after another. The answer: as
         that of `hear`."""
         ...

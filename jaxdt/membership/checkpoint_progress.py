@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import Checkpoint, Part, Saved
+from jaxdt.protocol import events as ev
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class CheckpointProgress:
     Copies are made of one checkpoint at a time, the newest whose parts are all written, and that one is kept to until
     it is complete: on slow links there may be newer ones before the copies are through."""
 
-    def __init__(self, n_stages: int, n_steps: int, checkpoint: Checkpoint, n_copies: int):
+    def __init__(self, n_stages: int, n_steps: int, checkpoint: ev.Checkpoint, n_copies: int):
         self.checkpoint = checkpoint
         self._n_stages = n_stages
         self._n_steps = n_steps
         self._n_copies = n_copies
-        self._parts: dict[int, dict[tuple[int, str], Part]] = {}  # version -> stage and digest -> part
+        self._parts: dict[int, dict[tuple[int, str], ev.Part]] = {}  # version -> stage and digest -> part
         self._blocked_s: dict[int, float] = {}  # version -> most seconds in which a member did nothing else
         self._copying = checkpoint.version  # the version of which copies are being made
         self._ordered: set[tuple[int, str]] = set()  # peer and digest, in this view
         self._unfit: set[str] = set()  # disks that could not take a copy
         self._done: set[int] = set()
 
-    def saved(self, saved: Saved, disk: str) -> None:
+    def saved(self, saved: ev.Saved, disk: str) -> None:
         """A stage's part is durable on a disk. A part of an older checkpoint changes nothing."""
         version = saved.version
         if version == self.checkpoint.version:
@@ -47,11 +47,11 @@ class CheckpointProgress:
         if version <= self.checkpoint.version:
             return
         known = self._parts.setdefault(version, {}).get((saved.stage, saved.digest))
-        part = known or Part(version, saved.stage, saved.digest, saved.n_words)
+        part = known or ev.Part(version, saved.stage, saved.digest, saved.n_words)
         self._parts[version][saved.stage, saved.digest] = self._with_disk(part, disk)
         self._blocked_s[version] = max(saved.blocked_s, self._blocked_s.get(version, 0.0))
 
-    def _with_disk(self, part: Part, disk: str) -> Part:
+    def _with_disk(self, part: ev.Part, disk: str) -> ev.Part:
         return replace(part, disks=tuple(sorted({disk, *part.disks})))
 
     def missing(self, digest: str, disk: str) -> None:
@@ -65,19 +65,19 @@ class CheckpointProgress:
             for key, part in parts.items():
                 parts[key] = _without(part, digest, disk)
 
-    def found(self, generation: int, n_reseeds: int, holders: Collection[Holder]) -> Checkpoint | None:
+    def found(self, generation: int, n_reseeds: int, holders: Collection[Holder]) -> ev.Checkpoint | None:
         """The newest checkpoint that is complete and that is not known as such yet, if any."""
         live = {holder.disk for holder in holders}
         for version in sorted(self._parts, reverse=True):
             parts = self._best_parts(version, live)
             if parts and all(self._n_missing(part, holders) <= 0 for part in parts):
-                return Checkpoint(version, generation, tuple(parts), n_reseeds)
+                return ev.Checkpoint(version, generation, tuple(parts), n_reseeds)
         return None
 
-    def _best_parts(self, version: int, live: Collection[str]) -> list[Part]:
+    def _best_parts(self, version: int, live: Collection[str]) -> list[ev.Part]:
         """For each stage the part that is on the most live disks, since two processes may have written different parts.
         Empty if a stage has none."""
-        found: list[Part] = []
+        found: list[ev.Part] = []
         for stage in range(self._n_stages):
             parts = [part for (of, _), part in sorted(self._parts[version].items()) if of == stage]
             best = max(parts, key=lambda part: len(set(part.disks) & set(live)), default=None)
@@ -86,7 +86,7 @@ class CheckpointProgress:
             found.append(best)
         return found
 
-    def _n_missing(self, part: Part, holders: Collection[Holder]) -> int:
+    def _n_missing(self, part: ev.Part, holders: Collection[Holder]) -> int:
         """The number of copies of a part that are still to be made."""
         live = {holder.disk for holder in holders}
         of_others = {holder.disk for holder in holders if holder.stage != part.stage}
@@ -97,14 +97,14 @@ class CheckpointProgress:
             return max(1, n_missing)
         return n_missing
 
-    def orders(self, holders: Collection[Holder]) -> list[tuple[int, Part]]:
+    def orders(self, holders: Collection[Holder]) -> list[tuple[int, ev.Part]]:
         """The peers that are to copy parts now, and have not been told so in this view, each with its parts."""
         live = {holder.disk for holder in holders}
         written = [version for version in self._parts if self._best_parts(version, live)]
         if self._copying not in written:
             self._copying = max(written, default=self.checkpoint.version)
         parts = self._best_parts(self._copying, live) if self._copying in written else self.checkpoint.parts
-        found: list[tuple[int, Part]] = []
+        found: list[tuple[int, ev.Part]] = []
         load = Counter(disk for part in parts for disk in part.disks)
         for part in parts:
             for peer, disk in self._places(part, holders, load)[: max(0, self._n_missing(part, holders))]:
@@ -114,7 +114,7 @@ class CheckpointProgress:
                     found.append((peer, part))
         return found
 
-    def _places(self, part: Part, holders: Collection[Holder], load: Mapping[str, int]) -> list[tuple[int, str]]:
+    def _places(self, part: ev.Part, holders: Collection[Holder], load: Mapping[str, int]) -> list[tuple[int, str]]:
         """Members that could copy a part, one for each disk, those of other stages first."""
         of_stage = {holder.disk for holder in holders if holder.stage == part.stage}
         first: dict[str, int] = {}
@@ -132,7 +132,7 @@ class CheckpointProgress:
         """Members may not have read what they were told in the view before."""
         self._ordered.clear()
 
-    def complete(self, checkpoint: Checkpoint) -> float:
+    def complete(self, checkpoint: ev.Checkpoint) -> float:
         """The checkpoint is durable as complete. Returns the most seconds for which saving it kept a member from its
         work."""
         self.checkpoint = checkpoint
@@ -156,6 +156,6 @@ class CheckpointProgress:
         self._done.clear()
 
 
-def _without(part: Part, digest: str, disk: str) -> Part:
+def _without(part: ev.Part, digest: str, disk: str) -> ev.Part:
     """The part as it is if that of this digest is not on this disk."""
     return replace(part, disks=tuple(d for d in part.disks if (part.digest, d) != (digest, disk)))

@@ -21,19 +21,7 @@ from jaxdt.membership.agreement import (
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.membership.state_check import UnequalBits, deviations
-from jaxdt.protocol.events import (
-    Action,
-    Committed,
-    GroupResult,
-    HeldOutMeasured,
-    Message,
-    Prepared,
-    Record,
-    Repair,
-    StateName,
-    Tally,
-    View,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.seq_lengths import SeqLengths
@@ -49,7 +37,7 @@ class Disagreement(Exception):
 class TwoPhaseCommit:
     """The agreement of `sync.kind = "allreduce"`: all members commit each step, in order."""
 
-    READS = frozenset({Prepared, HeldOutMeasured})
+    READS = frozenset({ev.Prepared, ev.HeldOutMeasured})
     HEARS_ACROSS_VIEWS: bool = False
     COUNTS_ROWS: bool = False
     HAS_FIXED_PLACES: bool = False
@@ -65,7 +53,7 @@ class TwoPhaseCommit:
         self._n_rollbacks = 0
         self._last_commit_s = math.nan
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[ev.Action]:
         """The last steps were durable, but the process may have ended before it said so. Their times are not known, nor
         is that of the next one, which began under an earlier coordinator."""
         return [row for step in self._steps for row in self._row(step, math.nan)]
@@ -74,20 +62,20 @@ class TwoPhaseCommit:
         """The rows that can be told, once this one is there, too."""
         return self._rows.add(step_report(step, step_s, self._config.tokens_per_sample), self.n_committed)
 
-    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._steps = tuple(steps)
         self.n_committed = max([view.n_committed, *(record.step + 1 for record in self.records)])
 
-    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+    def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
         """A vote on the first step that is not committed, or with a delay on one of the next; or a held-out loss."""
-        if isinstance(message, HeldOutMeasured):
+        if isinstance(message, ev.HeldOutMeasured):
             return [*self._rows.measured(message, self.n_committed)]
-        assert isinstance(message, Prepared)
+        assert isinstance(message, ev.Prepared)
         if self.n_committed <= message.step <= self.n_committed + self._config.delay_steps:
             self._votes.add(src, message, admissions)
         return []
 
-    def woke(self, now_s: float, tag: str) -> list[Action]:
+    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
         return []
 
     def paused(self, until_s: float) -> None:
@@ -99,7 +87,7 @@ class TwoPhaseCommit:
     def leave_with(self, peer: int) -> Collection[int]:
         return ()
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
         return NO_INTAKE
 
     def refusal(self, command: str) -> str:
@@ -119,13 +107,13 @@ class TwoPhaseCommit:
             return self._not_finite(step)
         return self._repairs(step, votes) or record
 
-    def _repairs(self, step: int, votes: Mapping[int, Prepared]) -> RepairReplicas | None:
+    def _repairs(self, step: int, votes: Mapping[int, ev.Prepared]) -> RepairReplicas | None:
         """The members whose states have to be replaced before the step, and those that give them theirs. Their votes do
         not count any more: they vote again."""
         found = [deviation for deviation in deviations(votes) if not deviation.is_tolerated]
         if not found:
             return None
-        repairs: dict[int, Repair] = {}
+        repairs: dict[int, ev.Repair] = {}
         for deviation in found:
             repairs |= deviation.repairs
         self._votes.forget(step, repairs)
@@ -143,19 +131,19 @@ class TwoPhaseCommit:
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         return ()
 
-    def durable_form(self, record: Record) -> tuple[CommittedStep, ...]:
+    def durable_form(self, record: ev.Record) -> tuple[CommittedStep, ...]:
         step = CommittedStep(record, self._votes.tally(record.step))
         return (*self._steps, step)[-KEPT_STEPS:]
 
-    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
+    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
         self._steps = self.durable_form(record)
         votes = self._votes.pop(record.step)
         self.n_committed = record.step + 1
         step_s = now_s - self._last_commit_s
         self._last_commit_s = now_s
-        return Committed(record), [*self._unequal_bits.reports(votes), *self._row(self._steps[-1], step_s)]
+        return ev.Committed(record), [*self._unequal_bits.reports(votes), *self._row(self._steps[-1], step_s)]
 
-    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
         raise AssertionError("its steps are recorded")
 
     @property
@@ -166,11 +154,11 @@ class TwoPhaseCommit:
         return self._rows.has_untold(n_rows)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[ev.Record, ...]:
         return tuple(step.record for step in self._steps)
 
-    def missed(self) -> list[Message]:
-        return [Committed(record) for record in self.records]
+    def missed(self) -> list[ev.Message]:
+        return [ev.Committed(record) for record in self.records]
 
     def leave_view(self, members: Collection[int]) -> Results:
         """Results that members hold stay good; who is prepared says so again in the new view."""
@@ -178,7 +166,7 @@ class TwoPhaseCommit:
         self._votes.clear()
         return held
 
-    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         if view.number == 1 or view.rolled_back:
             self._last_commit_s = now_s
         if view.rolled_back:
@@ -190,7 +178,7 @@ class TwoPhaseCommit:
         self._votes.clear()
         self._steps = ()
 
-    def checkpoint_complete(self, version: int) -> list[Action]:
+    def checkpoint_complete(self, version: int) -> list[ev.Action]:
         self._n_rollbacks = 0
         return []
 
@@ -199,14 +187,14 @@ class Votes:
     """The votes of the present view: the members that are prepared for a step, and their results."""
 
     def __init__(self):
-        self._by_step: dict[int, dict[int, Prepared]] = {}
+        self._by_step: dict[int, dict[int, ev.Prepared]] = {}
 
-    def add(self, src: int, prepared: Prepared, admissions: Mapping[int, int]) -> None:
+    def add(self, src: int, prepared: ev.Prepared, admissions: Mapping[int, int]) -> None:
         """A member's vote; one under an earlier admission of it does not count."""
         if prepared.admission == admissions.get(src):
             self._by_step.setdefault(prepared.step, {})[src] = prepared
 
-    def of_all(self, step: int, admissions: Mapping[int, int]) -> Mapping[int, Prepared] | None:
+    def of_all(self, step: int, admissions: Mapping[int, int]) -> Mapping[int, ev.Prepared] | None:
         """All votes on a step, once every member of the view has given its own."""
         votes = self._by_step.get(step, {})
         return votes if len(votes) == len(admissions) and set(votes) == set(admissions) else None
@@ -220,13 +208,13 @@ class Votes:
                     holders.setdefault(result.round, []).append(peer)
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 
-    def tally(self, step: int) -> Tally:
+    def tally(self, step: int) -> ev.Tally:
         """The losses that the members have measured in a step for which all are prepared."""
         votes = self._by_step[step].values()
         results = {result.round.stage: result for vote in votes for result in vote.results}
-        return sum((result.tally for result in results.values()), Tally())
+        return sum((result.tally for result in results.values()), ev.Tally())
 
-    def pop(self, step: int) -> Mapping[int, Prepared]:
+    def pop(self, step: int) -> Mapping[int, ev.Prepared]:
         """The votes on a step that is committed."""
         return self._by_step.pop(step)
 
@@ -239,10 +227,10 @@ class Votes:
         self._by_step.clear()
 
 
-def agreed_record(step: int, votes: Mapping[int, Prepared], generation: int) -> Record:
+def agreed_record(step: int, votes: Mapping[int, ev.Prepared], generation: int) -> ev.Record:
     """The record of a step that every member is prepared for: the groups' rounds, and the squared norm over all groups.
     Its verdict is "skip" if that norm is not finite. Disagreement if two members of a group hold different results."""
-    results: dict[int, GroupResult] = {}
+    results: dict[int, ev.GroupResult] = {}
     for peer, prepared in sorted(votes.items()):
         for result in prepared.results:
             first = results.setdefault(result.round.stage, result)
@@ -253,7 +241,7 @@ def agreed_record(step: int, votes: Mapping[int, Prepared], generation: int) -> 
         raise Disagreement(f"the groups counted different numbers of samples {counts}")
     rounds = tuple(result.round for _, result in sorted(results.items()))
     sq_norm = math.fsum(result.sq_norm for result in results.values())
-    return Record(step, rounds, sq_norm, counts.pop(), "apply" if math.isfinite(sq_norm) else "skip", generation)
+    return ev.Record(step, rounds, sq_norm, counts.pop(), "apply" if math.isfinite(sq_norm) else "skip", generation)
 
 
 def step_report(step: CommittedStep, step_s: float, tokens_per_sample: SeqLengths) -> StepReport:

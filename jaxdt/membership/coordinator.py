@@ -27,65 +27,9 @@ from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
 from jaxdt.membership.worker_places import WorkerPlaces
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    OPERATOR_IDS,
-    WORKERS,
-    Action,
-    Advised,
-    CannotReach,
-    Checkpoint,
-    CheckpointComplete,
-    Connect,
-    CopyPart,
-    Disconnect,
-    Done,
-    Drain,
-    Ended,
-    Event,
-    Failed,
-    Header,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Interrupted,
-    Join,
-    Leaving,
-    LinkChanged,
-    Load,
-    MarkCheckpoint,
-    Message,
-    OperatorAnswer,
-    OperatorRequest,
-    Overdue,
-    PartMissing,
-    Paused,
-    Persist,
-    Persisted,
-    Profiled,
-    Reassign,
-    Received,
-    Record,
-    Refused,
-    Revoke,
-    Revoked,
-    Saved,
-    SaveFailed,
-    Send,
-    Started,
-    Stop,
-    StopRequested,
-    Suspect,
-    Terminated,
-    View,
-    WakeAt,
-    Welcome,
-    Woke,
-    WorkerGone,
-    WorkerHere,
-)
 from jaxdt.protocol.reports import (
     CandidateReport,
     CheckpointReport,
@@ -166,62 +110,62 @@ class Coordinator:
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._operations = Operations(OperatorState(revoked=config.revoked))
-        self._answer_once_durable: Send | None = None  # to an operator
+        self._answer_once_durable: ev.Send | None = None  # to an operator
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, View | Record | CountedRows | Checkpoint | OperatorState | int] = {}
+        self._being_persisted: dict[str, ev.View | ev.Record | CountedRows | ev.Checkpoint | OperatorState | int] = {}
         self._ended = False
-        self._held: list[Event] = []  # what came before the term was durable
+        self._held: list[ev.Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
         self._address = ""  # at which the peers reach this coordinator
         if durable_state:
             self._restore(durable_state)
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> ev.View | None:
         return self.roster.view
 
     @property
     def n_committed(self) -> int:
         return self._agreement.n_committed
 
-    def handle(self, now_s: float, event: Event) -> list[Action]:
+    def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
         if self._ended:
             return []
-        if TERM in self._being_persisted and event != Persisted(TERM):
+        if TERM in self._being_persisted and event != ev.Persisted(TERM):
             self._held.append(event)
             return []
         match event:
-            case Started(address):
+            case ev.Started(address):
                 self._address = address
                 return [self._persist(TERM, self.coordinator_term)]
-            case Woke(tag) if tag.startswith(TIMER):
+            case ev.Woke(tag) if tag.startswith(TIMER):
                 return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
-            case Woke(tag):
+            case ev.Woke(tag):
                 judged = [*self._judge(now_s), *self._settle_claims(now_s)]
                 return [*judged, *([*self._remind(now_s), self._next_tick(now_s)] if tag == "tick" else [])]
-            case Persisted(name):
+            case ev.Persisted(name):
                 return self._persisted(now_s, name)
-            case Refused(_, reason):
+            case ev.Refused(_, reason):
                 self._waiting.refused(reason)
                 return [RefusedReport(reason)]
-            case Interrupted(code, reason):
+            case ev.Interrupted(code, reason):
                 return self._end(code, reason)
-            case StopRequested():
+            case ev.StopRequested():
                 return self._on_stop()
-            case Paused(seconds):
+            case ev.Paused(seconds):
                 return self._on_pause(now_s, seconds)
-            case Advised(report):
+            case ev.Advised(report):
                 self._operations.advice = report
                 return [report]
-            case Terminated():
+            case ev.Terminated():
                 return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
-            case LinkChanged(peer, up, _, gone):
+            case ev.LinkChanged(peer, up, _, gone):
                 return self._on_link(now_s, peer, up, gone)
-            case Received(header, body):
+            case ev.Received(header, body):
                 return self._received(now_s, header, body)
         return []
 
-    def _remind(self, now_s: float) -> list[Action]:
+    def _remind(self, now_s: float) -> list[ev.Action]:
         """Say again for whom the run waits."""
         if self._ended:
             return []
@@ -229,10 +173,10 @@ class Coordinator:
         absent = [peer for peer in missing if peer not in self._leases]
         return [*self._waiting.watch(now_s, missing, absent, self.roster.deserted if self.view else [])]
 
-    def _next_tick(self, now_s: float) -> WakeAt:
-        return WakeAt(now_s + self.config.heartbeat_s, "tick")
+    def _next_tick(self, now_s: float) -> ev.WakeAt:
+        return ev.WakeAt(now_s + self.config.heartbeat_s, "tick")
 
-    def _on_pause(self, now_s: float, paused_s: float) -> list[Action]:
+    def _on_pause(self, now_s: float, paused_s: float) -> list[ev.Action]:
         """This process did not run, and what the peers said meanwhile is still on its way through its sockets. So
         nobody is judged before a whole lease is over, in which the peers are heard again."""
         if paused_s <= self.config.heartbeat_s:
@@ -242,7 +186,7 @@ class Coordinator:
         self._agreement.paused(self._patient_until_s)
         return [PausedReport(round(paused_s, 1), patience_s)]
 
-    def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[Action]:
+    def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[ev.Action]:
         self._leases.link(now_s, peer, up, gone)
         if up:
             return []
@@ -250,7 +194,7 @@ class Coordinator:
         if peer not in self._leases and self._vacancies.dials(peer):
             return self._dead(now_s, peer) if gone else []
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
-        return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
+        return [ev.WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else ev.Disconnect(peer)]
 
     # ------------------------------------------------------------------------------------------------- durable state
 
@@ -265,18 +209,18 @@ class Coordinator:
         if promised := self._operations.restore(self._checkpoints.checkpoint.version):
             self._agreement.promise_checkpoint(promised)
 
-    def _begin_term(self, now_s: float) -> list[Action]:
+    def _begin_term(self, now_s: float) -> list[ev.Action]:
         """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
         a whole lease of this term is over (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._next_tick(now_s)]
+        actions: list[ev.Action] = [self._next_tick(now_s)]
         if self._operations.state.revoked:
-            actions.append(Revoke(self._operations.state.revoked))
+            actions.append(ev.Revoke(self._operations.state.revoked))
         if self.view:
             actions += self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
-                actions.append(Connect(member.peer, member.address))
+                actions.append(ev.Connect(member.peer, member.address))
             members = [member.peer for member in self.view.members]
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed, members))
             actions += self._decide()
@@ -284,22 +228,24 @@ class Coordinator:
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
 
-    def _persist(self, name: str, value: View | Record | CountedRows | Checkpoint | OperatorState | int) -> Persist:
+    def _persist(
+        self, name: str, value: ev.View | ev.Record | CountedRows | ev.Checkpoint | OperatorState | int
+    ) -> ev.Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
-            return Persist(name, value)
-        form: Any = self._agreement.durable_form(value) if isinstance(value, Record) else value
-        return Persist(name, serialize.write(form))
+            return ev.Persist(name, value)
+        form: Any = self._agreement.durable_form(value) if isinstance(value, ev.Record) else value
+        return ev.Persist(name, serialize.write(form))
 
-    def _persisted(self, now_s: float, name: str) -> list[Action]:
+    def _persisted(self, now_s: float, name: str) -> list[ev.Action]:
         match self._being_persisted.pop(name):
-            case View() as view:
+            case ev.View() as view:
                 return self._adopt(now_s, view)
-            case Record() as record:
+            case ev.Record() as record:
                 return self._committed(now_s, record)
             case CountedRows() as rows:
                 return self._counted(rows)
-            case Checkpoint() as checkpoint:
+            case ev.Checkpoint() as checkpoint:
                 return self._completed(checkpoint)
             case OperatorState() as state:
                 return self._operator_state_durable(now_s, state)
@@ -307,15 +253,15 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------------------ messages
 
-    def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
+    def _received(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         src = header.src
         if self._operations.is_revoked(src):
             return [DroppedReport(src, run=header.run)]
-        if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
+        if isinstance(body, ev.OperatorRequest) and src >= ev.OPERATOR_IDS:
             return self._on_request(now_s, src, body)
-        if isinstance(body, Join) and body.is_worker:
+        if isinstance(body, ev.Join) and body.is_worker:
             return self._on_worker(now_s, src, body)
-        if isinstance(body, Join):
+        if isinstance(body, ev.Join):
             return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
         if header.run != self.config.run:
             return [DroppedReport(src, run=header.run)]
@@ -325,25 +271,25 @@ class Coordinator:
             return self._superseded(src, header.coordinator_term)
         if src in self.roster.stage_of:
             return self._from_peer(now_s, header, body)
-        if isinstance(body, Hello) and self.view:
+        if isinstance(body, ev.Hello) and self.view:
             return self._from_stranger(src, body.address)
         return [DroppedReport(src, run=header.run)]
 
-    def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
+    def _from_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         src = header.src
-        if isinstance(body, Hello) and body.process != self._refused.get(src, (body.process,))[0]:
+        if isinstance(body, ev.Hello) and body.process != self._refused.get(src, (body.process,))[0]:
             del self._refused[src]  # another process, perhaps with another address
         if src in self._refused:
-            return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
+            return [self.roster.reach(src), self._send(src, ev.Ended(2, self._refused[src][1]))]
         is_astray = self._is_astray(header)
-        if is_astray and src not in self.roster.lost | self.roster.missing and not isinstance(body, Failed):
+        if is_astray and src not in self.roster.lost | self.roster.missing and not isinstance(body, ev.Failed):
             lost = self._lost(now_s, src, UNKNOWN_VIEW, is_dead=False)
             return [*lost, *([] if self._ended else self._from_peer(now_s, header, body))]
-        if isinstance(body, Hello):
+        if isinstance(body, ev.Hello):
             return self._on_hello(now_s, src, body, is_astray)
-        if isinstance(body, Failed):
+        if isinstance(body, ev.Failed):
             return self._on_failed(now_s, src, body.reason)
-        if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
+        if isinstance(body, ev.Saved):  # a fact, also from a peer that has left meanwhile
             if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
                 self._failures.saved(src)
             is_of_run = self.view and header.generation == self.view.generation and not is_astray
@@ -356,7 +302,7 @@ class Coordinator:
         self._leases.arrived(src, now_s)
         return self._from_leased_peer(now_s, header, body)
 
-    def _is_astray(self, header: Header) -> bool:
+    def _is_astray(self, header: ev.Header) -> bool:
         """Whether a member is in a view that this coordinator does not know, since a superseded coordinator made it.
         The member's work in that view does not fit the work of the others."""
         admission = self.roster.admissions.get(header.src)
@@ -376,46 +322,46 @@ class Coordinator:
             return "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
         return ""
 
-    def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
+    def _from_leased_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         src = header.src
         match body:
-            case Heartbeat(count, status, bytes_to, bytes_from, workers):
+            case ev.Heartbeat(count, status, bytes_to, bytes_from, workers):
                 self._leases.heartbeat(now_s, src, status)
-                if self._worker_places and WORKERS in status:
-                    self._worker_places.counted(now_s, src, int(status[WORKERS]), workers)
+                if self._worker_places and ev.WORKERS in status:
+                    self._worker_places.counted(now_s, src, int(status[ev.WORKERS]), workers)
                 worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
                 report = HeartbeatReport(src, status, bytes_to, bytes_from or None, worker_cpu_s)
-                return [self._send(src, HeartbeatAck(count, now_s, self._note(src))), report]
-            case WorkerHere(worker) if self._worker_places:
+                return [self._send(src, ev.HeartbeatAck(count, now_s, self._note(src))), report]
+            case ev.WorkerHere(worker) if self._worker_places:
                 return [WorkerHereReport(worker, src, self._worker_places.here(worker))]
-            case WorkerGone(worker, reason, n_redone) if self._worker_places:
+            case ev.WorkerGone(worker, reason, n_redone) if self._worker_places:
                 self._worker_places.gone(worker)
                 return [WorkerGoneReport(worker, src, reason, n_redone)]
-            case Profiled(process=process) if process == self.roster.processes.get(src):
+            case ev.Profiled(process=process) if process == self.roster.processes.get(src):
                 return self._on_profiled(src, body)
-            case Load():
+            case ev.Load():
                 self.roster.balance.report(now_s, src, body)
-            case SaveFailed(version, reason):
+            case ev.SaveFailed(version, reason):
                 return self._on_save_failed(now_s, src, version, reason)
-            case Overdue(work, seconds, deadline_s, blocks) if src in self.roster.members:
+            case ev.Overdue(work, seconds, deadline_s, blocks) if src in self.roster.members:
                 report = OverdueReport(src, work, seconds, deadline_s, blocks)
                 return [report, *self._on_overdue(now_s, src, body)]
-            case Done():
+            case ev.Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals, body.bytes_from or None), *self._end_if_over()]
-            case Leaving() if self.view is None or src not in self.roster.members:
+            case ev.Leaving() if self.view is None or src not in self.roster.members:
                 return self._left_early(src)
-            case Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
+            case ev.Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
                 return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
-            case Leaving() if src not in self.roster.leaving:
+            case ev.Leaving() if src not in self.roster.leaving:
                 report = LeavingReport(src, self.roster.leaves(src))
                 self.roster.put_aside(self._agreement.leave_with(src))
                 return [report, *self._change_view()]
-            case PartMissing(digest, reason):
+            case ev.PartMissing(digest, reason):
                 return self._on_part_missing(src, digest, reason)
-            case Suspect(peer, reason) if self._knows_both(header, peer):
-                return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
-            case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+            case ev.Suspect(peer, reason) if self._knows_both(header, peer):
+                return [ev.WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
+            case ev.CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._counts(header):
                 was_asking = self._agreement.is_asking
@@ -428,7 +374,7 @@ class Coordinator:
                 return actions
         return []
 
-    def _counts(self, header: Header) -> bool:
+    def _counts(self, header: ev.Header) -> bool:
         """Whether the agreement hears a message. Members send a message of an earlier view again, and one that came
         while a view was being made durable, unless it counts in all views since their admission."""
         view = self.view
@@ -438,7 +384,7 @@ class Coordinator:
             return header.view >= self.roster.admissions.get(header.src, header.view + 1)
         return header.view == view.number and VIEW not in self._being_persisted
 
-    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
+    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[ev.Action]:
         """Two members have no way to each other: one of them is put out, and told so when it speaks again. While the
         other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
         if peer not in self.roster.members - self.roster.lost - self.roster.missing:
@@ -451,16 +397,16 @@ class Coordinator:
         self._refused[out] = self.roster.processes.get(out, 0), reason
         return self._lost(now_s, out, reason, is_dead=False)
 
-    def _knows_both(self, header: Header, peer: int) -> bool:
+    def _knows_both(self, header: ev.Header, peer: int) -> bool:
         """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
         admissions = self.roster.admissions
         return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
 
-    def _claims_a_place(self, join: Join) -> bool:
+    def _claims_a_place(self, join: ev.Join) -> bool:
         """Whether a process asks for the place of a peer that is known, or says that it is one."""
         return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
 
-    def _on_join(self, now_s: float, src: int, join: Join) -> list[Action]:
+    def _on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run. Where it could only
         wait for the end it is refused."""
         try:
@@ -468,7 +414,7 @@ class Coordinator:
             if ids is not None and join.peer is not None:
                 raise BadInput(f"its credential is of peer {join.peer}, expected one of a lost peer, by a new token")
         except BadInput as refusal:
-            return [RefusedReport(f"a newcomer: {refusal}"), self._send(src, Ended(2, str(refusal)))]
+            return [RefusedReport(f"a newcomer: {refusal}"), self._send(src, ev.Ended(2, str(refusal)))]
         if ids is not None:
             return self._on_claim(now_s, src, replace(join, peer=ids[0], is_new=True))
         peer, stage = self.roster.newcomer(now_s, src, join.peer)
@@ -494,15 +440,15 @@ class Coordinator:
         is_taken = peer in self.roster.admissions or peer in self._leases or self._claims.is_granted(peer)
         return self.view is not None and not is_taken and not self._operations.is_revoked(peer)
 
-    def _on_worker(self, now_s: float, src: int, join: Join) -> list[Action]:
+    def _on_worker(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run. It may have to
         measure its links first."""
         certified = join.peer
         if self._worker_places is None:
-            return [self._send(src, Ended(2, "asks to be a worker, and the wiring of this run has none"))]
+            return [self._send(src, ev.Ended(2, "asks to be a worker, and the wiring of this run has none"))]
         if certified in self.roster.stage_of:
             name = self.roster.name(certified)
-            return [self._send(src, Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
+            return [self._send(src, ev.Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
         worker = self.roster.new_id() if certified is None else certified
         gbps = None if join.gbps is None else dict(join.gbps)
         to_measure = self._worker_places.to_measure(worker, self.roster.servers, gbps)
@@ -518,20 +464,20 @@ class Coordinator:
         report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]
         return [*report, self._send(src, answer)]
 
-    def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
+    def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
         if join.peer not in self.roster.stage_of:
-            return [self._send(src, Ended(FORGOTTEN, self._unknown(join.peer)))]
+            return [self._send(src, ev.Ended(FORGOTTEN, self._unknown(join.peer)))]
         self._claims.ask(now_s, src, join)
         return self._settle_claims(now_s)
 
-    def _settle_claims(self, now_s: float) -> list[Action]:
-        actions: list[Action] = []
+    def _settle_claims(self, now_s: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
         for claim, is_granted in self._claims.settle(now_s, self._leases):
             peer = claim.peer
             if is_granted:
                 stage = self.roster.stage_of[peer]
-                answer = Welcome(self.config.run, peer, stage, "", {})
+                answer = ev.Welcome(self.config.run, peer, stage, "", {})
                 if claim.is_new:
                     answer = self.config.answer(peer, stage, self.n_committed)
                     actions.append(JoinRequestReport(peer, stage))
@@ -542,18 +488,18 @@ class Coordinator:
                 f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is refused: "
                 "another peer needs a token of its own"
             )
-            actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
+            actions += [RefusedReport(reason), self._send(claim.temporary_id, ev.Ended(2, reason))]
         return actions
 
-    def _on_hello(self, now_s: float, src: int, hello: Hello, is_astray: bool = False) -> list[Action]:
+    def _on_hello(self, now_s: float, src: int, hello: ev.Hello, is_astray: bool = False) -> list[ev.Action]:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
-            return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+            return [RefusedReport(reason), self._send(src, ev.Ended(2, reason))]
         if problem := why_undialable(hello.address, self._address):
             reason = f"{self.roster.name(src)}: {problem}; expected --listen=HOST:PORT that the other hosts can dial"
-            return [RefusedReport(reason), Connect(src, hello.address), self._send(src, Ended(2, reason))]
+            return [RefusedReport(reason), ev.Connect(src, hello.address), self._send(src, ev.Ended(2, reason))]
         if self._operations.put_out(hello):
-            return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
+            return [ev.Connect(src, hello.address), self._send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)
         self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello)
@@ -563,38 +509,38 @@ class Coordinator:
         if src in self.roster.missing and not is_new_process and not is_astray:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
-        actions.append(Connect(src, hello.address))
+        actions.append(ev.Connect(src, hello.address))
         if self._operations.state.revoked:
-            actions.append(self._send(src, Revoked(self._operations.state.revoked)))
-        actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
+            actions.append(self._send(src, ev.Revoked(self._operations.state.revoked)))
+        actions += [ev.Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
-            return [*actions, self._send(src, Reassign(stage))]
+            return [*actions, self._send(src, ev.Reassign(stage))]
         actions.append(ConnectedReport(src, hello.stage))
         if src in self.roster.members:
             return actions + ([] if is_new_process else self._send_missed(src))
         return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
-    def _from_stranger(self, src: int, address: str) -> list[Action]:
+    def _from_stranger(self, src: int, address: str) -> list[ev.Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
         reason = self._unknown(src)
-        return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(FORGOTTEN, reason))]
+        return [RefusedReport(reason), ev.Connect(src, address), self._send(src, ev.Ended(FORGOTTEN, reason))]
 
     def _unknown(self, peer: int | None) -> str:
         return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
-    def _returned(self, now_s: float, src: int) -> list[Action]:
+    def _returned(self, now_s: float, src: int) -> list[ev.Action]:
         """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
         self.roster.returned(src)
         self._leases.arrived(src, now_s)
         return [ReturnedReport(src), self.roster.reach(src), *self._change_view()]
 
-    def _send_missed(self, src: int) -> list[Action]:
+    def _send_missed(self, src: int) -> list[ev.Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
-        complete = CheckpointComplete(self._checkpoints.checkpoint)
-        missed: list[Message] = [self.roster.current_view, *self._agreement.missed(), complete]
+        complete = ev.CheckpointComplete(self._checkpoints.checkpoint)
+        missed: list[ev.Message] = [self.roster.current_view, *self._agreement.missed(), complete]
         return [self._send(src, body) for body in missed]
 
-    def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
+    def _on_profiled(self, src: int, profiled: ev.Profiled) -> list[ev.Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
         is_planned = src in self.config.stage_of
         if is_planned:
@@ -619,14 +565,14 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------------------ operators
 
-    def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
+    def _on_request(self, now_s: float, src: int, request: ev.OperatorRequest) -> list[ev.Action]:
         """An operator asks for something."""
         progress = self._progress
         reason = self._agreement.refusal(request.command) or self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
         if reason:
-            return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
+            return [RefusedReport(reason), self._send(src, ev.OperatorAnswer(False, reason))]
         before = self._operations.state
         self._operations.silences = self._leases.silences(now_s)
         if self._worker_places:
@@ -635,8 +581,8 @@ class Coordinator:
         text = self._operations.accept(request, self.roster, progress)
         if request.command in ("checkpoint", "stop"):
             self._promise_checkpoint()
-        answer = self._send(src, OperatorAnswer(True, text))
-        done: list[Action] = []
+        answer = self._send(src, ev.OperatorAnswer(True, text))
+        done: list[ev.Action] = []
         if request.command != "status":
             done.append(OperatorReport(request.command, text, request.peer))
         if self._operations.state != before:
@@ -650,18 +596,18 @@ class Coordinator:
     def _progress(self) -> Progress:
         return Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint.version)
 
-    def _on_stop(self) -> list[Action]:
+    def _on_stop(self) -> list[ev.Action]:
         """A person ends the run here: with a checkpoint if there are steps without one."""
         progress = self._progress
         may_stop = not self._agreement.refusal("stop")
         if self.view is None or progress.n_committed == progress.checkpoint or not may_stop:
             return self._end(INTERRUPTED, "interrupted")
-        if reason := self._operations.refusal(OperatorRequest("stop"), self.roster, progress):
+        if reason := self._operations.refusal(ev.OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
         before = self._operations.state
         text = self._operations.stop(INTERRUPTED, "interrupted", progress)
         self._promise_checkpoint()
-        actions: list[Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
+        actions: list[ev.Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
         if self._operations.state != before and OPERATOR not in self._being_persisted:
             return [*actions, self._persist(OPERATOR, self._operations.state)]
         return [*actions, *self._decide()]
@@ -671,20 +617,20 @@ class Coordinator:
         if version is not None:
             self._operations.promised(version)
 
-    def _remove(self, now_s: float, peer: int, command: str) -> list[Action]:
+    def _remove(self, now_s: float, peer: int, command: str) -> list[ev.Action]:
         if command == "drain":
-            return [self._send(peer, Drain())]
+            return [self._send(peer, ev.Drain())]
         return self._lost(now_s, peer, "put out by an operator", is_dead=True)
 
-    def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[Action]:
+    def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
         """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out. The operator is
         answered only now: else a coordinator that is started again might have forgotten it."""
-        actions: list[Action] = [Revoke(state.revoked)]
+        actions: list[ev.Action] = [ev.Revoke(state.revoked)]
         if self._answer_once_durable:
             actions.append(self._answer_once_durable)
         self._answer_once_durable = None
         if self.view:
-            actions += self._to_all(Revoked(state.revoked))
+            actions += self._to_all(ev.Revoked(state.revoked))
         for peer in state.revoked:
             if peer in self._leases or peer in self.roster.members:
                 actions += self._lost(now_s, peer, "revoked by an operator", is_dead=True)
@@ -692,7 +638,7 @@ class Coordinator:
 
     # --------------------------------------------------------------------------------------------------------- views
 
-    def _judge(self, now_s: float) -> list[Action]:
+    def _judge(self, now_s: float) -> list[ev.Action]:
         """Evict a member whose time is over, or begin a move that is due."""
         self.roster.let_go(now_s, self._leases)
         actions = self._change_view() if self.roster.absences.expire(now_s) else []
@@ -704,9 +650,9 @@ class Coordinator:
             return [*actions, *evictions, *self._change_view()]
         return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
 
-    def _evict(self, now_s: float) -> list[Action]:
+    def _evict(self, now_s: float) -> list[ev.Action]:
         """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for peer in self._leases.broken(now_s):
             reason = "its connection broke and did not come back"
             actions += [] if self._ended else self._lose(now_s, peer, reason, self._leases.is_gone(peer))
@@ -722,20 +668,20 @@ class Coordinator:
         peer, reason = over
         return self._lose(now_s, peer, reason, self._leases.is_gone(peer))
 
-    def _watch_vacancies(self, now_s: float) -> list[Action]:
+    def _watch_vacancies(self, now_s: float) -> list[ev.Action]:
         checkpoint = self._checkpoints.checkpoint.version
         at_stake = range(checkpoint, self.n_committed)
         actions = self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
         # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
-        dialled = [action.peer for action in actions if isinstance(action, Connect)]
+        dialled = [action.peer for action in actions if isinstance(action, ev.Connect)]
         return [*actions, *(self._send(peer, self.roster.current_view) for peer in dialled)]
 
-    def _dead(self, now_s: float, peer: int) -> list[Action]:
+    def _dead(self, now_s: float, peer: int) -> list[ev.Action]:
         """A silent peer's process has ended: nobody waits for it any more."""
         self.roster.absences.end(peer)
         return self._watch_vacancies(now_s) + self._change_view()
 
-    def _on_failed(self, now_s: float, src: int, reason: str) -> list[Action]:
+    def _on_failed(self, now_s: float, src: int, reason: str) -> list[ev.Action]:
         """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
         left to go on, or if a person has to mend the same for every peer that tries."""
         line = f"{self.roster.name(src)}: {reason}"
@@ -754,20 +700,20 @@ class Coordinator:
         left = self.roster.members | self.roster.candidates | self.roster.coming
         return actions + (self._end(2, line) if self._failures.is_final(stage, is_deserted, left) else [])
 
-    def _left_early(self, src: int) -> list[Action]:
+    def _left_early(self, src: int) -> list[ev.Action]:
         """A peer's process has left on request, and was no member yet."""
         line = f"{self.roster.name(src)}: left before it was let in"
         if self.view is None and src in self.config.stage_of:
             return self._end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
         return self._dismiss(src, line)
 
-    def _dismiss(self, src: int, line: str) -> list[Action]:
+    def _dismiss(self, src: int, line: str) -> list[ev.Action]:
         """A peer that was no member yet does not come."""
         self._leases.end(src)
         self.roster.dismiss(src)
-        return [FailedReport(src, line), Disconnect(src)]
+        return [FailedReport(src, line), ev.Disconnect(src)]
 
-    def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[Action]:
+    def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[ev.Action]:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
         another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
         n_in_a_row = self._failures.save_failed(src)
@@ -779,7 +725,7 @@ class Coordinator:
             return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
         return [report, *self._put_out(now_s, src, reason)]
 
-    def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
+    def _on_overdue(self, now_s: float, src: int, overdue: ev.Overdue) -> list[ev.Action]:
         """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
         is waited for, until another peer has its state."""
         if not self._can_spare(src):
@@ -805,22 +751,22 @@ class Coordinator:
         """Whether the stage of a member can go on without it."""
         stage = self.roster.stage_of[peer]
         next_view = self._being_persisted.get(VIEW)
-        staying = next_view if isinstance(next_view, View) else self.roster.current_view
+        staying = next_view if isinstance(next_view, ev.View) else self.roster.current_view
         others = (self.roster.live(stage) & staying.by_peer.keys()) - {peer}
         return bool(others) or stage in self._replaceable
 
-    def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
+    def _put_out(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
         """Go on without a member of a stage that has another, and have its process end."""
         self._failures.put_out(peer)
         self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
         return self._lost(now_s, peer, reason, is_dead=True)
 
-    def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
+    def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
         """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so nobody waits for it."""
         actions = self._lose(now_s, peer, reason, is_dead)
         return [*actions, *self._change_view()] if actions else []
 
-    def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
+    def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
         """Do all that `_lost` does, but do not change the view."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended:
@@ -832,9 +778,9 @@ class Coordinator:
         if problem := self._agreement.cannot_lose(peer, self.roster.present):
             return self._end(3, f"{reason}; {problem}")
         self._leases.end(peer)
-        actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
+        actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
-        has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, View) else None)
+        has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, ev.View) else None)
         self.roster.put_aside(self._agreement.leave_with(peer))
         self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
         self.roster.absences.expire(now_s)
@@ -845,14 +791,14 @@ class Coordinator:
         """A stage that nobody can fill any more, in a run that does not wait for a newcomer."""
         return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
 
-    def _change_view(self, between_steps: bool = False) -> list[Action]:
+    def _change_view(self, between_steps: bool = False) -> list[ev.Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._being_persisted or self.view is None or self._ended:
             return []
         if (lost := self._lost_stage) is not None:
             return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
-        actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
+        actions: list[ev.Action] = [self._send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
         intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
         view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, intake)
@@ -865,7 +811,7 @@ class Coordinator:
         view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
 
-    def _may_roll_back(self, actions: list[Action]) -> bool:
+    def _may_roll_back(self, actions: list[ev.Action]) -> bool:
         """Whether the peers that are there hold the whole checkpoint together. If not, a lost stage waits for a disk
         with its part, too; a report of that is added to `actions`."""
         disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
@@ -876,7 +822,7 @@ class Coordinator:
         self._without_holder = without
         return not without
 
-    def _roll_back(self, view: View) -> list[Action]:
+    def _roll_back(self, view: ev.View) -> list[ev.Action]:
         """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
         self._operations.rolled_back()
@@ -885,7 +831,7 @@ class Coordinator:
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
         return [report, self._persist(VIEW, view)]
 
-    def _adopt(self, now_s: float, view: View) -> list[Action]:
+    def _adopt(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view, now_s)
         self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
@@ -903,14 +849,14 @@ class Coordinator:
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
-    def _decide(self) -> list[Action]:
+    def _decide(self) -> list[ev.Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
         tells_rows = self._agreement.COUNTS_ROWS and self._agreement.has_untold_rows(self.config.n_steps)
         is_held = self._operations.holds_steps and not tells_rows
         if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, ROWS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
-            case Record() as record:
+            case ev.Record() as record:
                 return [self._persist(STEPS, self._operations.record(record))]
             case CountedRows() as rows:
                 return [self._persist(ROWS, rows)]
@@ -922,7 +868,7 @@ class Coordinator:
                 return self._other_samples()
         return []
 
-    def _other_samples(self) -> list[Action]:
+    def _other_samples(self) -> list[ev.Action]:
         """Go back since a gradient was not finite, and draw other samples from there on."""
         checkpoint = self._checkpoints.checkpoint
         if without := self._checkpoints.without_holder(self.roster.live_disks):
@@ -931,7 +877,7 @@ class Coordinator:
         view = self.roster.roll_back(checkpoint)
         return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
-    def _committed(self, now_s: float, record: Record) -> list[Action]:
+    def _committed(self, now_s: float, record: ev.Record) -> list[ev.Action]:
         announcement, reports = self._agreement.committed(now_s, record)
         self._operations.committed(record)
         self.roster.committed(self.n_committed)
@@ -940,20 +886,20 @@ class Coordinator:
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide(), *self._complete_checkpoint()]
 
-    def _counted(self, rows: CountedRows) -> list[Action]:
+    def _counted(self, rows: CountedRows) -> list[ev.Action]:
         announcement, reports = self._agreement.counted(rows)
         ends = [*self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
         return [*self._to_all(announcement), *reports, *ends]
 
-    def _on_saved(self, src: int, saved: Saved) -> list[Action]:
+    def _on_saved(self, src: int, saved: ev.Saved) -> list[ev.Action]:
         self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
         return self._complete_checkpoint()
 
-    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[Action]:
+    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[ev.Action]:
         self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
         return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
 
-    def _complete_checkpoint(self) -> list[Action]:
+    def _complete_checkpoint(self) -> list[ev.Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
         do not count yet, and with a rollback no part of before does. After the checkpoint of a stop there is none."""
         if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT} or self._agreement.is_asking:
@@ -966,16 +912,16 @@ class Coordinator:
             return []
         if found:
             return [self._persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
-        return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
+        return [self._send(peer, ev.CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
-    def _completed(self, checkpoint: Checkpoint) -> list[Action]:
+    def _completed(self, checkpoint: ev.Checkpoint) -> list[ev.Action]:
         save_s = self._checkpoints.complete(checkpoint)
         said = self._addressed(self._agreement.checkpoint_complete(checkpoint.version))
         report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
-        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint)), *said]
+        told = [ev.MarkCheckpoint(checkpoint), report, *self._to_all(ev.CheckpointComplete(checkpoint)), *said]
         return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
-    def _end_if_over(self) -> list[Action]:
+    def _end_if_over(self) -> list[ev.Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop. Steps that
         are done after a stop's checkpoint are not waited for: the run goes on from the checkpoint."""
         ending, progress = self._operations.ending(self._progress), self._progress
@@ -988,37 +934,39 @@ class Coordinator:
             return []
         return self._end(0, f"done: {progress.n_steps} steps")
 
-    def _end(self, code: int, reason: str) -> list[Action]:
+    def _end(self, code: int, reason: str) -> list[ev.Action]:
         if self._ended:
             return []
         self._ended = True
-        sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
-        return [EndedReport(code, reason), *sends, Stop(code, reason)]
+        sends = [self._send(peer, ev.Ended(code, reason)) for peer in self._leases]
+        return [EndedReport(code, reason), *sends, ev.Stop(code, reason)]
 
-    def _superseded(self, src: int, coordinator_term: int) -> list[Action]:
+    def _superseded(self, src: int, coordinator_term: int) -> list[ev.Action]:
         """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
         reason = f"{self.roster.name(src)} obeys a coordinator of term {coordinator_term}, this one has term "
         return self._step_down(SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
 
-    def _state_lost(self, src: int, header: Header) -> list[Action]:
+    def _state_lost(self, src: int, header: ev.Header) -> list[ev.Action]:
         """The run goes on elsewhere than on this disk: what was committed is not known here."""
         where = f"{self.roster.name(src)} is in view {header.view} of term {header.coordinator_term}"
         mend = "restore the folder coordinator/ of run_dir, or stop all peers and start again from a checkpoint"
         return self._step_down(2, f"{where}, and this disk holds no state of the run; {mend}")
 
-    def _step_down(self, code: int, reason: str) -> list[Action]:
+    def _step_down(self, code: int, reason: str) -> list[ev.Action]:
         """End this coordinator, and not the run: the peers are told nothing, as if this process had been killed."""
         self._ended = True
         reason = f"coordinator: {reason}"
-        return [SteppedDownReport(reason), Stop(code, reason)]
+        return [SteppedDownReport(reason), ev.Stop(code, reason)]
 
-    def _addressed(self, actions: list[Action]) -> list[Action]:
+    def _addressed(self, actions: list[ev.Action]) -> list[ev.Action]:
         """The actions of the agreement, with headers on the messages among them."""
-        return [self._send(action.dst, action.body) if isinstance(action, Send) else action for action in actions]
+        return [self._send(action.dst, action.body) if isinstance(action, ev.Send) else action for action in actions]
 
-    def _to_all(self, body: Message) -> list[Action]:
+    def _to_all(self, body: ev.Message) -> list[ev.Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]
 
-    def _send(self, dst: int, body: Message) -> Send:
+    def _send(self, dst: int, body: ev.Message) -> ev.Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR, self.coordinator_term))
+        return ev.Send(
+            dst, body, header=ev.Header(self.config.run, generation, number, ev.COORDINATOR, self.coordinator_term)
+        )

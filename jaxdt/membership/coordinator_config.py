@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.membership.agreement import CommittedStep, CountedRows
-from jaxdt.protocol.events import Checkpoint, Hello, Part, View, Welcome
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.seq_lengths import SeqLengths
 
@@ -34,7 +34,7 @@ class CoordinatorConfig:
     waits: bool = False
     stage_grace_s: float = 0.0
     delay_steps: int = 0
-    start_parts: tuple[Part, ...] = ()
+    start_parts: tuple[ev.Part, ...] = ()
     start_reseeds: int = 0
     n_copies: int = 1
     last_term: int = 0
@@ -44,11 +44,11 @@ class CoordinatorConfig:
     join_rule: str = ""
 
     @property
-    def start(self) -> Checkpoint:
+    def start(self) -> ev.Checkpoint:
         """The checkpoint with which the run begins."""
-        return Checkpoint(self.start_version, self.start_generation, self.start_parts, self.start_reseeds)
+        return ev.Checkpoint(self.start_version, self.start_generation, self.start_parts, self.start_reseeds)
 
-    def refusal(self, src: int, stage: int, hello: Hello) -> str:
+    def refusal(self, src: int, stage: int, hello: ev.Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""
         if (hello.peer, hello.stage, hello.fingerprint) == (src, stage, self.fingerprint):
             return ""
@@ -57,9 +57,9 @@ class CoordinatorConfig:
             f"expected stage {stage} of {self.fingerprint}"
         )
 
-    def answer(self, peer: int, stage: int, n_committed: int) -> Welcome:
+    def answer(self, peer: int, stage: int, n_committed: int) -> ev.Welcome:
         """Returns the facts that a newcomer needs before it joins."""
-        return Welcome(self.run, peer, stage, self.fingerprint, dict(self.job), n_committed)
+        return ev.Welcome(self.run, peer, stage, self.fingerprint, dict(self.job), n_committed)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class DurableState:
     the last rows of the metrics (None before the first)."""
 
     coordinator_term: int
-    view: View
+    view: ev.View
     steps: tuple[CommittedStep, ...]
-    checkpoint: Checkpoint | None = None
+    checkpoint: ev.Checkpoint | None = None
     operator: OperatorState = OperatorState()
     rows: CountedRows | None = None
 
@@ -107,11 +107,11 @@ def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
     BadInput for anything that no coordinator writes."""
     if disk.get("view") is None:
         return None
-    view = serialize.read(View, disk["view"], "view")
+    view = serialize.read(ev.View, disk["view"], "view")
     steps = serialize.read(tuple[CommittedStep, ...], disk.get("steps") or [], "steps")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
     kept = tuple(step for step in steps if step.record.generation == view.generation)
     stored = disk.get("checkpoint")
-    checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
+    checkpoint = None if stored is None else serialize.read(ev.Checkpoint, stored, "checkpoint")
     rows = None if disk.get("rows") is None else serialize.read(CountedRows, disk["rows"], "rows")
     return DurableState(term, view, kept, checkpoint, load_operator_state(disk), rows)

@@ -8,7 +8,7 @@ committed. The loss of the last row comes without a further step.
 from collections import deque
 from dataclasses import replace
 
-from jaxdt.protocol.events import HeldOutMeasured
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.delay import NO_DELAY, Delay
@@ -31,7 +31,7 @@ class HeldOutRows:
             self._losses[version] = {}
         return self._released(n_committed)
 
-    def measured(self, said: HeldOutMeasured, n_committed: int) -> list[StepReport]:
+    def measured(self, said: ev.HeldOutMeasured, n_committed: int) -> list[StepReport]:
         """A member has measured losses; the rows that can be told."""
         if said.version in self._losses:
             self._losses[said.version] |= {m: (n_samples, loss_sum) for m, n_samples, loss_sum in said.losses}

@@ -1,7 +1,7 @@
 """A server's side of a worker's measurement of its links: it answers each probe with as much padding as is wanted. The
 worker has a temporary id then, and no place yet (jaxdt.membership.worker_places)."""
 
-from jaxdt.protocol.events import Action, Event, LinkProbed, ProbeLink, Received, Send
+from jaxdt.protocol import events as ev
 
 PADDING_BYTES_MAX = 1 << 18  # of an answer, whatever is asked for
 
@@ -9,12 +9,12 @@ PADDING_BYTES_MAX = 1 << 18  # of an answer, whatever is asked for
 class LinkEcho:
     """See the module text."""
 
-    READS = frozenset({ProbeLink})
+    READS = frozenset({ev.ProbeLink})
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Received(header, ProbeLink(number, n_bytes)):
+            case ev.Received(header, ev.ProbeLink(number, n_bytes)):
                 padding = "." * max(0, min(n_bytes, PADDING_BYTES_MAX))
-                return [Send(header.src, LinkProbed(number, padding))]
+                return [ev.Send(header.src, ev.LinkProbed(number, padding))]
             case _:
                 return []

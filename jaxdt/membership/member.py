@@ -13,87 +13,8 @@ from dataclasses import dataclass, replace
 
 from jaxdt.membership.liveness.waiting import Reminder
 from jaxdt.membership.liveness.work_watch import WorkWatch
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    FETCHED,
-    Action,
-    AskReplicaState,
-    CannotReach,
-    Checkpoint,
-    CheckpointComplete,
-    CheckpointFailed,
-    Committed,
-    Continue,
-    CopyPart,
-    Disconnect,
-    Done,
-    Drain,
-    Ended,
-    EndOfSteps,
-    Enlist,
-    EvaluateMean,
-    Event,
-    Evicted,
-    Failed,
-    Fetch,
-    Fetching,
-    FetchResult,
-    GroupClosed,
-    GroupFormed,
-    Header,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Holds,
-    HoldsPart,
-    Installed,
-    Interrupted,
-    Leave,
-    Leaving,
-    LinkChanged,
-    MarkCheckpoint,
-    MeanKept,
-    Meet,
-    Member,
-    Message,
-    MoveTo,
-    NoWay,
-    PartMissing,
-    ProbeLink,
-    Profiled,
-    Ran,
-    Ready,
-    Reassign,
-    Received,
-    Record,
-    Reduced,
-    Refused,
-    Repair,
-    Revoke,
-    Revoked,
-    Saved,
-    SaveFailed,
-    Send,
-    ServerCounts,
-    Shard,
-    Started,
-    State,
-    StateName,
-    Status,
-    StepBlocked,
-    StepsCounted,
-    Stop,
-    Suspect,
-    Updated,
-    View,
-    ViewChanged,
-    WakeAt,
-    Woke,
-    WorkOverdue,
-    WriteCheckpoint,
-    WroteCheckpoint,
-)
 from jaxdt.protocol.reports import (
     AdoptedReport,
     AsksToLeaveReport,
@@ -115,11 +36,13 @@ BAD_INPUT = 2
 NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 PASS_ON = "pass on"  # to the machines that read it, which decide whether its tensor is kept
-AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean, StepsCounted, AskReplicaState})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
+AT_ANY_TIME = frozenset({ev.View, ev.HeartbeatAck, ev.Ended, ev.Reassign, ev.Drain, ev.Revoked})
+OF_GROUPS = frozenset(
+    {ev.GroupFormed, ev.GroupClosed, ev.Continue, ev.EndOfSteps, ev.EvaluateMean, ev.StepsCounted, ev.AskReplicaState}
+)
+FROM_COORDINATOR = AT_ANY_TIME | {ev.CheckpointComplete, ev.CopyPart, ev.Repair} | OF_GROUPS  # anybody repeats a record
 # A message that names its round, its version or what a part holds outlives the views that do not touch it.
-OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})
+OUTLIVES_VIEWS = frozenset({ev.Shard, ev.Reduced, ev.FetchResult, ev.Committed, ev.Fetch, ev.State, ev.PartMissing})
 
 
 @dataclass(frozen=True)
@@ -146,7 +69,7 @@ class PeerIdentity:
     begins_anew: bool = False
 
 
-def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
+def _is_replaced(member: ev.Member, members: Mapping[int, ev.Member]) -> bool:
     """Whether these members have not the process of this member among them."""
     return member.peer not in members or members[member.peer].process != member.process
 
@@ -156,39 +79,53 @@ class Membership:
     `header` stands on this peer's messages."""
 
     READS = frozenset(
-        {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {
-            NoWay,
-            Updated,
-            Holds,
-            CheckpointFailed,
-            WroteCheckpoint,
-            Installed,
-            Fetching,
-            Leave,
-            ServerCounts,
-            Reassign,
-            Suspect,
-            Ran,
+        {
+            ev.Started,
+            ev.Woke,
+            ev.Status,
+            ev.Ready,
+            ev.View,
+            ev.HeartbeatAck,
+            ev.CheckpointComplete,
+            ev.Ended,
+            ev.Refused,
+            ev.Interrupted,
+            ev.LinkChanged,
         }
-        | {Committed, Drain, Revoked, HoldsPart, StepBlocked, MeanKept}
+        | {
+            ev.NoWay,
+            ev.Updated,
+            ev.Holds,
+            ev.CheckpointFailed,
+            ev.WroteCheckpoint,
+            ev.Installed,
+            ev.Fetching,
+            ev.Leave,
+            ev.ServerCounts,
+            ev.Reassign,
+            ev.Suspect,
+            ev.Ran,
+        }
+        | {ev.Committed, ev.Drain, ev.Revoked, ev.HoldsPart, ev.StepBlocked, ev.MeanKept}
     )
 
     def __init__(self, identity: PeerIdentity):
         self.identity = identity
-        self.view: View | None = None
+        self.view: ev.View | None = None
         self.generation: int = identity.start_generation
-        self.header = Header(identity.run, 0, 0, identity.peer)
+        self.header = ev.Header(identity.run, 0, 0, identity.peer)
         self._last_view_number: int = 0  # also of views without this peer
         self._last_view_term = 0  # of the coordinator that sent it
         self._void_admission = 0  # under which this peer has given up what it had
-        self._members: Mapping[int, Member] = {}
-        self._started = Started()
+        self._members: Mapping[int, ev.Member] = {}
+        self._started = ev.Started()
         self._started_s = 0.0
         self._profile: dict[str, float] | None = None
         self._device = ""
         self._version = identity.start_version
-        self._state: StateName | None = None  # which the coordinator may build on while this peer is outside or joins
+        self._state: ev.StateName | None = (
+            None  # which the coordinator may build on while this peer is outside or joins
+        )
         self._knows_state = True
         self._is_leaving = False
         self._next_stage: int | None = None  # where the coordinator wants this peer
@@ -196,32 +133,34 @@ class Membership:
         self._writing: set[int] = set()
         self._asked_checkpoint: int | None = None  # the version that an operator wants
         self._kept_version: int | None = None  # of the state that was kept aside last, of replicas that may differ
-        self._unconfirmed: dict[object, Message] = {}  # a coordinator that is started again has to be told these again
+        self._unconfirmed: dict[
+            object, ev.Message
+        ] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
-        self._status = Status({})
+        self._status = ev.Status({})
         self._running: Work | None = None
         self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
-        self._server_counts = ServerCounts({})  # for those of a pool's server
+        self._server_counts = ev.ServerCounts({})  # for those of a pool's server
         self._known_workers: set[str] = set()
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
         self._outage_reported = False
         self._reminder = Reminder()
-        self._records: tuple[Record, ...] = ()  # the last that were heard
+        self._records: tuple[ev.Record, ...] = ()  # the last that were heard
         self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
         self._clock_offset_s = 0.0
         self._note = ""  # the coordinator's, see HeartbeatAck
 
-    def admit(self, header: Header, body: Message) -> str:
+    def admit(self, header: ev.Header, body: ev.Message) -> str:
         """ACCEPT, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2). One of a pool's worker is
         to be passed on: the wiring knows the workers of its server."""
         own, src = self.header, header.src
         if header.run != own.run:
             return DROP
-        if src == COORDINATOR:
+        if src == ev.COORDINATOR:
             if header.coordinator_term != own.coordinator_term and not self._obeys(header.coordinator_term):
                 return DROP
             if type(body) in AT_ANY_TIME:
@@ -230,20 +169,20 @@ class Membership:
             return DROP
         if header.view > own.view:
             return HOLD
-        if src != COORDINATOR and src not in self._members:
-            is_of_now = header.generation == own.generation or isinstance(body, Enlist | ProbeLink)
+        if src != ev.COORDINATOR and src not in self._members:
+            is_of_now = header.generation == own.generation or isinstance(body, ev.Enlist | ev.ProbeLink)
             return PASS_ON if type(body) in self.identity.from_workers and is_of_now else DROP
         fits = header.view == own.view or self._outlives(header, body)
         return ACCEPT if fits and header.generation == own.generation else DROP
 
-    def _outlives(self, header: Header, body: Message) -> bool:
+    def _outlives(self, header: ev.Header, body: ev.Message) -> bool:
         """Whether a message counts though it was sent in an earlier view. Where a peer begins anew it has nothing to do
         with what was sent to it, or by it, before it was admitted."""
         if type(body) not in self.identity.outlives_views:
             return False
         if not self.identity.begins_anew:
             return True
-        ends = {header.src, self.identity.peer} - {COORDINATOR}
+        ends = {header.src, self.identity.peer} - {ev.COORDINATOR}
         return header.view >= max(self._members[peer].admission for peer in ends)
 
     def _obeys(self, coordinator_term: int) -> bool:
@@ -254,114 +193,117 @@ class Membership:
         self.header = replace(self.header, coordinator_term=coordinator_term)
         return True
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Received(_, body):
+            case ev.Received(_, body):
                 return self._received(now_s, body)
-            case Started():
+            case ev.Started():
                 self._started, self._started_s = event, now_s
                 return [self._hello(), *self._heartbeat(now_s)]
-            case Woke("heartbeat"):
+            case ev.Woke("heartbeat"):
                 return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s) + self._remind(now_s)
-            case Woke("links"):
+            case ev.Woke("links"):
                 return self._watch(now_s)
-            case Woke("save"):
+            case ev.Woke("save"):
                 return self._save_again()
-            case Status(_, _, running):
+            case ev.Status(_, _, running):
                 self._status, self._running = event, running
-            case Ran(work, _, seconds):
+            case ev.Ran(work, _, seconds):
                 return self._ran(work, seconds)
-            case Ready(seconds, _, device):
+            case ev.Ready(seconds, _, device):
                 self._profile, self._device = seconds, device
                 self._work_watch.profiled(seconds)
                 return [ReadyReport(device), self._profiled()]
-            case Refused(peer, reason):
-                if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
-                    return [Stop(2, f"coordinator: {reason}")]
+            case ev.Refused(peer, reason):
+                if peer == ev.COORDINATOR and self.view is None and self._last_view_number == 0:
+                    return [ev.Stop(2, f"coordinator: {reason}")]
                 return [RefusedReport(reason)]
-            case Interrupted(code, reason):
-                return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
-            case Leave():
+            case ev.Interrupted(code, reason):
+                return [
+                    *([ev.Send(ev.COORDINATOR, ev.Failed(reason))] if code == BAD_INPUT else []),
+                    ev.Stop(code, reason),
+                ]
+            case ev.Leave():
                 return self._leave()
-            case NoWay(peer, reason) if peer in self._members:
-                return [Send(COORDINATOR, CannotReach(peer, reason))]
-            case LinkChanged(peer, up):
+            case ev.NoWay(peer, reason) if peer in self._members:
+                return [ev.Send(ev.COORDINATOR, ev.CannotReach(peer, reason))]
+            case ev.LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
-            case Fetching(here_bytes, asked_bytes, of_bytes):
-                self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
-            case ServerCounts(_, workers):
+            case ev.Fetching(here_bytes, asked_bytes, of_bytes):
+                self._fetching = dict(zip(ev.FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
+            case ev.ServerCounts(_, workers):
                 self._server_counts = event
                 self._known_workers |= {str(status.worker) for status in workers}
-            case Installed(version) if not self.identity.begins_anew:
+            case ev.Installed(version) if not self.identity.begins_anew:
                 self._version = version
-            case Holds(state):
+            case ev.Holds(state):
                 self._state, self._knows_state = state, True
                 return [] if self._is_leaving else self._offer()
-            case StepBlocked() if overdue := self._work_watch.blocked():
-                return [Send(COORDINATOR, overdue)]
-            case HoldsPart(part):
-                return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
-            case MeanKept(version):
+            case ev.StepBlocked() if overdue := self._work_watch.blocked():
+                return [ev.Send(ev.COORDINATOR, overdue)]
+            case ev.HoldsPart(part):
+                return [self._confirmed(ev.Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
+            case ev.MeanKept(version):
                 self._asked_checkpoint = self._kept_version = version
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 return self._updated(version)
-            case CheckpointFailed(version, reason) if self._last_words:
-                return [Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
-            case CheckpointFailed(version, reason):
+            case ev.CheckpointFailed(version, reason) if self._last_words:
+                return [ev.Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
+            case ev.CheckpointFailed(version, reason):
                 return self._save_failed(now_s, version, reason)
-            case WroteCheckpoint():
+            case ev.WroteCheckpoint():
                 return self._wrote(event)
         return []
 
-    def _received(self, now_s: float, body: Message) -> list[Action | Event]:
+    def _received(self, now_s: float, body: ev.Message) -> ev.Actions:
         match body:
-            case View():
+            case ev.View():
                 return self._adopt(body)
-            case HeartbeatAck(count, coordinator_s, note):
+            case ev.HeartbeatAck(count, coordinator_s, note):
                 self._acknowledged(now_s, count, coordinator_s)
                 before, self._note = self._note, note
                 return [NoteReport(note)] if note != before else []
-            case Committed(record):
+            case ev.Committed(record):
                 self._note_checkpoint(record)
                 self._records = (*self._records, record)[-KEPT_RECORDS:]
-            case Drain():
+            case ev.Drain():
                 return self._leave()
-            case Revoked(peers):
-                return [Revoke(peers)]
-            case Reassign(stage) if self.view is None and stage != self.identity.stage:
+            case ev.Revoked(peers):
+                return [ev.Revoke(peers)]
+            case ev.Reassign(stage) if self.view is None and stage != self.identity.stage:
                 self._next_stage = stage
                 return self._leave_if_free()
-            case CheckpointComplete(checkpoint):
+            case ev.CheckpointComplete(checkpoint):
                 return self._on_complete(checkpoint)
-            case Ended(0, reason) if self.view is None and not self._void_admission:
-                return [Stop(NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})")]
-            case Ended(code, reason):
-                return [Stop(code, reason)]
-            case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
-                return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+            case ev.Ended(0, reason) if self.view is None and not self._void_admission:
+                return [ev.Stop(NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})")]
+            case ev.Ended(code, reason):
+                return [ev.Stop(code, reason)]
+            case ev.Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
+                return [ev.Stop(BAD_INPUT, f"peer {peer}: {reason}")]
         return []
 
-    def _note_checkpoint(self, record: Record) -> None:
+    def _note_checkpoint(self, record: ev.Record) -> None:
         if record.checkpoint:
             self._asked_checkpoint = record.step + 1
 
-    def _leave(self) -> list[Action | Event]:
+    def _leave(self) -> ev.Actions:
         self._is_leaving = True
         if self.view:
-            return [AsksToLeaveReport(), self._confirmed(Leaving())]
-        return [Send(COORDINATOR, Leaving()), Stop(0, "left before it was let in")]
+            return [AsksToLeaveReport(), self._confirmed(ev.Leaving())]
+        return [ev.Send(ev.COORDINATOR, ev.Leaving()), ev.Stop(0, "left before it was let in")]
 
     # --------------------------------------------------------------------------------------------- the coordinator
 
-    def _hello(self) -> Send:
+    def _hello(self) -> ev.Send:
         identity, started = self.identity, self._started
         about = (identity.peer, identity.stage, identity.fingerprint)
-        return Send(COORDINATOR, Hello(*about, started.address, started.process, started.disk))
+        return ev.Send(ev.COORDINATOR, ev.Hello(*about, started.address, started.process, started.disk))
 
-    def _profiled(self) -> Send:
+    def _profiled(self) -> ev.Send:
         assert self._profile is not None
         profile, process = self._profile, self._started.process
-        return Send(COORDINATOR, Profiled(profile, self._version, process, self._device, self._state))
+        return ev.Send(ev.COORDINATOR, ev.Profiled(profile, self._version, process, self._device, self._state))
 
     @property
     def _is_candidate(self) -> bool:
@@ -373,31 +315,31 @@ class Membership:
             return True
         return self.identity.peer in self.view.joining and self._state is not None
 
-    def _confirmed(self, body: Message) -> Send:
+    def _confirmed(self, body: ev.Message) -> ev.Send:
         """A message that must not be lost with the coordinator."""
-        about = (Saved, body.version, body.stage) if isinstance(body, Saved) else type(body)
+        about = (ev.Saved, body.version, body.stage) if isinstance(body, ev.Saved) else type(body)
         self._unconfirmed[about] = body
-        return Send(COORDINATOR, body)
+        return ev.Send(ev.COORDINATOR, body)
 
-    def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action | Event]:
-        if not up and peer != COORDINATOR and peer not in self._members:
-            return [Disconnect(peer)]  # nothing is kept of a peer that is no member
+    def _on_link(self, now_s: float, peer: int, up: bool) -> ev.Actions:
+        if not up and peer != ev.COORDINATOR and peer not in self._members:
+            return [ev.Disconnect(peer)]  # nothing is kept of a peer that is no member
         if not up:
             self._down_since_s.setdefault(peer, now_s)
-            return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
-        if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
+            return [] if peer == ev.COORDINATOR else [ev.WakeAt(now_s + RECONNECT_S, "links")]
+        if self._down_since_s.pop(peer, None) is None or peer != ev.COORDINATOR:
             return []
-        return [self._hello(), *self._offer(), *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
+        return [self._hello(), *self._offer(), *(ev.Send(ev.COORDINATOR, body) for body in self._unconfirmed.values())]
 
-    def _heartbeat(self, now_s: float) -> list[Action | Event]:
+    def _heartbeat(self, now_s: float) -> ev.Actions:
         self._n_heartbeats += 1
         self._sent_s[self._n_heartbeats] = now_s
         self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
         is_counted = self._n_heartbeats % COUNTED_HEARTBEATS == 1
         bytes_to, bytes_from = (self._status.bytes_to, self._bytes_from_workers()) if is_counted else (None, {})
         status = self._status.values | self._server_counts.values | self._fetching
-        heartbeat = Heartbeat(self._n_heartbeats, status, bytes_to, bytes_from, self._server_counts.workers)
-        return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
+        heartbeat = ev.Heartbeat(self._n_heartbeats, status, bytes_to, bytes_from, self._server_counts.workers)
+        return [ev.Send(ev.COORDINATOR, heartbeat), ev.WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
 
     def _bytes_from_workers(self) -> dict[str, int]:
         """Members report themselves what they send; a pool's workers do not speak with the coordinator."""
@@ -413,22 +355,22 @@ class Membership:
             self._best_rtt_s = rtt_s
             self._clock_offset_s = coordinator_s + rtt_s / 2 - now_s
 
-    def _watch(self, now_s: float) -> list[Action | Event]:
+    def _watch(self, now_s: float) -> ev.Actions:
         """Look for a coordinator or neighbours that have been silent or out of reach for too long."""
         if self._best_rtt_s == float("inf"):
             waited_s = now_s - self._started_s
             if waited_s > FIRST_CONTACT_S:
-                return [Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
+                return [ev.Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
         elif self._coordinator.passed(now_s):
             return self._coordinator_silent(self._coordinator.silence_s(now_s))
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for peer, since_s in sorted(self._down_since_s.items()):
-            if peer != COORDINATOR and since_s + RECONNECT_S <= now_s:
+            if peer != ev.COORDINATOR and since_s + RECONNECT_S <= now_s:
                 self._down_since_s[peer] = now_s  # reported again after as long, if the link is still down
-                actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
+                actions.append(ev.Send(ev.COORDINATOR, ev.Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
 
-    def _remind(self, now_s: float) -> list[Action | Event]:
+    def _remind(self, now_s: float) -> ev.Actions:
         """Say now and then that this peer is ready and still outside."""
         if self.view is not None or self._profile is None:
             self._reminder.ends()
@@ -437,7 +379,7 @@ class Membership:
         is_heard = self._best_rtt_s < float("inf") and not self._coordinator.passed(now_s)
         return [] if waited_s is None else [StillReadyReport(waited_s, is_heard)]
 
-    def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
+    def _coordinator_silent(self, silence_s: float) -> ev.Actions:
         outage_s = self.identity.outage_s
         if silence_s > self._coordinator.timeout_s + outage_s:
             return self._give_up(f"coordinator: lost, silent for {silence_s:.1f} s")
@@ -446,32 +388,32 @@ class Membership:
         self._outage_reported = True
         return [OutageReport(round(silence_s, 1), outage_s), *self._repeat_records()]
 
-    def _repeat_records(self) -> list[Action | Event]:
+    def _repeat_records(self) -> ev.Actions:
         """The coordinator may have ended before all others heard of the last steps. A record is a fact, so anybody may
         repeat it (step protocol, Sec. 5.5), and then all members come to one version."""
         if self.view is None:
             return []
         others = [member.peer for member in self.view.members if member.peer != self.identity.peer]
         records = [record for record in self._records if record.generation == self.generation]
-        return [Send(peer, Committed(record)) for record in records for peer in others]
+        return [ev.Send(peer, ev.Committed(record)) for record in records for peer in others]
 
-    def _give_up(self, reason: str) -> list[Action | Event]:
+    def _give_up(self, reason: str) -> ev.Actions:
         """End, but first write the state that this peer holds where a resume finds it."""
         if self._last_words:
             return []
         holds_state = self.view is not None and self.identity.peer not in self.view.joining
         if not holds_state or self._version == self.identity.start_version:
-            return [Stop(3, reason)]
+            return [ev.Stop(3, reason)]
         self._last_words = reason
         return [] if self._is_replaced_now else [self._write(self._version)]
 
-    def _watch_work(self, now_s: float) -> list[Action | Event]:
+    def _watch_work(self, now_s: float) -> ev.Actions:
         overdue = self._work_watch.tick(now_s, self._running)
         if not self.view or not self._work_watch.is_overdue:
             return []
-        return [*([Send(COORDINATOR, overdue)] if overdue else []), WorkOverdue()]
+        return [*([ev.Send(ev.COORDINATOR, overdue)] if overdue else []), ev.WorkOverdue()]
 
-    def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
+    def _ran(self, work: Work, seconds: float) -> ev.Actions:
         if work == self._running:
             self._running = None
         was_overdue = self._work_watch.is_overdue
@@ -481,16 +423,16 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------------------- views
 
-    def _adopt(self, view: View) -> list[Action | Event]:
+    def _adopt(self, view: ev.View) -> ev.Actions:
         own, before = self.identity.peer, self.view
         if view.number <= self._last_view_number:
             is_unknown = view.number < self._last_view_number and view.coordinator_term > self._last_view_term
             return self._put_out(view) if before and is_unknown else []
         members = view.by_peer
-        old_members: Mapping[int, Member] = before.by_peer if before else {}
+        old_members: Mapping[int, ev.Member] = before.by_peer if before else {}
         # The connections of a process whose place another one has taken are ended too.
         gone = sorted(peer for peer, member in old_members.items() if peer != own and _is_replaced(member, members))
-        actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
+        actions: ev.Actions = [ev.Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []
         if members[own].admission <= self._void_admission:
@@ -500,7 +442,7 @@ class Membership:
         if before and members[own].admission != old_members[own].admission and self.identity.begins_anew:
             return actions + self._evicted(view)
         if before and members[own].admission != old_members[own].admission:
-            actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
+            actions.append(ev.Evicted(view))  # put out and taken in again at once: what is under way here is void
             before = None
         saved_before = before is not None and self._saves(self._version)
         # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
@@ -518,18 +460,20 @@ class Membership:
         self._last_view_term = view.coordinator_term
         self._members = members
         if view.rolled_back:  # what this peer has done and saved since that checkpoint is void
-            kept = [(about, body) for about, body in self._unconfirmed.items() if not isinstance(body, Done | Saved)]
+            kept = [
+                (about, body) for about, body in self._unconfirmed.items() if not isinstance(body, ev.Done | ev.Saved)
+            ]
             self._unconfirmed = dict(kept)
         stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
-        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == ev.COORDINATOR}
         back_to = view.n_committed if view.rolled_back else None
-        actions += [AdoptedReport(view.number, list(members), back_to), Meet(view.members), ViewChanged(view)]
+        actions += [AdoptedReport(view.number, list(members), back_to), ev.Meet(view.members), ev.ViewChanged(view)]
         is_due = self._is_awaited(self._version) and self._is_saver(view, self._version)
         if is_due and not saved_before and view.number > 1 and not self._is_replaced_now:
             actions.append(self._write(self._version))  # the member that should have written it is gone
         return actions
 
-    def _put_out(self, view: View) -> list[Action | Event]:
+    def _put_out(self, view: ev.View) -> ev.Actions:
         """This peer is in a view of a superseded coordinator, and the successor, which made `view`, does not know the
         former view. This peer's work since then differs from the work of the others, so it is void. The header still
         names the former view: that tells the coordinator that this peer has to be admitted anew."""
@@ -538,7 +482,7 @@ class Membership:
         self.header = replace(self.header, view=header.view)
         return actions
 
-    def _evicted(self, view: View) -> list[Action | Event]:
+    def _evicted(self, view: ev.View) -> ev.Actions:
         """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
         leave if that is what it asked for."""
         assert self.view is not None
@@ -551,29 +495,29 @@ class Membership:
         self._last_view_term = view.coordinator_term
         self._unconfirmed.clear()
         self._fetching.clear()
-        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
-        actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
-        actions += [EvictedReport(view.number), Evicted(view)]
+        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == ev.COORDINATOR}
+        actions: ev.Actions = [ev.Disconnect(member.peer) for member in view.members]
+        actions += [EvictedReport(view.number), ev.Evicted(view)]
         if self.identity.begins_anew:
             self._next_stage = self.identity.stage
             return actions + self._leave_if_free()
         return actions + (self._leave_if_free() if self._is_leaving else [self._hello()])
 
-    def _offer(self) -> list[Action | Event]:
+    def _offer(self) -> ev.Actions:
         """Say again that this peer is ready, and what it holds."""
         return [self._profiled()] if self._is_candidate else []
 
-    def _leave_if_free(self) -> list[Action | Event]:
+    def _leave_if_free(self) -> ev.Actions:
         """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its
         part of a checkpoint is written."""
         if self.view is not None or self._writing:
             return []
         if self._is_leaving:
-            return [Stop(0, f"peer {self.identity.peer}: left the run")]
+            return [ev.Stop(0, f"peer {self.identity.peer}: left the run")]
         if self._next_stage is None:
             return []
         is_other = self._next_stage != self.identity.stage
-        return [*([MovingReport(self._next_stage)] if is_other else []), MoveTo(self._next_stage, self._version)]
+        return [*([MovingReport(self._next_stage)] if is_other else []), ev.MoveTo(self._next_stage, self._version)]
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 
@@ -584,7 +528,7 @@ class Membership:
         is_first = version == self.view.n_committed and version != self._kept_version
         return self._saves_first_version if is_first else self._is_saver(self.view, version)
 
-    def _still_saves(self, before: View, view: View) -> bool:
+    def _still_saves(self, before: ev.View, view: ev.View) -> bool:
         """Whether this peer saves the version with which a view begins. The member that saved it before saves it still,
         also if it leaves: else two would write at the same time. If that member is gone, the version is left out, but
         for one that the end of the run waits for, which the next member saves."""
@@ -602,47 +546,47 @@ class Membership:
         """Whether an update is under way, or about to be, so that the state of this version cannot be written."""
         return any(r.step >= self._version and r.generation == self.generation for r in self._records)
 
-    def _is_saver(self, view: View, version: int) -> bool:
+    def _is_saver(self, view: ev.View, version: int) -> bool:
         return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)
 
-    def _write(self, version: int) -> Action:
+    def _write(self, version: int) -> ev.Action:
         self._writing.add(version)
         assert self.view is not None, "only a member saves"
-        return WriteCheckpoint(version, self.generation, self.view.n_reseeds)
+        return ev.WriteCheckpoint(version, self.generation, self.view.n_reseeds)
 
-    def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
+    def _wrote(self, wrote: ev.WroteCheckpoint) -> ev.Actions:
         version = wrote.version
         self._writing.discard(version)
         if self._last_words and version == self._version:
-            return [Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
+            return [ev.Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
         if wrote.generation != self.generation:
             return self._leave_if_free()  # the run has gone back meanwhile
-        saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
+        saved = ev.Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
         more = self._done() if version == self.identity.n_steps else self._leave_if_free()
         return [self._confirmed(saved), *more]
 
-    def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
+    def _on_complete(self, checkpoint: ev.Checkpoint) -> ev.Actions:
         """The coordinator need not be told again about older parts. Every host that holds a part marks its folder."""
         if self._asked_checkpoint is not None and checkpoint.version >= self._asked_checkpoint:
             self._asked_checkpoint = None
         for key, body in list(self._unconfirmed.items()):
-            if isinstance(body, Saved) and body.version < checkpoint.version:
+            if isinstance(body, ev.Saved) and body.version < checkpoint.version:
                 del self._unconfirmed[key]
-        return [MarkCheckpoint(checkpoint)]
+        return [ev.MarkCheckpoint(checkpoint)]
 
-    def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
+    def _save_failed(self, now_s: float, version: int, reason: str) -> ev.Actions:
         """The next checkpoint is the next attempt. The end of the run may wait for this one: then it is tried again."""
         self._writing.discard(version)
-        actions: list[Action | Event] = [Send(COORDINATOR, SaveFailed(version, reason))]
+        actions: ev.Actions = [ev.Send(ev.COORDINATOR, ev.SaveFailed(version, reason))]
         if self._is_awaited(version):
-            actions.append(WakeAt(now_s + SAVE_AGAIN_S, "save"))
+            actions.append(ev.WakeAt(now_s + SAVE_AGAIN_S, "save"))
         return actions + self._leave_if_free()
 
-    def _save_again(self) -> list[Action | Event]:
+    def _save_again(self) -> ev.Actions:
         owes = self.view is not None and self._is_awaited(self._version) and self._version not in self._writing
         return [self._write(self._version)] if owes and not self._is_replaced_now else []
 
-    def _updated(self, version: int) -> list[Action | Event]:
+    def _updated(self, version: int) -> ev.Actions:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it
         is_known = version <= self._version  # the run begins at this version, or was rolled back to it
         self._version = version
@@ -655,6 +599,6 @@ class Membership:
             return [self._write(version)]
         return self._done() if is_last and self.view else []
 
-    def _done(self) -> list[Action | Event]:
+    def _done(self) -> ev.Actions:
         totals = self._status.values | self._server_counts.values | {"clock_offset_s": self._clock_offset_s}
-        return [self._confirmed(Done(self._version, totals, self._status.bytes_to, self._bytes_from_workers()))]
+        return [self._confirmed(ev.Done(self._version, totals, self._status.bytes_to, self._bytes_from_workers()))]

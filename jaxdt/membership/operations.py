@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxdt.membership.coordinator_config import OperatorState, WantedCheckpoint
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest, Record
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import ReplanReport
 
 FOR_A_PEER = ("drain", "evict", "revoke")
@@ -52,9 +52,9 @@ class Operations:
 
     def is_revoked(self, peer: int) -> bool:
         """Whether a peer is put out for good, also under a temporary id."""
-        return peer < OPERATOR_IDS and peer % PEER_IDS in self.state.revoked
+        return peer < ev.OPERATOR_IDS and peer % ev.PEER_IDS in self.state.revoked
 
-    def refusal(self, request: OperatorRequest, roster: Roster, progress: Progress) -> str:
+    def refusal(self, request: ev.OperatorRequest, roster: Roster, progress: Progress) -> str:
         """'' for a request that can be carried out, else the reason."""
         command, peer = request.command, request.peer
         if command not in COMMANDS:
@@ -78,7 +78,7 @@ class Operations:
             return f"{command}: all {progress.n_steps} steps are done, and their checkpoint is being written"
         return ""
 
-    def accept(self, request: OperatorRequest, roster: Roster, progress: Progress) -> str:
+    def accept(self, request: ev.OperatorRequest, roster: Roster, progress: Progress) -> str:
         """Take a request on; the answer for people."""
         peer = request.peer
         match request.command:
@@ -141,11 +141,11 @@ class Operations:
             self.stops_at = wanted.version
         return wanted.version if checkpoint < wanted.version else 0
 
-    def record(self, record: Record) -> Record:
+    def record(self, record: ev.Record) -> ev.Record:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""
         return replace(record, checkpoint=True) if self._wants_checkpoint else record
 
-    def committed(self, record: Record) -> None:
+    def committed(self, record: ev.Record) -> None:
         """The record is durable."""
         if record.checkpoint and self._wants_checkpoint:
             self._wants_checkpoint = False
@@ -158,7 +158,7 @@ class Operations:
             self.stops_at = None
             self._wants_checkpoint = True
 
-    def put_out(self, hello: Hello) -> bool:
+    def put_out(self, hello: ev.Hello) -> bool:
         """Whether this is the process that an operator has put out; another process of the peer may come."""
         return self._evicted.get(hello.peer) == hello.process
 

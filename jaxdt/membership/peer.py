@@ -6,25 +6,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxdt.membership.member import ACCEPT, DROP, HOLD, PASS_ON
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    INTERNAL,
-    Action,
-    Event,
-    Header,
-    Message,
-    Post,
-    Received,
-    Send,
-    State,
-    StoreTensor,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import DroppedReport
 
-BETWEEN_MACHINES = frozenset(INTERNAL)
-_SET_HEADER: dict[type, Callable[[Any, Header], None]] = {kind: vars(kind)["header"].__set__ for kind in (Send, Post)}
+_SET_HEADER: dict[type, Callable[[Any, ev.Header], None]] = {
+    kind: vars(kind)["header"].__set__ for kind in (ev.Send, ev.Post)
+}
 
 
 class Machine(Protocol):
@@ -33,13 +20,13 @@ class Machine(Protocol):
 
     READS: frozenset[type]
 
-    def handle(self, now_s: float, event: Any) -> list[Action | Event]: ...
+    def handle(self, now_s: float, event: Any) -> ev.Actions: ...
 
 
 class DrivenMachine(Protocol):
     """All protocol logic of one process, as a driver sees it: a Peer or a Coordinator."""
 
-    def handle(self, now_s: float, event: Event) -> list[Action]: ...
+    def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]: ...
 
 
 class PeerMembership(Machine, Protocol):
@@ -47,17 +34,17 @@ class PeerMembership(Machine, Protocol):
     view of which the peer is a member now."""
 
     @property
-    def header(self) -> Header: ...
+    def header(self) -> ev.Header: ...
 
     @property
-    def view(self) -> View | None: ...
+    def view(self) -> ev.View | None: ...
 
-    def admit(self, header: Header, body: Message) -> str:
+    def admit(self, header: ev.Header, body: ev.Message) -> str:
         """ACCEPT, HOLD, DROP or PASS_ON."""
         ...
 
 
-Handle = Callable[[Any, float, Any], list[Action | Event]]  # a machine, now_s, event
+Handle = Callable[[Any, float, Any], ev.Actions]  # a machine, now_s, event
 
 
 class Readers(dict[type, tuple[tuple[int, Handle], ...]]):
@@ -84,49 +71,49 @@ class Peer:
         self.membership = membership
         self._machines = (membership, *others)
         self._readers = _readers(tuple((type(machine), machine.READS) for machine in self._machines))
-        self._held: list[Received] = []
+        self._held: list[ev.Received] = []
         self.n_dropped = 0
 
-    def handle(self, now_s: float, event: Event) -> list[Action]:
+    def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
         membership, machines = self.membership, self._machines
         events: list[Any] = [event]
         actions: list[Any] = []
         for event in events:  # grows while it is read
             kind = type(event)
-            if type(event) is Received:
+            if type(event) is ev.Received:
                 body = event.body
                 verdict = membership.admit(event.header, body)
                 if verdict != ACCEPT and verdict != PASS_ON:
                     actions += self._hold_or_drop(event, verdict)
                     continue
-                if event.tensor is not None and verdict == ACCEPT and type(body) is not State:
-                    actions.append(StoreTensor(event.header.src, body, event.tensor))
+                if event.tensor is not None and verdict == ACCEPT and type(body) is not ev.State:
+                    actions.append(ev.StoreTensor(event.header.src, body, event.tensor))
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    if type(answer) is Send or type(answer) is Post:
+                    if type(answer) is ev.Send or type(answer) is ev.Post:
                         # A new message is nobody else's yet. Its header is set in place, since messages are many. A
                         # message that a machine kept and sends again may still be on its way, so it is copied.
                         if answer.header is not None:
                             answer = replace(answer, header=None)
                         _SET_HEADER[type(answer)](answer, membership.header)
                         actions.append(answer)
-                    elif type(answer) in BETWEEN_MACHINES:
+                    elif isinstance(answer, ev.InternalEvent):
                         events.append(answer)
                     else:
                         actions.append(answer)
-            if kind is ViewChanged:
+            if kind is ev.ViewChanged:
                 events += self._held
                 self._held.clear()
         return actions
 
-    def _hold_or_drop(self, event: Received, verdict: str) -> list[Action]:
+    def _hold_or_drop(self, event: ev.Received, verdict: str) -> list[ev.Action]:
         if verdict == HOLD:
             self._held.append(event)
             return []
         assert verdict == DROP
         self.n_dropped += 1
         header = event.header
-        term = header.coordinator_term if header.src == COORDINATOR else None
+        term = header.coordinator_term if header.src == ev.COORDINATOR else None
         message = type(event.body).__name__
         return [DroppedReport(header.src, message=message, view=header.view, coordinator_term=term)]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxdt.protocol.events import Load
+from jaxdt.protocol import events as ev
 
 Stages = Sequence[Collection[int]]
 
@@ -25,7 +25,7 @@ class Move:
 class Balance(Protocol):
     """A pure state machine; time comes in as an argument."""
 
-    def report(self, now_s: float, peer: int, load: Load) -> None:
+    def report(self, now_s: float, peer: int, load: ev.Load) -> None:
         """A peer's measured queue and busy time."""
         ...
 
@@ -45,7 +45,7 @@ class Balance(Protocol):
 class ByNumber:
     """A stage needs a peer the more, the fewer peers it has. No peer changes stages."""
 
-    def report(self, now_s: float, peer: int, load: Load) -> None:
+    def report(self, now_s: float, peer: int, load: ev.Load) -> None:
         """Queues do not count."""
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:

@@ -20,7 +20,7 @@ from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
-from jaxdt.protocol.events import Checkpoint, Connect, Hello, Member, Record, StateName, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import MoveReport
 
 
@@ -46,14 +46,14 @@ class Roster:
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of the last hello
         self.disks: dict[int, str] = {}  # on which each peer keeps its parts of checkpoints
-        self.view: View | None = None
+        self.view: ev.View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
         self.missing: set[int] = set()
         self.absences = Absences(stage_grace_s)
-        self._states: dict[int, StateName] = {}  # what candidates and joining members hold
+        self._states: dict[int, ev.StateName] = {}  # what candidates and joining members hold
         self._delay_steps = delay_steps
         self._member_processes: dict[int, int] = {}
         self._joining: set[int] = set()
@@ -69,7 +69,7 @@ class Roster:
     # ------------------------------------------------------------------------------------------------- who is there
 
     @property
-    def current_view(self) -> View:
+    def current_view(self) -> ev.View:
         """The view, for what is only asked once there is one."""
         assert self.view is not None
         return self.view
@@ -126,7 +126,7 @@ class Roster:
 
     # --------------------------------------------------------------------------------------------------- who comes
 
-    def recall(self, view: View, steps_since: bool) -> None:
+    def recall(self, view: ev.View, steps_since: bool) -> None:
         """The last view of a coordinator that has died; `steps_since`: a step was committed in that view."""
         self.stage_of |= {member.peer: member.stage for member in view.members}
         self.addresses |= {member.peer: member.address for member in view.members}
@@ -136,7 +136,7 @@ class Roster:
         if steps_since:
             self._joining.clear()
 
-    def hello(self, peer: int, hello: Hello) -> bool:
+    def hello(self, peer: int, hello: ev.Hello) -> bool:
         """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
         process = hello.process
         if self.processes.get(peer) != process:
@@ -148,11 +148,11 @@ class Roster:
         self.disks[peer] = hello.disk
         return self._member_processes.get(peer, process) != process
 
-    def reach(self, peer: int) -> Connect:
+    def reach(self, peer: int) -> ev.Connect:
         """Connect again to a peer whose connections were ended, at the address that it gave."""
-        return Connect(peer, self.addresses.get(peer, ""))
+        return ev.Connect(peer, self.addresses.get(peer, ""))
 
-    def ready(self, peer: int, state: StateName | None) -> None:
+    def ready(self, peer: int, state: ev.StateName | None) -> None:
         """A peer outside of the view is ready to compute, or a joining member has its state. `state`: what it holds of
         the run, if it holds something. A lost member is as good as outside, also one that was joining."""
         self.absences.end(peer)
@@ -197,7 +197,7 @@ class Roster:
         """A peer has come under its own id; the temporary ids that it asked under."""
         return self._newcomers.arrived(peer)
 
-    def misplaced(self, hello: Hello) -> bool:
+    def misplaced(self, hello: ev.Hello) -> bool:
         """Whether a peer says hello for a stage that it is not meant for any more; its state then does not count."""
         if self.stage_of[hello.peer] == hello.stage:
             return False
@@ -252,7 +252,7 @@ class Roster:
         """Whether no other replica of a member's stage is there."""
         return not self.live(self.stage_of[peer]) - {peer}
 
-    def lose(self, now_s: float, peer: int, is_dead: bool, next_view: View | None = None) -> bool:
+    def lose(self, now_s: float, peer: int, is_dead: bool, next_view: ev.View | None = None) -> bool:
         """A peer is gone; `is_dead`: its process has ended. False if it was the last replica of its stage: then it
         stays a member, and is missing. `next_view` is being made durable: a peer that leaves with it does not count as
         a replica."""
@@ -302,10 +302,10 @@ class Roster:
         self._admits_in_mid_step = False
         self.absences.committed(n_committed)
 
-    def first_view(self, coordinator_term: int, start: Checkpoint) -> View:
+    def first_view(self, coordinator_term: int, start: ev.Checkpoint) -> ev.View:
         """All peers of the plan, with the state of the checkpoint `start`."""
         members = tuple(self._member(peer, 1, 0) for peer in self._planned)
-        view = View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
+        view = ev.View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
         return replace(view, parts=start.parts, n_reseeds=start.n_reseeds)
 
     def returning(self, n_committed: int) -> set[int]:
@@ -313,7 +313,7 @@ class Roster:
         return {peer for peer in self.candidates if self._evictions.may_return(peer, n_committed)}
 
     @property
-    def joining_states(self) -> dict[int, StateName]:
+    def joining_states(self) -> dict[int, ev.StateName]:
         """The states that joining members hold."""
         return {peer: state for peer, state in self._states.items() if peer in self._joining - self.lost}
 
@@ -321,10 +321,10 @@ class Roster:
         self,
         between_steps: bool,
         n_committed: int,
-        records: Iterable[Record],
-        checkpoint: Checkpoint | None,
+        records: Iterable[ev.Record],
+        checkpoint: ev.Checkpoint | None,
         intake: Intake = NO_INTAKE,
-    ) -> View | None:
+    ) -> ev.View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
         the last complete one, to which the run may go back; None if it cannot."""
         records = tuple(records)
@@ -367,21 +367,21 @@ class Roster:
             joins=self.current_view.joins if intake.joins is None else intake.joins,
         )
 
-    def _standing_by(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+    def _standing_by(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
         """Peers that hold the committed version of their stage and have no part in its steps yet: candidates, and
         members that have just joined."""
         if self.view is None:
             return set()
         rounds = records[-1].rounds if records and records[-1].step == n_committed - 1 else ()
-        committed = StateName(self.view.generation, n_committed, rounds)
+        committed = ev.StateName(self.view.generation, n_committed, rounds)
         return {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
 
-    def _stand_ins(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+    def _stand_ins(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
         """The given peers whose stage is vacant."""
         vacant = self.vacant
         return {peer for peer in self._standing_by(n_committed, records) if self.stage_of[peer] in vacant}
 
-    def replaceable(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+    def replaceable(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
         """Stages that can go on without any of their replicas, since somebody stands by who holds their state."""
         return {self.stage_of[peer] for peer in self._standing_by(n_committed, records)}
 
@@ -402,7 +402,7 @@ class Roster:
         coming = {self.stage_of[peer] for peer in self.candidates | (self._joining - self.lost)}
         return [stage for stage in self.vacant if stage not in coming and not self.absences.of_stage(stage)]
 
-    def lost_stage(self, n_committed: int, records: Sequence[Record]) -> int | None:
+    def lost_stage(self, n_committed: int, records: Sequence[ev.Record]) -> int | None:
         """A vacant stage whose committed version nobody holds any more, as far as is known."""
         filled = {self.stage_of[peer] for peer in self._stand_ins(n_committed, records)}
         lost = [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
@@ -420,9 +420,9 @@ class Roster:
             self.moving = {peer: stage for peer, stage in self.moving.items() if peer in leaving}
         return leaving
 
-    def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[Member]:
+    def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[ev.Member]:
         """The members that stay. In `changed` stages rounds begin anew, and every member with the state takes part."""
-        staying: list[Member] = []
+        staying: list[ev.Member] = []
         for member in self.current_view.members:
             if member.peer in leaving:
                 continue
@@ -431,7 +431,7 @@ class Roster:
             staying.append(member)
         return staying
 
-    def roll_back(self, checkpoint: Checkpoint) -> View:
+    def roll_back(self, checkpoint: ev.Checkpoint) -> ev.View:
         """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
         stage would have nobody without it."""
         number, continued = self.current_view.next_number(self._coordinator_term)
@@ -455,12 +455,12 @@ class Roster:
             parts=checkpoint.parts,
         )
 
-    def _member(self, peer: int, admission: int, first_step: int) -> Member:
+    def _member(self, peer: int, admission: int, first_step: int) -> ev.Member:
         address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
         disk = self.disks.get(peer, "")
-        return Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
+        return ev.Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
 
-    def adopt(self, view: View, now_s: float = 0.0) -> set[int]:
+    def adopt(self, view: ev.View, now_s: float = 0.0) -> set[int]:
         """The view is durable; the peers that wanted to go and have left with it."""
         before = self.admissions
         for peer in self._joining - view.by_peer.keys() - self.lost - self.leaving - set(self.moving):
@@ -495,5 +495,5 @@ class Roster:
         return left
 
 
-def _in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+def _in_order(members: Iterable[ev.Member]) -> tuple[ev.Member, ...]:
     return tuple(sorted(members, key=lambda member: member.peer))

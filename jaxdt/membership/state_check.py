@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import Prepared, Repair, StateDigest
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import RepairReport, Report, UnequalBitsReport
 
 # Rounding that differs in each of 100,000 updates adds up to about 2e-5 as a random walk of steps of one ulp in fp32.
@@ -30,8 +30,8 @@ class Deviation:
 
     peer: int
     reference: int
-    state: StateDigest
-    expected: StateDigest  # that of the reference
+    state: ev.StateDigest
+    expected: ev.StateDigest  # that of the reference
     difference: float
 
     @property
@@ -40,13 +40,13 @@ class Deviation:
         return self.state.version > 0 and self.difference <= TOLERANCE
 
     @property
-    def repairs(self) -> dict[int, Repair]:
+    def repairs(self) -> dict[int, ev.Repair]:
         """The messages to the replica and its reference. The reference makes its digest again: if its state has changed
         meanwhile, the replica that takes this state over would never have the expected digest."""
         version, donor = self.state.version, self.reference
         return {
-            donor: Repair(version, self.expected.digest, donor),
-            self.peer: Repair(version, self.state.digest, donor),
+            donor: ev.Repair(version, self.expected.digest, donor),
+            self.peer: ev.Repair(version, self.state.digest, donor),
         }
 
     @property
@@ -54,9 +54,9 @@ class Deviation:
         return RepairReport(self.state.version, self.state.stage, self.peer, self.reference, self.difference)
 
 
-def deviations(votes: Mapping[int, Prepared]) -> list[Deviation]:
+def deviations(votes: Mapping[int, ev.Prepared]) -> list[Deviation]:
     """The replicas that differ, by peer id."""
-    reference: dict[int, tuple[int, StateDigest]] = {}  # by stage
+    reference: dict[int, tuple[int, ev.StateDigest]] = {}  # by stage
     found: list[Deviation] = []
     for peer, prepared in sorted(votes.items()):
         state = prepared.state
@@ -68,7 +68,7 @@ def deviations(votes: Mapping[int, Prepared]) -> list[Deviation]:
     return found
 
 
-def relative_difference(state: StateDigest, expected: StateDigest) -> float:
+def relative_difference(state: ev.StateDigest, expected: ev.StateDigest) -> float:
     """The estimated norm of the difference over the norm of the expected parameters; NaN if either is not finite."""
     if len(state.sums) != len(expected.sums):
         return math.nan
@@ -84,7 +84,7 @@ class UnequalBits:
     def __init__(self):
         self._known: set[int] = set()
 
-    def reports(self, votes: Mapping[int, Prepared]) -> list[Report]:
+    def reports(self, votes: Mapping[int, ev.Prepared]) -> list[Report]:
         """One report for each that was not known, of the votes with which a step is committed."""
         found = deviations(votes)
         new = [deviation for deviation in found if deviation.peer not in self._known]

@@ -16,31 +16,8 @@ known to be broken yet, and ends when it is refused for too long.
 from dataclasses import dataclass, replace
 
 from jaxdt.membership.member import ACCEPT, DROP
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
-from jaxdt.protocol.events import (
-    CPU_S,
-    Action,
-    Admitted,
-    Ended,
-    Enlist,
-    Enlisted,
-    Event,
-    Header,
-    Interrupted,
-    Leave,
-    LinkChanged,
-    Message,
-    Paused,
-    Ready,
-    Received,
-    Refused,
-    Send,
-    Started,
-    Status,
-    Stop,
-    WakeAt,
-    Woke,
-)
 from jaxdt.protocol.reports import ReadyReport, RefusedReport
 
 NO_VIEW = 0
@@ -65,82 +42,96 @@ class WorkerIdentity:
 class WorkerMembership:
     """See the module text. `header` stands on this worker's messages."""
 
-    READS = frozenset({Started, Woke, Status, Ready, Enlisted, Ended, LinkChanged, Refused, Interrupted, Leave, Paused})
+    READS = frozenset(
+        {
+            ev.Started,
+            ev.Woke,
+            ev.Status,
+            ev.Ready,
+            ev.Enlisted,
+            ev.Ended,
+            ev.LinkChanged,
+            ev.Refused,
+            ev.Interrupted,
+            ev.Leave,
+            ev.Paused,
+        }
+    )
 
     def __init__(self, identity: WorkerIdentity):
         self.identity = identity
-        self.header = Header(identity.run, 0, NO_VIEW, identity.peer)
+        self.header = ev.Header(identity.run, 0, NO_VIEW, identity.peer)
         self.view = None
         self._process = 0
         self._cpu_s = 0.0
         self._is_ready = False
         self._heard_s = 0.0
-        self._admitted: Admitted | None = None
+        self._admitted: ev.Admitted | None = None
         self._refused: tuple[float, str] | None = None  # since when the server refuses connections, and why
 
-    def admit(self, header: Header, body: Message) -> str:
+    def admit(self, header: ev.Header, body: ev.Message) -> str:
         """ACCEPT or DROP: a worker hears its server only. An answer to Enlist may be of a later generation."""
         if (header.run, header.src) != (self.identity.run, self.identity.server):
             return DROP
         generation = self.header.generation
-        is_answer = isinstance(body, Enlisted | Ended)
+        is_answer = isinstance(body, ev.Enlisted | ev.Ended)
         fits = header.generation >= generation if is_answer else header.generation == generation
         return ACCEPT if fits else DROP
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Received(_, Enlisted() | Ended() as body) if body.process not in (None, self._process):
+            case ev.Received(_, ev.Enlisted() | ev.Ended() as body) if body.process not in (None, self._process):
                 return []  # said to another process of this worker
-            case Received(header, Enlisted() as body):
+            case ev.Received(header, ev.Enlisted() as body):
                 self._heard_s = now_s
                 return self._enlisted(header.generation, body)
-            case Received(_, Ended(code, reason)):
-                return [Stop(code, reason)]
-            case Started(process=process):
+            case ev.Received(_, ev.Ended(code, reason)):
+                return [ev.Stop(code, reason)]
+            case ev.Started(process=process):
                 self._process = process
-            case Ready(device=device):
+            case ev.Ready(device=device):
                 self._is_ready, self._heard_s = True, now_s
                 return [ReadyReport(device), *self._heartbeat(now_s)]
-            case Status(values):
-                self._cpu_s = values.get(CPU_S, 0.0)
-            case Woke("heartbeat"):
+            case ev.Status(values):
+                self._cpu_s = values.get(ev.CPU_S, 0.0)
+            case ev.Woke("heartbeat"):
                 return self._heartbeat(now_s)
-            case Paused():
+            case ev.Paused():
                 self._heard_s = now_s  # what the server said meanwhile is still on its way through the sockets
-            case LinkChanged(peer, True) if peer == self.identity.server:
+            case ev.LinkChanged(peer, True) if peer == self.identity.server:
                 self._refused = None
                 return [self._enlist()] if self._is_ready else []
-            case Refused(peer, reason) if peer == self.identity.server:
+            case ev.Refused(peer, reason) if peer == self.identity.server:
                 self._refused = (now_s, reason)
                 return [RefusedReport(reason)]
-            case Interrupted(code, reason):
-                return [Stop(code, reason)]
-            case Leave():
-                return [Stop(0, f"worker {self.identity.peer}: left the run")]
+            case ev.Interrupted(code, reason):
+                return [ev.Stop(code, reason)]
+            case ev.Leave():
+                return [ev.Stop(0, f"worker {self.identity.peer}: left the run")]
         return []
 
-    def _enlist(self) -> Send:
-        return Send(self.identity.server, Enlist(self._process, self.identity.fingerprint, self._cpu_s))
+    def _enlist(self) -> ev.Send:
+        return ev.Send(self.identity.server, ev.Enlist(self._process, self.identity.fingerprint, self._cpu_s))
 
-    def _heartbeat(self, now_s: float) -> list[Action | Event]:
+    def _heartbeat(self, now_s: float) -> ev.Actions:
         identity = self.identity
         silent_s = now_s - self._heard_s
         if self._refused and not self._admitted and now_s - self._refused[0] > REFUSED_S:
             refusal = f"server {identity.server} has refused it for {REFUSED_S:.0f} s: {self._refused[1]}"
-            return [Stop(BAD_INPUT, f"worker {identity.peer}: {refusal}")]
+            return [ev.Stop(BAD_INPUT, f"worker {identity.peer}: {refusal}")]
         # A server answers only once the run has begun.
         patience_s = identity.outage_s if self._admitted else max(identity.outage_s, FIRST_CONTACT_S)
         if silent_s > patience_s:
             return [
-                Stop(NO_SERVER, f"worker {identity.peer}: server {identity.server} was silent for {silent_s:.0f} s")
+                ev.Stop(NO_SERVER, f"worker {identity.peer}: server {identity.server} was silent for {silent_s:.0f} s")
             ]
-        return [self._enlist(), WakeAt(now_s + identity.heartbeat_s, "heartbeat")]
+        return [self._enlist(), ev.WakeAt(now_s + identity.heartbeat_s, "heartbeat")]
 
-    def _enlisted(self, generation: int, body: Enlisted) -> list[Action | Event]:
+    def _enlisted(self, generation: int, body: ev.Enlisted) -> ev.Actions:
         """Answers may overtake one another, so an older one changes nothing."""
         if body.version >= self.identity.n_steps:
-            return [Stop(0, f"worker {self.identity.peer}: all {body.version} steps are done")]
-        known, admitted = self._admitted, Admitted(body.admission, generation, body.version, body.n_reseeds)
+            return [ev.Stop(0, f"worker {self.identity.peer}: all {body.version} steps are done")]
+        known, admitted = self._admitted, ev.Admitted(body.admission, generation, body.version, body.n_reseeds)
         if known and _order(admitted) <= _order(known):
             return []
         self._admitted = admitted
@@ -148,5 +139,5 @@ class WorkerMembership:
         return [admitted]
 
 
-def _order(admitted: Admitted) -> tuple[int, int, int]:
+def _order(admitted: ev.Admitted) -> tuple[int, int, int]:
     return admitted.generation, admitted.admission, admitted.version

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxdt.membership.newcomers import ASKED_S
-from jaxdt.protocol.events import WorkerStatus
+from jaxdt.protocol import events as ev
 
 Servers = Sequence[Collection[int]]  # of each stage, those that are here
 Gbps = Mapping[int, float]  # server -> bandwidth to it
@@ -49,11 +49,13 @@ class WorkerPlaces:
         self._planned = planned
         self._stage_of = {worker: stage for worker, (stage, _) in planned.items()}
         self._n_workers: Counter[int] = Counter()  # of each server
-        self._statuses: dict[int, tuple[float, tuple[WorkerStatus, ...]]] = {}  # of each server, and when it said them
+        self._statuses: dict[
+            int, tuple[float, tuple[ev.WorkerStatus, ...]]
+        ] = {}  # of each server, and when it said them
         self._lost: set[int] = set()  # workers that may come back
         self._asked_s: dict[int, float] = {}  # when those got a place that no server has let in since
 
-    def counted(self, now_s: float, server: int, n_workers: int, statuses: tuple[WorkerStatus, ...]) -> None:
+    def counted(self, now_s: float, server: int, n_workers: int, statuses: tuple[ev.WorkerStatus, ...]) -> None:
         """A server says how many workers it has, and which."""
         self._n_workers[server] = n_workers
         self._statuses[server] = now_s, statuses

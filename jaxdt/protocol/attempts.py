@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import TraceRecord
 from jaxdt.run.work import EVALUATE, Work, parse_work
 
@@ -39,7 +39,7 @@ def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:
             if work.step is not None:
                 attempt = found.setdefault((n_rollbacks, work.step), Attempt(work.step))
                 attempt.runs.append((record, work))
-        elif record["what"] == "report" and record["kind"] == "rollback" and record["peer"] == COORDINATOR:
+        elif record["what"] == "report" and record["kind"] == "rollback" and record["peer"] == ev.COORDINATOR:
             n_rollbacks += 1
     return list(found.values())
 

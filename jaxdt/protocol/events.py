@@ -12,18 +12,22 @@ import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from jaxdt.protocol.reports import ReplanReport, Report
+from jaxdt.protocol.kinds import COORDINATOR as COORDINATOR
+from jaxdt.protocol.kinds import Action, Event, InternalEvent, Message
+from jaxdt.protocol.reports import ReplanReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.work import Work
 
-COORDINATOR = -1
 TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
 PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
 VIEWS_PER_TERM = 1_000_000  # the views of each coordinator have numbers of their own, so many apart
 OPERATOR_IDS = 1 << 60  # from here on: ids under which operators ask for something
+
+# What a machine answers to an event; an event among them goes to the peer's other machines.
+Actions: TypeAlias = list[Action | Event]
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -168,7 +172,7 @@ class PipelineJoin:
 
 
 @dataclass(frozen=True)
-class View:
+class View(Message):
     """Numbered membership.
 
     stage_views  stage_views[s] is the view in which stage s last changed; in a pool all change with each view
@@ -244,7 +248,7 @@ def _term_of(view_number: int) -> int:
 
 
 @frozen_dataclass
-class Hello:
+class Hello(Message):
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
     processes of one peer apart. `disk`: the id of the disk on which it keeps its parts of checkpoints."""
 
@@ -257,7 +261,7 @@ class Hello:
 
 
 @frozen_dataclass
-class Join:
+class Join(Message):
     """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
     from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
     `is_new`: it does not know the run, and is told its config and plan. `is_worker`: it wants to be a pool's worker,
@@ -272,7 +276,7 @@ class Join:
 
 
 @frozen_dataclass
-class Welcome:
+class Welcome(Message):
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
     `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer. `server`: for whom a
     pool's worker computes, at `server_address`; None while its stage has no server that is here. `servers`: the
@@ -291,7 +295,7 @@ class Welcome:
 
 
 @frozen_dataclass
-class Profiled:
+class Profiled(Message):
     """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
     version of its parameters, and on what it computes, for people. `state`: the state that it holds of the run, if it
     has been a member; a joining member says it as soon as it has fetched the state."""
@@ -304,7 +308,7 @@ class Profiled:
 
 
 @frozen_dataclass
-class Reassign:
+class Reassign(Message):
     """Coordinator -> peer that is no member: come back as a newcomer to this stage."""
 
     stage: int
@@ -322,7 +326,7 @@ class WorkerStatus:
 
 
 @frozen_dataclass
-class Heartbeat:
+class Heartbeat(Message):
     """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
     each peer since the link was made; None in most heartbeats. A pool's server adds its `workers`, and the payload that
     it received from each worker that it ever had (`bytes_from`), since nobody else counts these bytes."""
@@ -335,7 +339,7 @@ class Heartbeat:
 
 
 @frozen_dataclass
-class HeartbeatAck:
+class HeartbeatAck(Message):
     """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock. `note`: why the run does not go
     on, or this peer does not leave, for people who look at its log; '' if there is no reason."""
 
@@ -345,7 +349,7 @@ class HeartbeatAck:
 
 
 @frozen_dataclass
-class Grant:
+class Grant(Message):
     """Router -> first peer of a route: begin `microbatch`, with a forward or an evaluation (kind). route[s] is the peer
     of stage s; it is chosen beforehand, so that no hop waits for a choice. NO_PEER stands where nothing has to be done
     (again). The stages in `regenerate` make lost tensors again, and count nothing."""
@@ -358,7 +362,7 @@ class Grant:
 
 
 @frozen_dataclass
-class Resend:
+class Resend(Message):
     """Router -> holder of a boundary tensor: send it again, to the peer of the route."""
 
     key: Key
@@ -367,7 +371,7 @@ class Resend:
 
 
 @frozen_dataclass
-class Reroute:
+class Reroute(Message):
     """Peer -> the microbatch's router: its forward waits here, in or behind Work that is overdue. Have another replica
     of `stage` do it too; the result that comes first is used. The input came along `route`."""
 
@@ -378,7 +382,7 @@ class Reroute:
 
 
 @frozen_dataclass
-class Inventory:
+class Inventory(Message):
     """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch), and the microbatches
     whose output and input gradient it still keeps."""
 
@@ -388,14 +392,14 @@ class Inventory:
 
 
 @frozen_dataclass
-class FetchResult:
+class FetchResult(Message):
     """Member -> holder of a round's whole result: asks for it."""
 
     round: RoundId
 
 
 @frozen_dataclass
-class Progress:
+class Progress(Message):
     """Peer -> the microbatch's router, and to the replicas of its stage if the Work counts there: the Work is done,
     `gap_s` after the Work before it at this peer."""
 
@@ -407,7 +411,7 @@ class Progress:
 
 
 @frozen_dataclass
-class Fetch:
+class Fetch(Message):
     """Joining member -> another member of its stage: asks for a slice of its state. Any member -> a member whose disk
     holds a part of a checkpoint: asks for a slice of that part."""
 
@@ -415,14 +419,14 @@ class Fetch:
 
 
 @frozen_dataclass
-class State:
+class State(Message):
     """The answer to Fetch, with the words and their CRC-32 as one more word."""
 
     key: StateKey
 
 
 @frozen_dataclass
-class Load:
+class Load(Message):
     """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps, Work that runs
     included; `busy`: the share of that time in which Work ran."""
 
@@ -431,12 +435,12 @@ class Load:
 
 
 @frozen_dataclass
-class Leaving:
+class Leaving(Message):
     """Peer -> coordinator: asks to leave between two steps; from one that is no member yet: it has left."""
 
 
 @frozen_dataclass
-class Boundary:
+class Boundary(Message):
     """Peer -> peer of a neighbouring stage: carries the tensor `key`. `route` and `regenerate` are as in Grant; both
     are empty where the plan gives the route."""
 
@@ -464,7 +468,7 @@ class Tally:
 
 
 @frozen_dataclass
-class Shard:
+class Shard(Message):
     """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds and their
     losses."""
 
@@ -475,7 +479,7 @@ class Shard:
 
 
 @frozen_dataclass
-class Reduced:
+class Reduced(Message):
     """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, its cover (the members, and the
     contributions of each), their losses, its digest and squared norm."""
 
@@ -511,7 +515,7 @@ class StateDigest:
 
 
 @frozen_dataclass
-class Prepared:
+class Prepared(Message):
     """Member -> coordinator: I hold the whole result of each of my groups. `state`: that of version `step`, where
     replicas compare it."""
 
@@ -522,7 +526,7 @@ class Prepared:
 
 
 @frozen_dataclass
-class Repair:
+class Repair(Message):
     """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
     the donor's, and then say `Prepared` again. The donor itself only makes its digest again."""
 
@@ -532,7 +536,7 @@ class Repair:
 
 
 @frozen_dataclass
-class Committed:
+class Committed(Message):
     """Coordinator -> all: the record is durable, apply it."""
 
     record: Record
@@ -543,7 +547,7 @@ class Committed:
 
 
 @frozen_dataclass
-class StepDone:
+class StepDone(Message):
     """Last stage's member -> coordinator: its pipeline has done local step `step`. `sq_norm`: squared norm of the
     summed gradient over all stages, None where it is not known."""
 
@@ -554,14 +558,14 @@ class StepDone:
 
 
 @frozen_dataclass
-class NotFinite:
+class NotFinite(Message):
     """Member -> coordinator: the gradient of local step `step` is not finite, so there was no update."""
 
     step: int
 
 
 @frozen_dataclass
-class StepNorm:
+class StepNorm(Message):
     """Member -> members of its pipeline: squared norm of its summed gradient of local step `step`."""
 
     step: int
@@ -569,7 +573,7 @@ class StepNorm:
 
 
 @frozen_dataclass
-class WantsGroup:
+class WantsGroup(Message):
     """Member -> coordinator: it has done `step` local steps, and wants a group to average this fragment of its
     parameters with."""
 
@@ -578,7 +582,7 @@ class WantsGroup:
 
 
 @frozen_dataclass
-class GroupFormed:
+class GroupFormed(Message):
     """Coordinator -> members of an averaging group: average with one another. round.number counts the groups of the
     stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
     lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
@@ -595,7 +599,7 @@ class GroupFormed:
 
 
 @frozen_dataclass
-class WantsParameters:
+class WantsParameters(Message):
     """Worker -> server of its stage: the worker has pushed the changes of `step` local steps, and waits for the
     server's parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
 
@@ -605,7 +609,7 @@ class WantsParameters:
 
 
 @frozen_dataclass
-class SnapshotCut:
+class SnapshotCut(Message):
     """Server of the first stage -> server of another one: the parameters that are kept aside in `round` hold the pushes
     of each pipeline up to this local step of it."""
 
@@ -614,14 +618,14 @@ class SnapshotCut:
 
 
 @frozen_dataclass
-class CutTaken:
+class CutTaken(Message):
     """The answer to SnapshotCut: the server adds no later push to what it keeps aside in `round`."""
 
     round: RoundId
 
 
 @frozen_dataclass
-class ResultHeld:
+class ResultHeld(Message):
     """Member -> coordinator: the whole result of the round is here, with this digest. `steps`: after how many local
     steps each of its members contributed to it; from a server, after how many each of its workers did."""
 
@@ -631,14 +635,14 @@ class ResultHeld:
 
 
 @frozen_dataclass
-class GroupClosed:
+class GroupClosed(Message):
     """Coordinator -> members of a group: all of them hold the result, nobody asks for it any more."""
 
     round: RoundId
 
 
 @frozen_dataclass
-class EvaluateMean:
+class EvaluateMean(Message):
     """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
     sum over `n_members` replicas, or with the parameters that the servers keep aside in it."""
 
@@ -647,7 +651,7 @@ class EvaluateMean:
 
 
 @frozen_dataclass
-class MeanEvaluated:
+class MeanEvaluated(Message):
     """last stage -> coordinator: the held-out losses of the mean of `version`, as an EvaluateMean has asked for."""
 
     version: int
@@ -655,7 +659,7 @@ class MeanEvaluated:
 
 
 @frozen_dataclass
-class HeldOutMeasured:
+class HeldOutMeasured(Message):
     """last stage -> coordinator, where replicas are equal: microbatch, samples and sum of losses of held-out
     microbatches that this member has measured with the parameters of `version`. It is said again in every view."""
 
@@ -664,7 +668,7 @@ class HeldOutMeasured:
 
 
 @frozen_dataclass
-class ShareDone:
+class ShareDone(Message):
     """First stage's member -> coordinator: its pipeline has done its share of the run's steps, `step` local steps, and
     could begin another one."""
 
@@ -672,7 +676,7 @@ class ShareDone:
 
 
 @frozen_dataclass
-class Continue:
+class Continue(Message):
     """Coordinator -> first stage's member, an answer to ShareDone: other pipelines are slower, so go on up to `until`
     local steps."""
 
@@ -680,19 +684,19 @@ class Continue:
 
 
 @frozen_dataclass
-class EndOfSteps:
+class EndOfSteps(Message):
     """Coordinator -> first stage's member: begin no further step."""
 
 
 @frozen_dataclass
-class LastStep:
+class LastStep(Message):
     """First stage's member -> members of its pipeline: the pipeline does `n_steps` local steps in all."""
 
     n_steps: int
 
 
 @frozen_dataclass
-class DonorWaits:
+class DonorWaits(Message):
     """First stage's member of a pipeline -> peers of a pipeline that comes back: this pipeline has done `version` local
     steps at its first stage, and begins no further step before those peers have the states of its stages."""
 
@@ -700,14 +704,14 @@ class DonorWaits:
 
 
 @frozen_dataclass
-class Finished:
+class Finished(Message):
     """Member -> coordinator: it has done the last of its local steps, `n_steps` in all, and averaged after it."""
 
     n_steps: int
 
 
 @frozen_dataclass
-class StepsCounted:
+class StepsCounted(Message):
     """Coordinator -> all: rows of the metrics are durable. `n_steps`: the local steps of each pipeline in all rows so
     far. A member need not repeat its messages about these steps."""
 
@@ -715,7 +719,7 @@ class StepsCounted:
 
 
 @frozen_dataclass
-class AskReplicaState:
+class AskReplicaState(Message):
     """Coordinator that was started again -> member: say which groups you know, and send again each message that nobody
     has answered."""
 
@@ -732,7 +736,7 @@ class KnownGroup:
 
 
 @frozen_dataclass
-class ReplicaState:
+class ReplicaState(Message):
     """Member -> coordinator, the answer to AskReplicaState; `n_said` messages follow, which the member sends again.
     `groups`: all attempts of the groups that are not over, and for each name the last group that is over. `n_steps`:
     the member's local steps in all, None if that number is not known."""
@@ -746,7 +750,7 @@ class ReplicaState:
 
 
 @frozen_dataclass
-class ProbeLink:
+class ProbeLink(Message):
     """A process that will be a pool worker, under a temporary id -> server: how fast is the link? It wants an answer
     with `n_bytes` of padding; its own is there for its size, too."""
 
@@ -756,7 +760,7 @@ class ProbeLink:
 
 
 @frozen_dataclass
-class LinkProbed:
+class LinkProbed(Message):
     """Server -> that process: the answer to the probe of this number."""
 
     number: int
@@ -764,7 +768,7 @@ class LinkProbed:
 
 
 @frozen_dataclass
-class Enlist:
+class Enlist(Message):
     """Pool worker -> server, every heartbeat: it is here, and runs the config and plan of this fingerprint. `process`
     tells two processes of one worker apart; `cpu_s`: the processor time that it has used, in seconds."""
 
@@ -774,7 +778,7 @@ class Enlist:
 
 
 @frozen_dataclass
-class Enlisted:
+class Enlisted(Message):
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server lets the worker in;
     work that the worker has done under another admission, and not contributed, is void. `process`: the process that is
@@ -787,14 +791,14 @@ class Enlisted:
 
 
 @frozen_dataclass
-class WorkerHere:
+class WorkerHere(Message):
     """Server -> coordinator, for people: a pool worker is let in."""
 
     worker: int
 
 
 @frozen_dataclass
-class WorkerGone:
+class WorkerGone(Message):
     """Server -> coordinator, for people: a pool worker is lost or put out, and `n_redone` microbatches, which it had
     done and not contributed, are computed again."""
 
@@ -804,7 +808,7 @@ class WorkerGone:
 
 
 @frozen_dataclass
-class WantsTasks:
+class WantsTasks(Message):
     """Pool worker -> server: it holds the parameters of `version`, and takes up to `n_tasks` leases at a time."""
 
     admission: int
@@ -813,7 +817,7 @@ class WantsTasks:
 
 
 @frozen_dataclass
-class TaskLease:
+class TaskLease(Message):
     """Server -> pool worker: do Work of this kind of a microbatch. With `with_forward` the forward is done first, since
     this worker lacks its result. A tensor that the worker has not computed itself comes as Boundary, before or after
     the lease. Nobody waits for the input gradient of a task `is_redo`."""
@@ -828,7 +832,7 @@ class TaskLease:
 
 
 @frozen_dataclass
-class TaskDone:
+class TaskDone(Message):
     """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
     compute, and `held_s` from the time when all its inputs were there; None from a worker of protocol 3.3."""
 
@@ -842,7 +846,7 @@ class TaskDone:
 
 
 @frozen_dataclass
-class TaskOutput:
+class TaskOutput(Message):
     """Pool worker -> server: the task of lease `number` is done; the tensor `key` is for a neighbour stage. The seconds
     are those of TaskDone."""
 
@@ -856,7 +860,7 @@ class TaskOutput:
 
 
 @frozen_dataclass
-class StealRequest:
+class StealRequest(Message):
     """Server -> another server of its stage: this one's clients have little left to do of `step`, and could do up to
     `n_max` of the other's microbatches. `clients`: for each of them, the seconds of work that it has yet to do and the
     seconds that it takes for a microbatch."""
@@ -867,7 +871,7 @@ class StealRequest:
 
 
 @frozen_dataclass
-class StealOffer:
+class StealOffer(Message):
     """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (nobody
     waits for its input gradient), are for the other to do. `clients`: of the sender, as in StealRequest, if the other
     takes them all."""
@@ -878,7 +882,7 @@ class StealOffer:
 
 
 @frozen_dataclass
-class StealReply:
+class StealReply(Message):
     """The answer to a StealOffer: its sender takes the first `n_taken` tasks, whose tensors come as Boundary."""
 
     step: int
@@ -886,7 +890,7 @@ class StealReply:
 
 
 @frozen_dataclass
-class ContributionWanted:
+class ContributionWanted(Message):
     """Server -> pool worker: send what has been accumulated, as the vectors of these rounds, one for each sync
     group."""
 
@@ -895,7 +899,7 @@ class ContributionWanted:
 
 
 @frozen_dataclass
-class Saved:
+class Saved(Message):
     """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
     durable on the member's disk; for `blocked_s` the member did nothing else."""
 
@@ -907,14 +911,14 @@ class Saved:
 
 
 @frozen_dataclass
-class CopyPart:
+class CopyPart(Message):
     """Coordinator -> member: fetch this part of a checkpoint from a member whose disk holds it, and keep it."""
 
     part: Part
 
 
 @frozen_dataclass
-class PartMissing:
+class PartMissing(Message):
     """Member -> the member that asked for a part, and the coordinator: this member's disk does not hold the part, or
     cannot hold it."""
 
@@ -923,14 +927,14 @@ class PartMissing:
 
 
 @frozen_dataclass
-class Failed:
+class Failed(Message):
     """Peer -> coordinator: this peer cannot go on, for something that a person has to mend, and its process ends."""
 
     reason: str
 
 
 @frozen_dataclass
-class SaveFailed:
+class SaveFailed(Message):
     """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member goes on,
     and tries again with the next checkpoint."""
 
@@ -939,7 +943,7 @@ class SaveFailed:
 
 
 @frozen_dataclass
-class Overdue:
+class Overdue(Message):
     """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
     `deadline_s`. `blocks`: the run waits for this Work, or it has taken several deadlines."""
 
@@ -950,14 +954,14 @@ class Overdue:
 
 
 @frozen_dataclass
-class CheckpointComplete:
+class CheckpointComplete(Message):
     """Coordinator -> all: every stage's part of the checkpoint is durable on enough disks."""
 
     checkpoint: Checkpoint
 
 
 @frozen_dataclass
-class Done:
+class Done(Message):
     """Member -> coordinator: all steps are applied; totals for the summary. `bytes_from`: as in Heartbeat."""
 
     version: int
@@ -967,7 +971,7 @@ class Done:
 
 
 @frozen_dataclass
-class Suspect:
+class Suspect(Message):
     """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
     newcomer `peer`: the newcomer asks for words that this stage's state does not have."""
 
@@ -976,7 +980,7 @@ class Suspect:
 
 
 @frozen_dataclass
-class OperatorRequest:
+class OperatorRequest(Message):
     """Operator -> coordinator: one of the commands in jaxdt.membership.operations, some of them for a peer."""
 
     command: str
@@ -984,7 +988,7 @@ class OperatorRequest:
 
 
 @frozen_dataclass
-class OperatorAnswer:
+class OperatorAnswer(Message):
     """Coordinator -> operator: the request is accepted or refused. `text`: one line for people, or JSON for
     "status"."""
 
@@ -993,19 +997,19 @@ class OperatorAnswer:
 
 
 @frozen_dataclass
-class Drain:
+class Drain(Message):
     """Coordinator -> member: leave the run as if you had been asked on your host."""
 
 
 @frozen_dataclass
-class Revoked:
+class Revoked(Message):
     """Coordinator -> all: the certificates of these peers do not count any more."""
 
     peers: tuple[int, ...]
 
 
 @frozen_dataclass
-class CannotReach:
+class CannotReach(Message):
     """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
     that broke, this does not mend itself."""
 
@@ -1014,7 +1018,7 @@ class CannotReach:
 
 
 @frozen_dataclass
-class Ended:
+class Ended(Message):
     """Coordinator -> all: the run is over, with this exit code and one line for people. Server -> pool worker: the
     same, or the server does not let this `process` in; None means any process that hears it."""
 
@@ -1023,90 +1027,11 @@ class Ended:
     process: int | None = None
 
 
-Message = (
-    View
-    | Hello
-    | Join
-    | Welcome
-    | Profiled
-    | Reassign
-    | Heartbeat
-    | HeartbeatAck
-    | Grant
-    | Resend
-    | Reroute
-    | Inventory
-    | FetchResult
-    | Progress
-    | Fetch
-    | State
-    | Load
-    | Leaving
-    | Boundary
-    | Shard
-    | Reduced
-    | Prepared
-    | Repair
-    | Committed
-    | StepDone
-    | NotFinite
-    | StepNorm
-    | WantsGroup
-    | GroupFormed
-    | WantsParameters
-    | SnapshotCut
-    | CutTaken
-    | ResultHeld
-    | GroupClosed
-    | ShareDone
-    | Continue
-    | EndOfSteps
-    | EvaluateMean
-    | MeanEvaluated
-    | HeldOutMeasured
-    | LastStep
-    | DonorWaits
-    | Finished
-    | StepsCounted
-    | AskReplicaState
-    | ReplicaState
-    | ProbeLink
-    | LinkProbed
-    | Enlist
-    | Enlisted
-    | WorkerHere
-    | WorkerGone
-    | WantsTasks
-    | TaskLease
-    | TaskDone
-    | TaskOutput
-    | StealRequest
-    | StealOffer
-    | StealReply
-    | ContributionWanted
-    | Saved
-    | CopyPart
-    | PartMissing
-    | Failed
-    | SaveFailed
-    | Overdue
-    | CheckpointComplete
-    | Done
-    | Suspect
-    | OperatorRequest
-    | OperatorAnswer
-    | Drain
-    | Revoked
-    | CannotReach
-    | Ended
-)
-
-
 # ----------------------------------------------------------------------------------------------------------- events
 
 
 @frozen_dataclass
-class Received:
+class Received(Event):
     """A message from header.src arrived. `tensor` is the driver's: the tensor that came with the message, if it names
     one. No machine looks at it; a peer that accepts the message hands it back with StoreTensor."""
 
@@ -1116,7 +1041,7 @@ class Received:
 
 
 @frozen_dataclass
-class Ran:
+class Ran(Event):
     """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
 
     work: Work
@@ -1126,7 +1051,7 @@ class Ran:
 
 
 @frozen_dataclass
-class Summed:
+class Summed(Event):
     """The driver added up a slice as Sum asked."""
 
     key: SliceKey
@@ -1135,21 +1060,21 @@ class Summed:
 
 
 @frozen_dataclass
-class Woke:
+class Woke(Event):
     """The time of an earlier WakeAt came."""
 
     tag: str
 
 
 @frozen_dataclass
-class Persisted:
+class Persisted(Event):
     """The value of an earlier Persist is durable."""
 
     name: str
 
 
 @frozen_dataclass
-class WroteCheckpoint:
+class WroteCheckpoint(Event):
     """This peer's part of the checkpoint of `version` in `generation` is durable, with this digest and so many 4-byte
     words; for `blocked_s` it did nothing else."""
 
@@ -1161,7 +1086,7 @@ class WroteCheckpoint:
 
 
 @frozen_dataclass
-class CheckpointFailed:
+class CheckpointFailed(Event):
     """This peer's part of the checkpoint of `version` could not be written."""
 
     version: int
@@ -1169,7 +1094,7 @@ class CheckpointFailed:
 
 
 @frozen_dataclass
-class FoundPart:
+class FoundPart(Event):
     """The answer to FindPart. `n_words`: the length of the part if it is whole on this disk, else 0. `slices`: bounds
     of the slices that an earlier attempt to fetch the part has left here."""
 
@@ -1179,7 +1104,7 @@ class FoundPart:
 
 
 @frozen_dataclass
-class KeptPart:
+class KeptPart(Event):
     """The answer to KeepPart: '' if the part is durable on this disk, else why it is not."""
 
     digest: str
@@ -1187,7 +1112,7 @@ class KeptPart:
 
 
 @frozen_dataclass
-class LostPart:
+class LostPart(Event):
     """A part that was on this disk cannot be read any more, or the fetched slices of a part cannot be written."""
 
     digest: str
@@ -1195,21 +1120,21 @@ class LostPart:
 
 
 @frozen_dataclass
-class Restored:
+class Restored(Event):
     """Parameters and optimizer state are those of `version` again."""
 
     version: int
 
 
 @frozen_dataclass
-class Installed:
+class Installed(Event):
     """Parameters and optimizer state are the fetched ones of `version`."""
 
     version: int
 
 
 @frozen_dataclass
-class NotInstalled:
+class NotInstalled(Event):
     """The fetched state of `version` is not what was sent, and the state that was here stays."""
 
     version: int
@@ -1217,7 +1142,7 @@ class NotInstalled:
 
 
 @frozen_dataclass
-class Digested:
+class Digested(Event):
     """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
 
     version: int
@@ -1228,7 +1153,7 @@ class Digested:
 
 
 @frozen_dataclass
-class LinkChanged:
+class LinkChanged(Event):
     """The transport to `peer` came up or went down. `gone`: its host answers and nobody listens at its address, so the
     process that did has ended."""
 
@@ -1239,7 +1164,7 @@ class LinkChanged:
 
 
 @frozen_dataclass
-class NoWay:
+class NoWay(Event):
     """Messages wait for `peer`, and neither side can dial the other."""
 
     peer: int
@@ -1247,7 +1172,7 @@ class NoWay:
 
 
 @frozen_dataclass
-class Started:
+class Started(Event):
     """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
     other process of this peer has, `disk` the id of the disk on which it keeps its parts of checkpoints."""
 
@@ -1257,7 +1182,7 @@ class Started:
 
 
 @frozen_dataclass
-class Refused:
+class Refused(Event):
     """`peer` refused a connection that this process opened, or sent something that had to be refused. `peer` is None if
     this process refused the connection, whatever peer the other side claimed to be."""
 
@@ -1266,7 +1191,7 @@ class Refused:
 
 
 @frozen_dataclass
-class Ready:
+class Ready(Event):
     """The peer's own stage is compiled and timed: seconds per kind of Work and per MESSAGE, and where a device is
     emulated also per kind + ON_A_CORE (jaxdt.run.work). Its state has so many 4-byte words. `device`: on what it
     computes, for people."""
@@ -1277,7 +1202,7 @@ class Ready:
 
 
 @frozen_dataclass
-class Status:
+class Status(Event):
     """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
     that runs on the device at this moment. `bytes_to`, `bytes_from`: payload sent to and received from each peer."""
 
@@ -1288,7 +1213,7 @@ class Status:
 
 
 @frozen_dataclass
-class Interrupted:
+class Interrupted(Event):
     """A person, the system or the launcher asked this process to end."""
 
     code: int = 130
@@ -1296,19 +1221,19 @@ class Interrupted:
 
 
 @frozen_dataclass
-class StopRequested:
+class StopRequested(Event):
     """A person asked for the end of the run: it ends as soon as a checkpoint holds what has been learned."""
 
 
 @frozen_dataclass
-class Advised:
+class Advised(Event):
     """The planner has looked for a better plan of the members."""
 
     report: ReplanReport
 
 
 @frozen_dataclass
-class Paused:
+class Paused(Event):
     """This process did not run for so many seconds: its host or its own work held it. Messages that arrived meanwhile
     may not have been read yet, so a peer's silence during that time says nothing."""
 
@@ -1316,12 +1241,12 @@ class Paused:
 
 
 @frozen_dataclass
-class Terminated:
+class Terminated(Event):
     """The system asks this coordinator to end. The run goes on, and waits for another coordinator."""
 
 
 @frozen_dataclass
-class Leave:
+class Leave(Event):
     """A person or the system asked this peer to leave the run, which goes on."""
 
 
@@ -1329,14 +1254,14 @@ class Leave:
 
 
 @frozen_dataclass
-class ViewChanged:
+class ViewChanged(InternalEvent):
     """membership -> wiring, sync: a view was adopted."""
 
     view: View
 
 
 @frozen_dataclass
-class Evicted:
+class Evicted(InternalEvent):
     """membership -> wiring, sync: the run goes on without this peer, as `view` says. Committed steps are applied; all
     other work that is under way is void."""
 
@@ -1344,7 +1269,7 @@ class Evicted:
 
 
 @frozen_dataclass
-class Accumulated:
+class Accumulated(InternalEvent):
     """wiring -> sync: B(step, stage, microbatch) is in this peer's accumulator, n_samples of it. Only the last stage
     knows the loss."""
 
@@ -1356,7 +1281,7 @@ class Accumulated:
 
 
 @frozen_dataclass
-class Evaluated:
+class Evaluated(InternalEvent):
     """wiring -> sync: a held-out microbatch's loss, measured with the parameters with which `step` is computed."""
 
     step: int
@@ -1366,14 +1291,14 @@ class Evaluated:
 
 
 @frozen_dataclass
-class Drained:
+class Drained(InternalEvent):
     """wiring -> sync: nothing more of `step` will be granted to this peer."""
 
     step: int
 
 
 @frozen_dataclass
-class Fetching:
+class Fetching(InternalEvent):
     """state transfer -> membership, for the heartbeats: how much of a newcomer's state is here, and how much it
     has asked for."""
 
@@ -1383,7 +1308,7 @@ class Fetching:
 
 
 @frozen_dataclass
-class ServerCounts:
+class ServerCounts(InternalEvent):
     """wiring of a pool's server -> membership, for the heartbeats: what its workers do for it."""
 
     values: dict[str, float]
@@ -1391,14 +1316,14 @@ class ServerCounts:
 
 
 @frozen_dataclass
-class Joined:
+class Joined(InternalEvent):
     """state transfer -> sync: the state of `version` is here, so this peer may count."""
 
     version: int
 
 
 @frozen_dataclass
-class Holds:
+class Holds(InternalEvent):
     """sync -> membership: the state that is here, if there is one. A peer that was evicted says it once no update runs,
     and a joining one when it has joined."""
 
@@ -1406,7 +1331,7 @@ class Holds:
 
 
 @frozen_dataclass
-class Repairing:
+class Repairing(InternalEvent):
     """sync -> state transfer: this peer's state of `version` has to be replaced by that of replica `donor`. Joined
     answers."""
 
@@ -1415,19 +1340,19 @@ class Repairing:
 
 
 @frozen_dataclass
-class WorkOverdue:
+class WorkOverdue(InternalEvent):
     """membership -> wiring, sync, every heartbeat: the Work that runs on this peer's device takes far too long, and all
     other Work of this peer waits for it."""
 
 
 @frozen_dataclass
-class StepBlocked:
+class StepBlocked(InternalEvent):
     """wiring, sync -> membership, the answer to WorkOverdue: others can do nothing more for a step under way until this
     peer's device is free."""
 
 
 @frozen_dataclass
-class Updated:
+class Updated(InternalEvent):
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
     stage: int
@@ -1435,7 +1360,7 @@ class Updated:
 
 
 @frozen_dataclass
-class Stepped:
+class Stepped(InternalEvent):
     """sync -> wiring, where replicas may differ: this peer has done `n_steps` local steps, and may begin the next."""
 
     stage: int
@@ -1443,7 +1368,7 @@ class Stepped:
 
 
 @frozen_dataclass
-class Settled:
+class Settled(InternalEvent):
     """sync -> state transfer, where replicas may differ: the state here is that after `n_steps` local steps, and the
     mean that was due then."""
 
@@ -1451,14 +1376,14 @@ class Settled:
 
 
 @frozen_dataclass
-class StepsEnd:
+class StepsEnd(InternalEvent):
     """sync -> wiring, where replicas may differ: the own pipeline does `n_steps` local steps, and no more."""
 
     n_steps: int
 
 
 @frozen_dataclass
-class Admitted:
+class Admitted(InternalEvent):
     """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. Work
     under way for steps before that version is void; after another admission all work under way is void."""
 
@@ -1469,7 +1394,7 @@ class Admitted:
 
 
 @frozen_dataclass
-class ContributionBegins:
+class ContributionBegins(InternalEvent):
     """wiring -> sync of a server: a worker was asked for its contribution, in these rounds."""
 
     worker: int
@@ -1477,14 +1402,14 @@ class ContributionBegins:
 
 
 @frozen_dataclass
-class ContributionVoid:
+class ContributionVoid(InternalEvent):
     """wiring -> sync of a server: contributions to these rounds do not count any more."""
 
     rounds: tuple[RoundId, ...]
 
 
 @frozen_dataclass
-class ContributionReceived:
+class ContributionReceived(InternalEvent):
     """sync -> wiring of a server: all of a worker's contribution is here. `items`: (microbatch, lease) of each gradient
     in its vectors, as the worker says; `sq_norm`: the squared norm of the vectors."""
 
@@ -1495,7 +1420,7 @@ class ContributionReceived:
 
 
 @frozen_dataclass
-class ContributionGathered:
+class ContributionGathered(InternalEvent):
     """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and begins anew. `items`:
     (microbatch, lease) of each gradient that it held."""
 
@@ -1504,7 +1429,7 @@ class ContributionGathered:
 
 
 @frozen_dataclass
-class MeanKept:
+class MeanKept(InternalEvent):
     """sync -> membership, where replicas may differ: the mean of the replicas' states is here, for the checkpoint of
     `version`."""
 
@@ -1512,7 +1437,7 @@ class MeanKept:
 
 
 @frozen_dataclass
-class GoBack:
+class GoBack(InternalEvent):
     """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
     and restore it."""
 
@@ -1520,38 +1445,12 @@ class GoBack:
 
 
 @frozen_dataclass
-class HoldsPart:
+class HoldsPart(InternalEvent):
     """part transfer -> membership: a part that was fetched is durable on this disk."""
 
     part: Part
 
 
-INTERNAL = (
-    ViewChanged,
-    Evicted,
-    Accumulated,
-    Evaluated,
-    Drained,
-    Fetching,
-    ServerCounts,
-    Joined,
-    Holds,
-    Repairing,
-    WorkOverdue,
-    StepBlocked,
-    Updated,
-    Stepped,
-    Settled,
-    StepsEnd,
-    Admitted,
-    ContributionBegins,
-    ContributionVoid,
-    ContributionReceived,
-    ContributionGathered,
-    MeanKept,
-    GoBack,
-    HoldsPart,
-)
 WORKERS = "workers"  # in a heartbeat of a pool's server: how many compute for it
 CPU_S = "cpu_s"  # in a heartbeat: the processor time of the process, in seconds
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
@@ -1561,7 +1460,7 @@ FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, wha
 
 
 @frozen_dataclass
-class Send:
+class Send(Action):
     """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
 
     dst: int
@@ -1572,7 +1471,7 @@ class Send:
 
 
 @frozen_dataclass
-class Post:
+class Post(Action):
     """Many messages in one action, in this order: for each the peer, the body and n_bytes, as in Send. Equal bodies are
     one object, and are encoded once."""
 
@@ -1582,7 +1481,7 @@ class Post:
 
 
 @frozen_dataclass
-class Connect:
+class Connect(Action):
     """From now on `peer` is reached at `address` (host:port)."""
 
     peer: int
@@ -1590,21 +1489,21 @@ class Connect:
 
 
 @frozen_dataclass
-class Meet:
+class Meet(Action):
     """From now on these members are reached at their addresses; the peer itself may be among them."""
 
     members: tuple[Member, ...]
 
 
 @frozen_dataclass
-class Disconnect:
+class Disconnect(Action):
     """`peer` is no member any more: end its connections and forget the messages that wait for it."""
 
     peer: int
 
 
 @frozen_dataclass
-class StoreTensor:
+class StoreTensor(Action):
     """Keep the tensor that came with a message: the message is accepted. A tensor of a message that is dropped is never
     stored, since keys name neither view nor generation, and it would take the place of one that is waited for."""
 
@@ -1614,14 +1513,14 @@ class StoreTensor:
 
 
 @frozen_dataclass
-class Revoke:
+class Revoke(Action):
     """End the connections of these peers, and refuse new ones for good."""
 
     peers: tuple[int, ...]
 
 
 @frozen_dataclass
-class Run:
+class Run(Action):
     """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for; a P
     without any keeps the vector of the fragment that is due after the Work's step, until Offer names its round. For a
     U, an A or a C: the rounds whose sums it reads, and but for a C the factor on them; for an L: the factor on the own
@@ -1633,7 +1532,7 @@ class Run:
 
 
 @frozen_dataclass
-class Offer:
+class Offer(Action):
     """The vector that was kept after `step` local steps is this peer's contribution to `round`."""
 
     round: RoundId
@@ -1641,7 +1540,7 @@ class Offer:
 
 
 @frozen_dataclass
-class Sum:
+class Sum(Action):
     """Add up the members' slices of `key` in the order of `members`; Summed answers."""
 
     key: SliceKey
@@ -1649,7 +1548,7 @@ class Sum:
 
 
 @frozen_dataclass
-class Free:
+class Free(Action):
     """Forget the boundary tensors and accumulators of `step` and of older steps, and the vectors, slices and results of
     `rounds`, which are over. The rounds of a group end in order, so earlier ones of their groups are over too."""
 
@@ -1658,7 +1557,7 @@ class Free:
 
 
 @frozen_dataclass
-class Discard:
+class Discard(Action):
     """Forget a boundary tensor, if it is here. With a StateKey: a download of a state begins, so forget the slices of
     one that was given up."""
 
@@ -1666,14 +1565,14 @@ class Discard:
 
 
 @frozen_dataclass
-class Forget:
+class Forget(Action):
     """Forget the slices of a round that is void, those too that still come."""
 
     round: RoundId
 
 
 @frozen_dataclass
-class Reopen:
+class Reopen(Action):
     """Keep the slices of a round that come from now on, also if the round was void before. A coordinator that was
     superseded may have made it void for a member that its successor admits again, while others hold the result."""
 
@@ -1681,7 +1580,7 @@ class Reopen:
 
 
 @frozen_dataclass
-class WakeAt:
+class WakeAt(Action):
     """Answer with Woke(tag) at at_s."""
 
     at_s: float
@@ -1689,7 +1588,7 @@ class WakeAt:
 
 
 @frozen_dataclass
-class Persist:
+class Persist(Action):
     """Make `value` (plain data) durable under `name`; Persisted answers."""
 
     name: str
@@ -1697,7 +1596,7 @@ class Persist:
 
 
 @frozen_dataclass
-class WriteCheckpoint:
+class WriteCheckpoint(Action):
     """Write this peer's part of the checkpoint of `version` in `generation`; WroteCheckpoint answers."""
 
     version: int
@@ -1706,7 +1605,7 @@ class WriteCheckpoint:
 
 
 @frozen_dataclass
-class FindPart:
+class FindPart(Action):
     """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
 
     version: int
@@ -1714,7 +1613,7 @@ class FindPart:
 
 
 @frozen_dataclass
-class KeepPart:
+class KeepPart(Action):
     """All slices of a part have been fetched: make it durable on this disk, if it is what its digest says; KeptPart
     answers."""
 
@@ -1722,7 +1621,7 @@ class KeepPart:
 
 
 @frozen_dataclass
-class Restore:
+class Restore(Action):
     """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
     are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only the results of
     earlier Work are dropped. Restored answers."""
@@ -1735,7 +1634,7 @@ class Restore:
 
 
 @frozen_dataclass
-class Install:
+class Install(Action):
     """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
     Installed or NotInstalled answers. `beside_work`: a pool worker gets the next version; its results of later steps
     stay, and where updates are delayed the version before stays too."""
@@ -1747,7 +1646,7 @@ class Install:
 
 
 @frozen_dataclass
-class DigestState:
+class DigestState(Action):
     """Make a digest of the parameters and the optimizer state, which are those of `version`; Digested answers."""
 
     version: int
@@ -1755,14 +1654,14 @@ class DigestState:
 
 
 @frozen_dataclass
-class MarkCheckpoint:
+class MarkCheckpoint(Action):
     """The checkpoint is complete: make it count, and let go of the oldest."""
 
     checkpoint: Checkpoint
 
 
 @frozen_dataclass
-class MoveTo:
+class MoveTo(Action):
     """This machine is over. Its process goes on with the machine of a newcomer to `stage`, under the same peer id.
     Where replicas may differ that is its own stage, in which it begins anew. `version`: how many updates the parameters
     here have seen."""
@@ -1772,92 +1671,10 @@ class MoveTo:
 
 
 @frozen_dataclass
-class Stop:
+class Stop(Action):
     """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
     over, 7 the run was over before this peer was in it, 130 interrupted, 143 this coordinator was asked to end and the
     run goes on."""
 
     code: int
     reason: str
-
-
-Event = (
-    Received
-    | Ran
-    | Summed
-    | Woke
-    | Persisted
-    | WroteCheckpoint
-    | CheckpointFailed
-    | FoundPart
-    | KeptPart
-    | LostPart
-    | Restored
-    | Installed
-    | NotInstalled
-    | Digested
-    | LinkChanged
-    | NoWay
-    | Refused
-    | Started
-    | Ready
-    | Status
-    | Interrupted
-    | StopRequested
-    | Advised
-    | Paused
-    | Terminated
-    | Leave
-    | ViewChanged
-    | Evicted
-    | Accumulated
-    | Evaluated
-    | Drained
-    | Fetching
-    | ServerCounts
-    | Joined
-    | Holds
-    | Repairing
-    | WorkOverdue
-    | StepBlocked
-    | Updated
-    | Stepped
-    | Settled
-    | StepsEnd
-    | Admitted
-    | ContributionBegins
-    | ContributionVoid
-    | ContributionReceived
-    | ContributionGathered
-    | MeanKept
-    | GoBack
-    | HoldsPart
-)
-Action = (
-    Send
-    | Post
-    | Connect
-    | Meet
-    | Disconnect
-    | StoreTensor
-    | Revoke
-    | Run
-    | Offer
-    | Sum
-    | Free
-    | Discard
-    | Forget
-    | Reopen
-    | WakeAt
-    | Persist
-    | WriteCheckpoint
-    | FindPart
-    | KeepPart
-    | Restore
-    | Install
-    | DigestState
-    | MarkCheckpoint
-    | Report
-    | MoveTo
-    | Stop
-)

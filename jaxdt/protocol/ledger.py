@@ -8,10 +8,10 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
-from jaxdt.protocol.events import Tally
+from jaxdt.protocol import events as ev
 
 Item = tuple[int, int]
-NO_LOSSES = Tally()
+NO_LOSSES = ev.Tally()
 
 
 class Ledger:
@@ -19,7 +19,7 @@ class Ledger:
 
     def __init__(self):
         self._samples: dict[int, dict[Item, int]] = {}
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[int, ev.Tally] = {}
 
     def add(self, step: int, item: Item, n_samples: int) -> None:
         """Count an item once; a second time is a bug of the wiring."""
@@ -34,11 +34,11 @@ class Ledger:
     def n_samples(self, step: int) -> int:
         return sum(self._samples.get(step, {}).values())
 
-    def measured(self, step: int, tally: Tally) -> None:
+    def measured(self, step: int, tally: ev.Tally) -> None:
         """Losses of some samples more."""
         self._tallies[step] = self._tallies.get(step, NO_LOSSES) + tally
 
-    def tally(self, step: int) -> Tally:
+    def tally(self, step: int) -> ev.Tally:
         return self._tallies.get(step, NO_LOSSES)
 
     def free(self, steps: Iterable[int]) -> None:

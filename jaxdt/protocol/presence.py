@@ -6,7 +6,7 @@ Views alone do not say it: the last replica of a stage stays a member while the 
 from collections.abc import Iterable
 from typing import Any
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import TraceRecord
 
 
@@ -91,7 +91,7 @@ def workers_there(records: Iterable[TraceRecord]) -> list[tuple[float, dict[int,
 def _counted(records: Iterable[TraceRecord], found_there: _Members | _Workers) -> list[tuple[float, dict[int, int]]]:
     counts_at: dict[float, dict[int, int]] = {}
     for record in records:
-        if record["what"] == "report" and record["peer"] == COORDINATOR:
+        if record["what"] == "report" and record["peer"] == ev.COORDINATOR:
             found_there.hear(record["kind"], record["fields"])
             if counts := found_there.of_stages:
                 counts_at[record["t"]] = counts

@@ -1,19 +1,23 @@
-"""Reports: the messages of a machine to people. A frozen dataclass for each kind; all of them are actions.
+"""Reports: the messages of a machine to people. A frozen dataclass for each kind, with its own sentence; all of them
+are actions.
 
 Drivers hand them on: to the trace and a peer's log, and the coordinator's to its metrics, summary and live table.
 `kind` names the schema in a trace, `fields` holds the values there, as plain data.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from jaxdt.protocol.kinds import COORDINATOR, Action
+
+DIGITS = 12  # digits that are printed of a part's digest
 _MERGED = {"merged": True}  # a mapping whose entries stand among the report's own fields
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Action):
     """The base of every report. A field that is None is left out."""
 
     kind: ClassVar[str]
@@ -29,6 +33,11 @@ class Report:
             elif value is not None:
                 found[one.name] = value
         return found
+
+    @property
+    def line(self) -> str:
+        """The line that a process prints, if it does not show the report in another way."""
+        return f"{self.kind}: " + ", ".join(f"{name} {value}" for name, value in self.fields.items())
 
 
 # ---------------------------------------------------------------------------------- from the coordinator: steps
@@ -112,6 +121,10 @@ class PipelineEndReport(Report):
     pipeline: int
     n_steps: int
 
+    @property
+    def line(self) -> str:
+        return f"pipeline {self.pipeline} has done its last step, {self.n_steps} in all"
+
 
 @dataclass(frozen=True)
 class PipelineJoinReport(Report):
@@ -123,6 +136,11 @@ class PipelineJoinReport(Report):
     donor: int
     n_steps: int
     admission: int
+
+    @property
+    def line(self) -> str:
+        states = f"the states of pipeline {self.donor} after {self.n_steps} local steps"
+        return f"pipeline {self.pipeline} is back, with {states}"
 
 
 @dataclass(frozen=True)
@@ -185,6 +203,11 @@ class UnequalBitsReport(Report):
     reference: int
     difference: float
 
+    @property
+    def line(self) -> str:
+        where = f"after {self.version} steps stage {self.stage} is not bit for bit that of peer {self.reference}"
+        return f"peer {self.peer}: {where} (relative difference {self.difference:.1e}), which is tolerated"
+
 
 @dataclass(frozen=True)
 class RepairReport(Report):
@@ -197,6 +220,11 @@ class RepairReport(Report):
     peer: int
     donor: int
     difference: float
+
+    @property
+    def line(self) -> str:
+        where = f"after {self.version} steps stage {self.stage} is not that of peer {self.donor}"
+        return f"peer {self.peer}: {where} (relative difference {self.difference:.1e}), whose state it takes over"
 
 
 @dataclass(frozen=True)
@@ -219,6 +247,10 @@ class PartMissingReport(Report):
     digest: str
     reason: str
 
+    @property
+    def line(self) -> str:
+        return f"peer {self.peer}: cannot give part {self.digest[:DIGITS]} of a checkpoint: {self.reason}"
+
 
 @dataclass(frozen=True)
 class NoHolderReport(Report):
@@ -228,6 +260,11 @@ class NoHolderReport(Report):
     kind: ClassVar[str] = "no_holder"
     version: int
     stages: list[int]
+
+    @property
+    def line(self) -> str:
+        parts = f"the parts of stage {', '.join(map(str, self.stages))} of the checkpoint of {self.version} steps"
+        return f"nobody here has {parts}; the run waits"
 
 
 @dataclass(frozen=True)
@@ -283,6 +320,10 @@ class ConnectedReport(Report):
     peer: int
     stage: int
 
+    @property
+    def line(self) -> str:
+        return f"peer {self.peer} (stage {self.stage}): is here, and gets ready"
+
 
 @dataclass(frozen=True)
 class JoinRequestReport(Report):
@@ -291,6 +332,10 @@ class JoinRequestReport(Report):
     kind: ClassVar[str] = "join_request"
     peer: int
     stage: int
+
+    @property
+    def line(self) -> str:
+        return f"peer {self.peer}: asks to join, and gets stage {self.stage}"
 
 
 @dataclass(frozen=True)
@@ -302,6 +347,11 @@ class CandidateReport(Report):
     device: str = ""
     has_no_place: bool = False
 
+    @property
+    def line(self) -> str:
+        then = "waits for the end: nobody takes a place in this run" if self.has_no_place else "joins as soon as it can"
+        return f"peer {self.peer}: is ready on {self.device}, and {then}"
+
 
 @dataclass(frozen=True)
 class WaitingReport(Report):
@@ -309,6 +359,10 @@ class WaitingReport(Report):
 
     kind: ClassVar[str] = "waiting"
     missing: list[int]
+
+    @property
+    def line(self) -> str:
+        return f"waiting for {names(self.missing)} to get ready"
 
 
 @dataclass(frozen=True)
@@ -355,6 +409,12 @@ class OverdueReport(Report):
     deadline_s: float
     blocks: bool = False
 
+    @property
+    def line(self) -> str:
+        times = f"{self.seconds:.1f} s, expected {self.deadline_s:.1f} s"
+        waiting = ", and the run waits for it" if self.blocks else ""
+        return f"peer {self.peer}: one computation ({self.work}) takes {times}{waiting}"
+
 
 @dataclass(frozen=True)
 class SaveFailedReport(Report):
@@ -366,6 +426,11 @@ class SaveFailedReport(Report):
     reason: str
     n_in_a_row: int
 
+    @property
+    def line(self) -> str:
+        part = f"its part of the checkpoint of {self.version} steps"
+        return f"peer {self.peer}: could not write {part} ({self.n_in_a_row} in a row have failed): {self.reason}"
+
 
 @dataclass(frozen=True)
 class ReturnedReport(Report):
@@ -373,6 +438,10 @@ class ReturnedReport(Report):
 
     kind: ClassVar[str] = "returned"
     peer: int
+
+    @property
+    def line(self) -> str:
+        return f"peer {self.peer}: is heard again"
 
 
 @dataclass(frozen=True)
@@ -408,6 +477,10 @@ class MoveReport(Report):
     stage: int
     to_stage: int
 
+    @property
+    def line(self) -> str:
+        return f"peer {self.peer}: moves from stage {self.stage} to stage {self.to_stage}, which needs it more"
+
 
 @dataclass(frozen=True)
 class RestartedReport(Report):
@@ -419,6 +492,11 @@ class RestartedReport(Report):
     step: int
     members: list[int]
 
+    @property
+    def line(self) -> str:
+        members = f"the members of view {self.view}"
+        return f"a coordinator was started again: the run goes on at step {self.step} with {members}"
+
 
 @dataclass(frozen=True)
 class PredictionReport(Report):
@@ -428,6 +506,10 @@ class PredictionReport(Report):
     step_s: float | None = None
     step_s_uncompressed: float | None = None
     problem: str | None = None
+
+    @property
+    def line(self) -> str:
+        return super().line if self.problem is None else f"no prediction of the step time: {self.problem}"
 
 
 @dataclass(frozen=True)
@@ -477,6 +559,10 @@ class SteppedDownReport(Report):
     kind: ClassVar[str] = "stepped_down"
     reason: str
 
+    @property
+    def line(self) -> str:
+        return self.reason
+
 
 @dataclass(frozen=True)
 class PausedReport(Report):
@@ -486,6 +572,11 @@ class PausedReport(Report):
     kind: ClassVar[str] = "paused"
     paused_s: float
     patience_s: float
+
+    @property
+    def line(self) -> str:
+        still = f"this process stood still for {self.paused_s} s"
+        return f"{still}, so no peer counts as lost for {self.patience_s:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -511,6 +602,11 @@ class AsksToLeaveReport(Report):
 
     kind: ClassVar[str] = "asks_to_leave"
 
+    @property
+    def line(self) -> str:
+        rest = "at once, and may cost the run the steps since its last checkpoint"
+        return f"asks to leave between two steps; a second interrupt ends it {rest}"
+
 
 @dataclass(frozen=True)
 class PreparingReport(Report):
@@ -519,6 +615,10 @@ class PreparingReport(Report):
     kind: ClassVar[str] = "preparing"
     what: str
 
+    @property
+    def line(self) -> str:
+        return self.what
+
 
 @dataclass(frozen=True)
 class ReadyReport(Report):
@@ -526,6 +626,10 @@ class ReadyReport(Report):
 
     kind: ClassVar[str] = "ready"
     device: str
+
+    @property
+    def line(self) -> str:
+        return f"is ready on {self.device}; waits until the run takes it in"
 
 
 @dataclass(frozen=True)
@@ -537,6 +641,11 @@ class AdoptedReport(Report):
     members: list[int]
     back_to: int | None = None
 
+    @property
+    def line(self) -> str:
+        back = "" if self.back_to is None else f"; goes back to the checkpoint of {self.back_to} steps"
+        return f"is in view {self.view}, with {names(self.members)}{back}"
+
 
 @dataclass(frozen=True)
 class NoteReport(Report):
@@ -544,6 +653,10 @@ class NoteReport(Report):
 
     kind: ClassVar[str] = "note"
     text: str
+
+    @property
+    def line(self) -> str:
+        return self.text or "the run goes on"
 
 
 @dataclass(frozen=True)
@@ -553,6 +666,10 @@ class EvictedReport(Report):
     kind: ClassVar[str] = "evicted"
     view: int
 
+    @property
+    def line(self) -> str:
+        return f"is not in view {self.view}: the run goes on without it"
+
 
 @dataclass(frozen=True)
 class MovingReport(Report):
@@ -560,6 +677,10 @@ class MovingReport(Report):
 
     kind: ClassVar[str] = "moving"
     to_stage: int
+
+    @property
+    def line(self) -> str:
+        return f"moves to stage {self.to_stage}"
 
 
 @dataclass(frozen=True)
@@ -570,6 +691,11 @@ class StillReadyReport(Report):
     kind: ClassVar[str] = "still_ready"
     waited_s: float
     is_heard: bool = True
+
+    @property
+    def line(self) -> str:
+        waited = f"has waited {self.waited_s:.0f} s until the run takes it in"
+        return f"{waited}; the coordinator says for whom the run waits"
 
 
 @dataclass(frozen=True)
@@ -588,6 +714,11 @@ class OutageReport(Report):
     coordinator_silent_s: float
     waits_s: float
 
+    @property
+    def line(self) -> str:
+        silent = f"the coordinator has been silent for {self.coordinator_silent_s:.1f} s"
+        return f"{silent}; waits for it for up to {self.waits_s:.0f} s"
+
 
 @dataclass(frozen=True)
 class DownloadReport(Report):
@@ -598,6 +729,11 @@ class DownloadReport(Report):
     bytes: int
     seconds: float
     donors: list[int]
+
+    @property
+    def line(self) -> str:
+        size = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.2f} s"
+        return f"has the state of step {self.version} from {names(self.donors)}: {size}"
 
 
 @dataclass(frozen=True)
@@ -616,6 +752,10 @@ class WorkerBeginsReport(Report):
     kind: ClassVar[str] = "worker_begins"
     server: int
     stage: int
+
+    @property
+    def line(self) -> str:
+        return f"computes for peer {self.server}, stage {self.stage}"
 
 
 @dataclass(frozen=True)
@@ -640,6 +780,10 @@ class WriteFailedReport(Report):
     kind: ClassVar[str] = "write_failed"
     reason: str
 
+    @property
+    def line(self) -> str:
+        return f"could not be written, and the run goes on without it: {self.reason}"
+
 
 @dataclass(frozen=True)
 class RefusedReport(Report):
@@ -647,6 +791,10 @@ class RefusedReport(Report):
 
     kind: ClassVar[str] = "refused"
     reason: str
+
+    @property
+    def line(self) -> str:
+        return f"refused: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -658,6 +806,10 @@ class WorkerPlacedReport(Report):
     stage: int
     server: int
 
+    @property
+    def line(self) -> str:
+        return f"worker {self.worker}: comes to compute for peer {self.server} (stage {self.stage}), and gets ready"
+
 
 @dataclass(frozen=True)
 class WorkerHereReport(Report):
@@ -667,6 +819,10 @@ class WorkerHereReport(Report):
     worker: int
     server: int
     is_back: bool
+
+    @property
+    def line(self) -> str:
+        return f"worker {self.worker}: {'is back, and ' if self.is_back else ''}computes for peer {self.server}"
 
 
 @dataclass(frozen=True)
@@ -680,6 +836,11 @@ class WorkerGoneReport(Report):
     reason: str
     n_redone: int
 
+    @property
+    def line(self) -> str:
+        again = f"; {self.n_redone} microbatches that it had not handed in are computed again" if self.n_redone else ""
+        return f"worker {self.worker}: is lost to peer {self.server} ({self.reason}){again}"
+
 
 @dataclass(frozen=True)
 class WorkerJoinedReport(Report):
@@ -689,6 +850,10 @@ class WorkerJoinedReport(Report):
     stage: int
     worker: int
     version: int
+
+    @property
+    def line(self) -> str:
+        return f"lets worker {self.worker} compute for it, with the parameters of {self.version} steps"
 
 
 @dataclass(frozen=True)
@@ -702,6 +867,11 @@ class WorkerLostReport(Report):
     reason: str
     n_redone: int
     begins_anew: bool = False
+
+    @property
+    def line(self) -> str:
+        what = "begins anew" if self.begins_anew else "is lost"
+        return f"worker {self.worker} {what} ({self.reason}); {self.n_redone} microbatches are computed again"
 
 
 @dataclass(frozen=True)
@@ -727,6 +897,11 @@ class ReroutedReport(Report):
     src: int
     dst: int
 
+    @property
+    def line(self) -> str:
+        where = f"peer {self.src} for stage {self.stage}: peer {self.dst} computes it, too"
+        return f"microbatch {self.microbatch} of step {self.step + 1} waits too long at {where}"
+
 
 @dataclass(frozen=True)
 class LateResultReport(Report):
@@ -737,6 +912,11 @@ class LateResultReport(Report):
     stage: int
     microbatch: int
     peer: int
+
+    @property
+    def line(self) -> str:
+        what = f"microbatch {self.microbatch} of step {self.step + 1}, stage {self.stage}"
+        return f"{what}: the result of peer {self.peer} came second and is not used"
 
 
 @dataclass(frozen=True)
@@ -751,5 +931,18 @@ class DroppedReport(Report):
     view: int | None = None
     coordinator_term: int | None = None
 
+    @property
+    def line(self) -> str:
+        sender = "the coordinator" if self.src == COORDINATOR else f"peer {self.src}"
+        late = f"{self.message} of view {self.view}, which is over" if self.message else f"it is of run {self.run}"
+        return f"ignores a late message from {sender}: {late}"
+
 
 SCHEMAS: dict[str, type[Report]] = {schema.kind: schema for schema in Report.__subclasses__()}
+
+
+def names(peers: Collection[int]) -> str:
+    """Peers, for people."""
+    ordered = [str(peer) for peer in sorted(peers)]
+    together = " and ".join(filter(None, [", ".join(ordered[:-1]), ordered[-1]]))
+    return f"peer {together}" if len(ordered) == 1 else f"peers {together}"

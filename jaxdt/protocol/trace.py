@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import Report
 from jaxdt.run.errors import BadInput
 from jaxdt.run.serialize import is_object, parse_json
 from jaxdt.run.work import Work, parse_work
@@ -42,12 +43,12 @@ class Trace:
         if work.step < self._end:
             self._put({"what": "run", "peer": peer, "t": start_s, "s": seconds, "work": str(work)})
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
+    def send(self, peer: int, now_s: float, dst: int, key: ev.Key | ev.SliceKey | ev.StateKey, n_bytes: int) -> None:
         if step_of(key) < self._end:
             tensor = tensor_name(key)
             self._put({"what": "send", "peer": peer, "to": dst, "t": now_s, "tensor": tensor, "bytes": n_bytes})
 
-    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
+    def recv(self, peer: int, now_s: float, src: int, key: ev.Key | ev.SliceKey | ev.StateKey) -> None:
         if step_of(key) < self._end:
             self._put({"what": "recv", "peer": peer, "from": src, "t": now_s, "tensor": tensor_name(key)})
 
@@ -61,18 +62,18 @@ class Trace:
         self._write(json.dumps(record, sort_keys=True) + "\n")
 
 
-def step_of(key: Key | SliceKey | StateKey) -> int:
+def step_of(key: ev.Key | ev.SliceKey | ev.StateKey) -> int:
     """The step that a tensor belongs to; a slice of the state belongs to the step that begins with it."""
-    if isinstance(key, StateKey):
+    if isinstance(key, ev.StateKey):
         return key.version
-    return key.step if isinstance(key, Key) else key.round.number
+    return key.step if isinstance(key, ev.Key) else key.round.number
 
 
-def tensor_name(key: Key | SliceKey | StateKey) -> str:
+def tensor_name(key: ev.Key | ev.SliceKey | ev.StateKey) -> str:
     """A tensor's name in a trace, equal on both ends of its link."""
-    if isinstance(key, Key):
+    if isinstance(key, ev.Key):
         return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
-    if isinstance(key, StateKey):
+    if isinstance(key, ev.StateKey):
         return f"{key.version}:{f'part {key.part:.8}' if key.part else 'state'}[{key.lo}:{key.hi}]"
     src = "sum" if key.src is None else f"p{key.src}"
     return f"{key.round.number}:{key.round.vector}[{key.lo}:{key.hi}]{src}"
@@ -117,7 +118,7 @@ def grid(records: Iterable[TraceRecord], step: int) -> str:
     """The Work of one step as text: a row per peer, in the order in which it ran."""
     rows: dict[int, list[str]] = {}
     for record in records:
-        if record["what"] == "run" and record["peer"] != COORDINATOR:
+        if record["what"] == "run" and record["peer"] != ev.COORDINATOR:
             work = parse_work(record["work"])
             if work.step == step:
                 cell = str(replace(work, step=None, peer=None))

@@ -2,7 +2,7 @@
 
 import math
 
-from jaxdt.protocol.events import WakeAt
+from jaxdt.protocol import events as ev
 
 
 class WakeUp:
@@ -18,9 +18,9 @@ class WakeUp:
         if now_s >= self._at_s:
             self._at_s = math.inf
 
-    def at(self, at_s: float) -> list[WakeAt]:
+    def at(self, at_s: float) -> list[ev.WakeAt]:
         """Be woken at `at_s`, if not before."""
         if at_s >= self._at_s:
             return []
         self._at_s = at_s
-        return [WakeAt(at_s, self._tag)]
+        return [ev.WakeAt(at_s, self._tag)]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from jaxdt.protocol.events import Digested, DigestState, Event, Free, Install, Ran, Restore, Restored
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import REPLACES_STATE, TIMED_AS
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.sim.stragglers.stalls import PeerStalls
@@ -14,7 +14,7 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins the text of XLA's error
 
 def compute(
     loop: Loop,
-    prepare: Callable[[], Event],
+    prepare: Callable[[], ev.Event],
     checkpointer: CheckpointWriter | None = None,
     work_s_min: Mapping[str, float] = MappingProxyType({}),
     stalls: PeerStalls | None = None,
@@ -29,15 +29,15 @@ def compute(
         loop.post(prepare())
         while (action := loop.work.get()) is not None:
             started_s = time.monotonic()
-            if isinstance(action, Restore):
+            if isinstance(action, ev.Restore):
                 loop.tensors.restore(action)
-                loop.post(Restored(action.version))
-            elif isinstance(action, Install):
+                loop.post(ev.Restored(action.version))
+            elif isinstance(action, ev.Install):
                 loop.post(loop.tensors.install(action))
-            elif isinstance(action, Free):
+            elif isinstance(action, ev.Free):
                 loop.tensors.drop_results(action.step)
-            elif isinstance(action, DigestState):
-                loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
+            elif isinstance(action, ev.DigestState):
+                loop.post(ev.Digested(action.version, action.generation, *loop.tensors.digest()))
             else:
                 kind = action.work.kind
                 if kind in REPLACES_STATE and checkpointer:
@@ -50,6 +50,6 @@ def compute(
                 if seconds_min := work_s_min.get(TIMED_AS.get(kind, kind)):
                     time.sleep(max(0.0, started_s + stall_s + seconds_min - time.monotonic()))
                 loop.running = None
-                loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
+                loop.post(ev.Ran(action.work, started_s, time.monotonic() - started_s, values))
     except BaseException as error:
         loop.post(MemoryError(str(error)) if str(error).startswith(NO_MEMORY) else error)

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from jaxdt.protocol.events import COORDINATOR, Ended, Header, Message, Received
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.credential import Credential
@@ -41,18 +41,18 @@ class Unreached:
 def ask_coordinator(
     name: str,
     own_id: int,
-    question: Message,
+    question: ev.Message,
     coordinator: Address,
     credential: Credential | None,
     allow_plaintext: bool,
     patience_s: float = ANSWER_S,
-) -> Message:
+) -> ev.Message:
     """The coordinator's answer. BadInput, which begins with `name`, if it refuses; CoordinatorAway if it does not
     answer, or cannot be reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question
     is sent."""
-    answers: SimpleQueue[Message | Refusal | Unreached] = SimpleQueue()
+    answers: SimpleQueue[ev.Message | Refusal | Unreached] = SimpleQueue()
 
-    def on_message(src: int, event: Received, leaves: list) -> None:
+    def on_message(src: int, event: ev.Received, leaves: list) -> None:
         answers.put(event.body)
 
     def on_link(peer: int | None, state: str, reason: str) -> None:
@@ -73,14 +73,14 @@ def ask_coordinator(
     )
     where = f"{name}: coordinator {format_address(coordinator)}"
     try:
-        transport.connect(COORDINATOR, coordinator)
-        transport.send(COORDINATOR, to_plain(Header("", 0, 0, own_id), question))
+        transport.connect(ev.COORDINATOR, coordinator)
+        transport.send(ev.COORDINATOR, to_plain(ev.Header("", 0, 0, own_id), question))
         answer = _first_answer(answers, patience_s)
     finally:
         transport.close(0.0)
     if isinstance(answer, Unreached):
         raise CoordinatorAway(f"{where}: {without_address(answer.reason, coordinator)}")
-    if isinstance(answer, Ended | Refusal):
+    if isinstance(answer, ev.Ended | Refusal):
         raise BadInput(f"{where}: {without_address(answer.reason, coordinator)}")
     return answer
 
@@ -92,8 +92,8 @@ def without_address(reason: str, coordinator: Address) -> str:
 
 
 def _first_answer(
-    answers: "SimpleQueue[Message | Refusal | Unreached]", patience_s: float
-) -> "Message | Refusal | Unreached":
+    answers: "SimpleQueue[ev.Message | Refusal | Unreached]", patience_s: float
+) -> "ev.Message | Refusal | Unreached":
     """The coordinator's answer or refusal. Else, when the patience is over, why it was not reached."""
     failure = Unreached(f"no answer within {ANSWER_S:.0f} s")
     is_failing = False

@@ -17,7 +17,7 @@ from typing import Any
 from jaxdt.build import RunStart
 from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
-from jaxdt.protocol.events import Checkpoint, View
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.run_history import HISTORY
@@ -102,7 +102,7 @@ def drop_damaged(run_dir: Path) -> list[str]:
             durable.delete(name)
             lines.append(f"--resume: {problem}; deleted, since a run that is resumed does not need it")
             if name == TERM and not _damage(durable, VIEW) and (view := durable.get(VIEW)):
-                durable.put(TERM, serialize.read(View, view, VIEW).coordinator_term)
+                durable.put(TERM, serialize.read(ev.View, view, VIEW).coordinator_term)
     return lines
 
 
@@ -114,7 +114,7 @@ def begun_with(run_dir: Path) -> Path | None:
     durable = FileStore(run_dir / "coordinator")
     if not durable.get(RUN):
         return None
-    start = serialize.read(Checkpoint, durable.get(START), str(run_dir / "coordinator" / START))
+    start = serialize.read(ev.Checkpoint, durable.get(START), str(run_dir / "coordinator" / START))
     return step_folder(run_dir, start.version)
 
 
@@ -143,7 +143,7 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     is_first = _stored(job, durable, RUN) != job.run
     if is_first and (job.resume is None or _has_run(job, durable)):
         check_no_steps(job.run_dir)
-    checkpoint = job.start if is_first else serialize.read(Checkpoint, _stored(job, durable, START), START)
+    checkpoint = job.start if is_first else serialize.read(ev.Checkpoint, _stored(job, durable, START), START)
     start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
     if is_first:
         return Beginning(start, None)

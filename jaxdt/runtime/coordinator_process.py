@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
-from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, StopRequested, Terminated
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
@@ -49,7 +49,7 @@ class CoordinatorOptions:
     measured: Network | None = None
 
 
-def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> Stop:
+def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> ev.Stop:
     """Be the coordinator until the run ends, or until this process has to leave it to another one: write its metrics
     and its summary, and show the fleet. `on_address` is called with the address at which peers reach it."""
     if not options.own.listen:
@@ -61,7 +61,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
 
 def _coordinate(
     job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None], durable: FileStore
-) -> Stop:
+) -> ev.Stop:
     beginning = load_beginning(job, durable)
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s, options.replan, options.measured)
@@ -70,20 +70,20 @@ def _coordinate(
     trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
-        loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
+        loop = Loop(ev.COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         journal.post = loop.post
         issuer = _issuer(job, durable, machine)
         term, issue = machine.coordinator_term, issuer.redeem if issuer else None
-        address = start_transport(job, loop, COORDINATOR, options.own, coordinator_term=term, issue=issue)
+        address = start_transport(job, loop, ev.COORDINATOR, options.own, coordinator_term=term, issue=issue)
         with journal, shared(job.run_dir):
             begin_run(job, durable, beginning)
             write_config_and_plan(job.run_dir, job.config, job.plan)
             on_address(address)
-            on_interrupt = StopRequested() if job.config.train.checkpoint_on_stop else Interrupted()
-            StopRequests(on_interrupt, Terminated(), options.stop_with_parent).deliver_to(loop)
+            on_interrupt = ev.StopRequested() if job.config.train.checkpoint_on_stop else ev.Interrupted()
+            StopRequests(on_interrupt, ev.Terminated(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
             journal.finish(loop.busy_s_max)
-            assert isinstance(stop, Stop), "only a peer moves to another stage"
+            assert isinstance(stop, ev.Stop), "only a peer moves to another stage"
             if stop.code not in (TERMINATED, SUPERSEDED):
                 end_run(durable)
             return stop

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
-from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
+from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
@@ -237,7 +237,7 @@ class LocalFleet:
         if time.monotonic() - self._asked_s < ASKS_EVERY_S:
             return False
         try:
-            own_id, question = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS), OperatorRequest("status")
+            own_id, question = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS), ev.OperatorRequest("status")
             credential = load(authority.operator_file(self._run_dir / CREDENTIALS))
             coordinator = parse_address("coordinator", address)
             answer = ask_coordinator("status", own_id, question, coordinator, credential, False, patience_s=0.0)
@@ -245,7 +245,7 @@ class LocalFleet:
             return False  # it ends, or is started again
         finally:
             self._asked_s = time.monotonic()
-        if not isinstance(answer, OperatorAnswer) or not answer.accepted:
+        if not isinstance(answer, ev.OperatorAnswer) or not answer.accepted:
             return False
         status = json.loads(answer.text)
         silences_s = [member["silent_s"] for member in status["members"] if member["silent_s"] is not None]

@@ -15,8 +15,9 @@ from pathlib import Path
 from cryptography import x509
 
 from jaxdt.membership.liveness.claims import Claimant
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Report, Stop, Welcome
+from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import ask_coordinator
@@ -87,7 +88,7 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
     while True:
         try:
             with contextlib.closing(_dial(coordinator)) as connection:
-                authentication.dial(connection, COORDINATOR)
+                authentication.dial(connection, ev.COORDINATOR)
                 return handshake.request_certificate(connection, request)
         except (HandshakeRefused, FrameError) as error:
             raise BadInput(f"{where}: {with_own_clock(str(error))}") from None
@@ -125,15 +126,15 @@ def ask_to_join(
     is_worker: bool = False,
     peer: int | None = None,
     gbps: Mapping[int, float] | None = None,
-) -> Welcome:
+) -> ev.Welcome:
     """Ask the coordinator for a place in the run, as a member or as a pool's worker, under the peer id of the
     credential if there is one, else under `peer` if this process has got that id before. `gbps`: of a worker's links to
     the servers, if it has measured them. BadInput if it refuses, CoordinatorAway if it does not answer."""
     loaded = check_credential(credential)
     peer = loaded.holder.peer if loaded else peer
-    question = Join(peer, _where("a newcomer"), True, is_worker, None if gbps is None else tuple(gbps.items()))
+    question = ev.Join(peer, _where("a newcomer"), True, is_worker, None if gbps is None else tuple(gbps.items()))
     answer = ask_coordinator("--join", temporary_id(peer), question, coordinator, loaded, allow_plaintext)
-    if not isinstance(answer, Welcome):
+    if not isinstance(answer, ev.Welcome):
         raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
     return answer
 
@@ -153,7 +154,7 @@ def claim_peer(
     own: OwnAddress,
     stop_requests: StopRequests,
     report: Callable[[Report], None],
-) -> Stop | None:
+) -> ev.Stop | None:
     """Wait until this process may be `peer`. The Stop says why it may not and has to end. `report` is called while the
     coordinator is away."""
     own_id = temporary_id(peer)
@@ -162,10 +163,10 @@ def claim_peer(
     loop = Loop(own_id, machine, Trace(lambda text: None), watch.report)
     watch.post = loop.post
     start_transport(job, loop, own_id, OwnAddress(""))
-    loop.transport.connect(COORDINATOR, coordinator)
+    loop.transport.connect(ev.COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)
     answer = loop.run("")
-    assert isinstance(answer, Stop), "only a peer moves to another stage"
+    assert isinstance(answer, ev.Stop), "only a peer moves to another stage"
     return answer if answer.code or answer.reason else None
 
 
@@ -176,5 +177,5 @@ def _where(listen: str) -> str:
 
 def temporary_id(peer: int | None) -> int:
     """An id that no other process asks under; its last part is the peer id of this process, if it has one."""
-    low = secrets.randbelow(PEER_IDS) if peer is None else peer
-    return TEMPORARY_IDS + secrets.randbelow((OPERATOR_IDS - TEMPORARY_IDS) // PEER_IDS) * PEER_IDS + low
+    low = secrets.randbelow(ev.PEER_IDS) if peer is None else peer
+    return ev.TEMPORARY_IDS + secrets.randbelow((ev.OPERATOR_IDS - ev.TEMPORARY_IDS) // ev.PEER_IDS) * ev.PEER_IDS + low

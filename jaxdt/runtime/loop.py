@@ -18,62 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import (
-    CPU_S,
-    PEER_IDS,
-    Action,
-    Checkpoint,
-    Connect,
-    DigestState,
-    Discard,
-    Disconnect,
-    Event,
-    Fetch,
-    FindPart,
-    Forget,
-    Free,
-    Header,
-    Install,
-    Interrupted,
-    Join,
-    KeepPart,
-    LinkChanged,
-    LostPart,
-    MarkCheckpoint,
-    Meet,
-    Message,
-    MoveTo,
-    NoWay,
-    Offer,
-    Part,
-    Paused,
-    Persist,
-    Persisted,
-    Post,
-    Ran,
-    Received,
-    Refused,
-    Reopen,
-    Report,
-    Restore,
-    Revoke,
-    Run,
-    Send,
-    Started,
-    State,
-    StateKey,
-    Status,
-    Stop,
-    StoreTensor,
-    Sum,
-    Summed,
-    WakeAt,
-    Woke,
-    WriteCheckpoint,
-    WroteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key, to_plain
-from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
+from jaxdt.protocol.reports import HeartbeatReport, Report, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput, ThreadDied
 from jaxdt.run.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
@@ -86,7 +33,7 @@ from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.runtime.storage.words import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
 
-Computation = Run | Restore | Install | DigestState | Free  # for the compute thread
+Computation = ev.Run | ev.Restore | ev.Install | ev.DigestState | ev.Free  # for the compute thread
 
 PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
@@ -97,7 +44,7 @@ PAUSED_S = 0.2  # a machine is told of longer pauses
 class LoopTensors(Tensors, Protocol):
     """The tensors of a peer that receives over sockets, such as a Store."""
 
-    def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+    def expect(self, body: ev.Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
         """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
         ...
 
@@ -115,27 +62,27 @@ class CheckpointWriter(Protocol):
         """The id of the disk, equal for processes that see one another's parts."""
         ...
 
-    def save(self, write_checkpoint: WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
+    def save(self, write_checkpoint: ev.WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
         """Write the state of `store`."""
         ...
 
-    def find(self, action: FindPart, post: Callable[[Any], None], /) -> None:
+    def find(self, action: ev.FindPart, post: Callable[[Any], None], /) -> None:
         """Look for a whole part."""
         ...
 
-    def keep(self, part: Part, post: Callable[[Any], None], /) -> None:
+    def keep(self, part: ev.Part, post: Callable[[Any], None], /) -> None:
         """Make a part that has been fetched durable."""
         ...
 
-    def read_slice(self, key: StateKey) -> np.ndarray:
+    def read_slice(self, key: ev.StateKey) -> np.ndarray:
         """A slice of a part that has been found, to be sent; BadInput if it cannot be read any more."""
         ...
 
-    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+    def put_slice(self, key: ev.StateKey, words: np.ndarray) -> None:
         """Hold a slice that was received; BadInput if it is damaged."""
         ...
 
-    def mark_complete(self, checkpoint: Checkpoint, post: Callable[[Any], None], /) -> object:
+    def mark_complete(self, checkpoint: ev.Checkpoint, post: Callable[[Any], None], /) -> object:
         """Every stage's part is on enough disks. `post` hears later what follows."""
         ...
 
@@ -144,9 +91,9 @@ class CheckpointWriter(Protocol):
         ...
 
 
-def may_be_last(event: Event) -> bool:
+def may_be_last(event: ev.Event) -> bool:
     """Whether a member may have done its part of the run with this event: what it then says has its last counters."""
-    return isinstance(event, WroteCheckpoint) or (isinstance(event, Ran) and event.work.kind in REPLACES_STATE)
+    return isinstance(event, ev.WroteCheckpoint) or (isinstance(event, ev.Ran) and event.work.kind in REPLACES_STATE)
 
 
 class Loop:
@@ -173,20 +120,22 @@ class Loop:
         self._checkpointer = checkpointer
         self._durable = durable
         self._queue_bytes = queue_bytes
-        self._events: SimpleQueue[Event | Stop | Report | BaseException] = SimpleQueue()
+        self._events: SimpleQueue[ev.Event | ev.Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Computation] = deque()
-        self._stop: Stop | MoveTo | None = None
+        self._stop: ev.Stop | ev.MoveTo | None = None
         self._has_last_message = False  # the machine has sent one together with its Stop
         self._busy_s = 0.0
         self._busy_since_s = 0.0
         self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
-        self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
+        self._packed: tuple[ev.Header, ev.Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
         self.process = PROCESS
         self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
-        self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
+        self._fetching: dict[
+            ev.StateKey, int
+        ] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Computation | None] = SimpleQueue()  # None ends that thread
         self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
@@ -205,42 +154,42 @@ class Loop:
 
     # ----------------------------------------------------------------------------------- called from other threads
 
-    def post(self, event: Event | Stop | Report | BaseException) -> None:
+    def post(self, event: ev.Event | ev.Stop | Report | BaseException) -> None:
         """Queue an event, a Stop, a report, or an exception that must end the process."""
         self._events.put(event)
 
-    def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
+    def on_message(self, src: int, event: ev.Received, leaves: Sequence[np.ndarray]) -> None:
         """Receive a whole message. Its tensor stays with the event, and is stored if the machine accepts the message.
         BadInput tells the transport that the sender is wrong: the message is dropped and counted."""
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
-        if isinstance(event.body, Join) and event.body.peer not in (None, src % PEER_IDS):
-            raise BadInput(f"message.Join.peer: got {event.body.peer}, expected {src % PEER_IDS}, who asks")
+        if isinstance(event.body, ev.Join) and event.body.peer not in (None, src % ev.PEER_IDS):
+            raise BadInput(f"message.Join.peer: got {event.body.peer}, expected {src % ev.PEER_IDS}, who asks")
         if tensor_key(event.body) and len(leaves) != 1:
             raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
-        if isinstance(event.body, State) and event.body.key.part:
+        if isinstance(event.body, ev.State) and event.body.key.part:
             self._put_slice(event.body.key, leaves[0])  # it was asked for, and what it belongs to has a digest
         elif tensor_key(event.body):
-            if isinstance(event.body, State):
+            if isinstance(event.body, ev.State):
                 check_slice(leaves[0], event.body)
-            event = Received(event.header, event.body, leaves[0])
+            event = ev.Received(event.header, event.body, leaves[0])
         self._events.put(event)
 
-    def _put_slice(self, key: StateKey, words: np.ndarray) -> None:
+    def _put_slice(self, key: ev.StateKey, words: np.ndarray) -> None:
         """A slice of a part of a checkpoint. A disk that refuses it fails this copy alone."""
         self._fetching.pop(key, None)
         try:
             self._checkpoint_writer.put_slice(key, words)
         except OSError as error:
-            self._events.put(LostPart(key.part, refusal(error, "run_dir")))
+            self._events.put(ev.LostPart(key.part, refusal(error, "run_dir")))
 
-    def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
+    def expect(self, src: int, event: ev.Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
         if self._tensors is None:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor, and this process holds none")
-        if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
+        if isinstance(event.body, ev.State) and self._fetching.get(event.body.key) != src:
             raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
-        if isinstance(event.body, State) and event.body.key.part:
+        if isinstance(event.body, ev.State) and event.body.key.part:
             wanted = [(WORD, (event.body.key.hi - event.body.key.lo + 1,))]
             if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
                 raise BadInput(f"message.State {event.body.key}: got tensors {table}, expected {wanted}")
@@ -251,11 +200,11 @@ class Loop:
         """The transport reports that a link is up, down or refused, that there is no way to a peer, or that the peer's
         process is gone."""
         if state == "refused":
-            self._events.put(Refused(peer, reason))
+            self._events.put(ev.Refused(peer, reason))
         else:
             assert peer is not None, "only a refused connection may come from an unknown peer"
-            link = LinkChanged(peer, state == "up", reason, state == "gone")
-            self._events.put(NoWay(peer, reason) if state == "no way" else link)
+            link = ev.LinkChanged(peer, state == "up", reason, state == "gone")
+            self._events.put(ev.NoWay(peer, reason) if state == "no way" else link)
 
     def on_death(self, thread: str, error: Exception) -> None:
         """A thread of the transport has died. A process without it would look alive and be of no use."""
@@ -263,7 +212,7 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
-    def run(self, address: str) -> Stop | MoveTo:
+    def run(self, address: str) -> ev.Stop | ev.MoveTo:
         """Start the machine and go on until it stops, or until another machine must take its place. `address` is where
         others reach this process.
 
@@ -277,7 +226,7 @@ class Loop:
             self._awake_s = time.monotonic()
             # A coordinator holds no parts of checkpoints.
             disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
-            self._handle(Started(address, self.process, disk))
+            self._handle(ev.Started(address, self.process, disk))
             while self._stop is None:
                 self._turn()
             if self._has_last_message:
@@ -309,12 +258,12 @@ class Loop:
             except Exception as error:
                 self.post(error)
             else:
-                self.post(Persisted(name))
+                self.post(ev.Persisted(name))
 
     def _announce_failure(self, reason: str) -> None:
         """Send the messages by which other processes learn why this one cannot go on; drop all other actions."""
-        for action in self._machine.handle(time.monotonic(), Interrupted(2, reason)):
-            if isinstance(action, Send | Post):
+        for action in self._machine.handle(time.monotonic(), ev.Interrupted(2, reason)):
+            if isinstance(action, ev.Send | ev.Post):
                 self._perform(action)
 
     def _turn(self) -> None:
@@ -338,11 +287,11 @@ class Loop:
                 tag = heapq.heappop(self._wakes)[2]
                 if self._tensors:
                     self._handle(self._status())
-                self._handle(Woke(tag))
+                self._handle(ev.Woke(tag))
             return
         if isinstance(event, BaseException):
             raise event
-        if isinstance(event, Stop | Report):
+        if isinstance(event, ev.Stop | Report):
             self._perform(event)
         else:
             self._record(event)
@@ -357,11 +306,11 @@ class Loop:
         paused_s = now_s - self._awake_s - wait_s
         self._awake_s = now_s
         if paused_s > PAUSED_S:
-            self._handle(Paused(paused_s))
+            self._handle(ev.Paused(paused_s))
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: ev.Event) -> None:
         """Count a Ran, and write Work and received tensors to the trace."""
-        if isinstance(event, Ran):
+        if isinstance(event, ev.Ran):
             self._busy_s += event.seconds
             assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
@@ -370,73 +319,73 @@ class Loop:
                 self._trace.report(self._peer, time.monotonic(), usage)
                 self._report(usage)
             self._trace.run(self._peer, event.started_s, event.seconds, event.work)
-        elif isinstance(event, Received) and (key := tensor_key(event.body)):
+        elif isinstance(event, ev.Received) and (key := tensor_key(event.body)):
             self._trace.recv(self._peer, time.monotonic(), event.header.src, key)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         actions = self._machine.handle(time.monotonic(), event)
         for action in actions:
             self._perform(action)
-        if isinstance(self._stop, Stop):
-            self._has_last_message = any(isinstance(action, Send) for action in actions)
+        if isinstance(self._stop, ev.Stop):
+            self._has_last_message = any(isinstance(action, ev.Send) for action in actions)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: ev.Action) -> None:
         match action:
-            case Send(dst, body, n_bytes, priority, header):
+            case ev.Send(dst, body, n_bytes, priority, header):
                 self._send(((dst, body, n_bytes),), priority, header)
-            case Post(letters, priority, header):
+            case ev.Post(letters, priority, header):
                 self._send(letters, priority, header)
-            case StoreTensor(src, body, tensor):
+            case ev.StoreTensor(src, body, tensor):
                 self.tensors.put(body, src, tensor)
-            case Run() | DigestState():
+            case ev.Run() | ev.DigestState():
                 self._hand_over(action)
-            case Offer(round, step):
+            case ev.Offer(round, step):
                 self.tensors.offer(round, step)
-            case Sum(key, members):
-                self._handle(Summed(key, *self.tensors.sum(key, members)))
-            case Free(step, rounds):
+            case ev.Sum(key, members):
+                self._handle(ev.Summed(key, *self.tensors.sum(key, members)))
+            case ev.Free(step, rounds):
                 self.tensors.free(step, rounds)
                 self._hand_over(action)  # Work that was requested before may run by now, or will
-            case Discard(key):
+            case ev.Discard(key):
                 self.tensors.discard(key)
-            case Forget(round):
+            case ev.Forget(round):
                 self.tensors.forget(round)
-            case Reopen(round):
+            case ev.Reopen(round):
                 self.tensors.reopen(round)
-            case Connect(peer, address):
+            case ev.Connect(peer, address):
                 self._connect(peer, address)
-            case Meet(members):
+            case ev.Meet(members):
                 self._members = tuple(member.peer for member in members)
                 for member in members:
                     if member.peer != self._peer:
                         self._connect(member.peer, member.address, member.process)
-            case Disconnect(peer):
+            case ev.Disconnect(peer):
                 self.transport.drop(peer)
-            case Revoke(peers):
+            case ev.Revoke(peers):
                 self.transport.revoke(peers)
-            case WakeAt(at_s, tag):
+            case ev.WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
-            case Persist(name, value):
+            case ev.Persist(name, value):
                 self._durable_writes.put((name, value))
-            case WriteCheckpoint():
+            case ev.WriteCheckpoint():
                 self._checkpoint_writer.save(action, self.tensors, self.post)
-            case FindPart():
+            case ev.FindPart():
                 self._checkpoint_writer.find(action, self.post)
-            case KeepPart(part):
+            case ev.KeepPart(part):
                 self._checkpoint_writer.keep(part, self.post)
-            case Restore() | Install():
+            case ev.Restore() | ev.Install():
                 self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
                 self._hand_over(action)
-            case MarkCheckpoint(checkpoint):
+            case ev.MarkCheckpoint(checkpoint):
                 self._mark_complete(checkpoint)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
                 self._report(action)
-            case Stop() | MoveTo():
+            case ev.Stop() | ev.MoveTo():
                 self._stop = action
 
-    def _mark_complete(self, checkpoint: Checkpoint) -> None:
+    def _mark_complete(self, checkpoint: ev.Checkpoint) -> None:
         """A disk that refuses costs this host the checkpoint, and not the run."""
         try:
             self._checkpoint_writer.mark_complete(checkpoint, self.post)
@@ -448,31 +397,31 @@ class Loop:
         assert self._checkpointer is not None, "a run that writes checkpoints gives every loop a checkpointer"
         return self._checkpointer
 
-    def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
+    def _send(self, letters: Iterable[tuple[int, ev.Message, int]], priority: int, header: ev.Header | None) -> None:
         assert header is not None, "a machine's messages have headers when they reach the driver"
         for dst, body, n_bytes in letters:
-            if isinstance(body, Fetch):
+            if isinstance(body, ev.Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
             try:
                 leaves = [self._tensor_to_send(body)] if key else []
             except BadInput as error:
-                assert isinstance(key, StateKey), "only a part of a checkpoint may be gone from the disk"
-                self._handle(LostPart(key.part, str(error)))
+                assert isinstance(key, ev.StateKey), "only a part of a checkpoint may be gone from the disk"
+                self._handle(ev.LostPart(key.part, str(error)))
                 continue
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
             self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
 
-    def _pack(self, header: Header, body: Message) -> PackedHead:
+    def _pack(self, header: ev.Header, body: ev.Message) -> PackedHead:
         """The bytes of a message. One that goes to many, such as a view, is encoded once."""
         if self._packed is None or self._packed[1] is not body or self._packed[0] != header:
             self._packed = (header, body, self.transport.pack(to_plain(header, body)))
         return self._packed[2]
 
-    def _tensor_to_send(self, body: Message) -> Any:
+    def _tensor_to_send(self, body: ev.Message) -> Any:
         """The tensor to send with a message; BadInput for a part of a checkpoint that cannot be read any more."""
-        if isinstance(body, State) and body.key.part:
+        if isinstance(body, ev.State) and body.key.part:
             return self._checkpoint_writer.read_slice(body.key)
         return self.tensors.tensor_to_send(body)
 
@@ -480,7 +429,7 @@ class Loop:
         try:
             self.transport.connect(peer, parse_address(name_of(peer), address) if address else None, process)
         except BadInput as error:  # the peer gave a bad address; that is no reason to end this process
-            self._handle(Refused(peer, str(error)))
+            self._handle(ev.Refused(peer, str(error)))
 
     def _hand_over(self, action: Computation) -> None:
         """The compute thread gets all in the order in which the machine asks for it."""
@@ -498,7 +447,7 @@ class Loop:
             return self.transport.queued_bytes()
         return max(self.transport.queued_bytes(member) for member in self._members)
 
-    def _status(self) -> Status:
+    def _status(self) -> ev.Status:
         stats = self.transport.stats()
         peers = {str(peer): stat for peer, stat in stats.items() if peer >= 0}
         bytes_to = {peer: stat.get("bytes_out", 0) for peer, stat in peers.items()}
@@ -506,8 +455,8 @@ class Loop:
         values = {
             "step": float(self._last_step),
             "busy_s": self._busy_s,
-            CPU_S: time.process_time(),
+            ev.CPU_S: time.process_time(),
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }
-        return Status(values, bytes_to, self.running, bytes_from)
+        return ev.Status(values, bytes_to, self.running, bytes_from)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jaxdt.build import RunStart, build_newcomer, build_peer, replicas_may_differ
 from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Ready, Restore, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.config import RunConfig
@@ -71,7 +71,7 @@ class ServedStage:
     from_step: int
 
 
-def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: StopRequests) -> Stop:
+def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: StopRequests) -> ev.Stop:
     """Be one peer of the run until the run or the peer ends: a newcomer, or a peer of the plan that may be it
     (`jaxdt.runtime.joining.claim_peer`)."""
     with shared(job.run_dir):
@@ -80,7 +80,9 @@ def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: Sto
         )
 
 
-def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests) -> Stop:
+def _serve(
+    job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests
+) -> ev.Stop:
     """Serve one stage after the other. The coordinator may move the peer to another stage. The peer goes on there as a
     newcomer does: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state
     from the peers that hold it. Where replicas may differ a peer that was put out begins anew in the same way."""
@@ -103,16 +105,16 @@ def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog
             if begins_anew:  # what is still on its way to the machine before is not for this one
                 loop.process = secrets.randbelow(1 << 31)
             address = start_transport(job, loop, peer, options.own, coordinator)
-            loop.transport.connect(COORDINATOR, coordinator)
+            loop.transport.connect(ev.COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
             prepare = functools.partial(_prepare, job, options, served, loop)
             arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage), job.stalls_of(peer))
             compute_thread = threading.Thread(target=compute, args=arguments, name="compute", daemon=True)
             compute_thread.start()
             end = loop.run(address)
-            if isinstance(end, Stop):
+            if isinstance(end, ev.Stop):
                 # A peer that moves was in the run, though not at its new stage yet.
-                return Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
+                return ev.Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
             compute_thread.join()  # only then is there room for the arrays of the next stage
         has_moved = True
         begins_anew = replicas_may_differ(job.config)
@@ -147,7 +149,7 @@ def compile_stage(loop: Loop, config: RunConfig, store: Store, seat: tuple[int, 
         compile_step(store, peer, stage, step)
 
 
-def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop) -> Ready:
+def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop) -> ev.Ready:
     """Make the stage's tensors, compile its functions and time them."""
     config = job.config
     plan = served.plan
@@ -156,7 +158,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     functions = stage_functions(config, plan, stage, options.n_devices)
     store = Store(config, plan, peer, job.data, functions, job.load_entries)
     if served.is_planned:
-        store.restore(Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
+        store.restore(ev.Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
     loop.tensors = store
     compile_stage(loop, config, store, (peer, stage), served.from_step)
     loop.post(PreparingReport(f"times stage {stage}"))
@@ -177,4 +179,4 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
     seconds |= {kind + ON_A_CORE: s for kind, s in measured_s.items() if s < seconds[kind]}
-    return Ready(seconds, store.n_words, device_text(options.n_devices))
+    return ev.Ready(seconds, store.n_words, device_text(options.n_devices))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
-from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
@@ -56,9 +56,9 @@ class RunJob:
         return f"{self.run}, {fingerprint(self.config, self.plan, self.data.checksum)}"
 
     @functools.cached_property
-    def start(self) -> Checkpoint:
+    def start(self) -> ev.Checkpoint:
         """The checkpoint with which the run starts."""
-        return check_resumable(self.resume, self.about) if self.resume else Checkpoint()
+        return check_resumable(self.resume, self.about) if self.resume else ev.Checkpoint()
 
     @property
     def run_start(self) -> RunStart:
@@ -68,7 +68,7 @@ class RunJob:
     def load_credential(self) -> Credential | None:
         return load_credential_file(self.credential) if self.credential else None
 
-    def load_entries(self, version: int, parts: tuple[Part, ...], names: list[str]) -> dict[str, dict]:
+    def load_entries(self, version: int, parts: tuple[ev.Part, ...], names: list[str]) -> dict[str, dict]:
         """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from."""
         from jaxdt.runtime.storage.entries import load_parts  # loads JAX, which only peers need
 

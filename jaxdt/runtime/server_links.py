@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from jaxdt.membership.link_echo import PADDING_BYTES_MAX
-from jaxdt.protocol.events import Header, LinkProbed, ProbeLink, Received
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
@@ -33,7 +33,7 @@ class Probes:
     transport: Transport
     run: str
     own_id: int
-    answers: SimpleQueue[tuple[int, LinkProbed]]
+    answers: SimpleQueue[tuple[int, ev.LinkProbed]]
 
     def gbps(self, server: int) -> float:
         """The bandwidth of the link to a server, there and back, in 1e9 bit/s; NO_LINK_GBPS if the server does not
@@ -51,7 +51,7 @@ class Probes:
 
     def _round_trip_s(self, server: int, number: int, n_bytes: int) -> float | None:
         began_s = time.monotonic()
-        head = to_plain(Header(self.run, 0, 0, self.own_id), ProbeLink(number, n_bytes, "." * n_bytes))
+        head = to_plain(ev.Header(self.run, 0, 0, self.own_id), ev.ProbeLink(number, n_bytes, "." * n_bytes))
         self.transport.send(server, head)
         while (left_s := began_s + ANSWER_S - time.monotonic()) > 0:
             try:
@@ -75,10 +75,10 @@ def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[
     `own_id`: the temporary id under which this process asks."""
     dialable = {server: address for server, address in servers.items() if address}
     print_line(f"measures its links to {len(dialable)} servers, for {ANSWER_S:.0f} s at most where one does not answer")
-    answers: SimpleQueue[tuple[int, LinkProbed]] = SimpleQueue()
+    answers: SimpleQueue[tuple[int, ev.LinkProbed]] = SimpleQueue()
 
-    def on_message(src: int, event: Received, leaves: list) -> None:
-        if isinstance(event.body, LinkProbed):
+    def on_message(src: int, event: ev.Received, leaves: list) -> None:
+        if isinstance(event.body, ev.LinkProbed):
             answers.put((src, event.body))
 
     callbacks = TransportCallbacks(

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from jaxdt.protocol.events import Event, Interrupted, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.loop import Loop
 
 
@@ -20,10 +20,10 @@ class StopRequests:
     ends this process with that exit code and reason. The end of standard input means that the launcher was killed,
     and becomes Interrupted."""
 
-    def __init__(self, on_interrupt: Event, on_terminate: Event, stop_with_parent: bool):
+    def __init__(self, on_interrupt: ev.Event, on_terminate: ev.Event, stop_with_parent: bool):
         self._loop: Loop | None = None
-        self._end: Callable[[Event], None] | None = None
-        self._requests: list[Event] = []
+        self._end: Callable[[ev.Event], None] | None = None
+        self._requests: list[ev.Event] = []
         self._first = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_terminate}
         for number in self._first:
             signal.signal(number, lambda number, _: self._on_signal(number))
@@ -31,7 +31,7 @@ class StopRequests:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
     @property
-    def first(self) -> Event | None:
+    def first(self) -> ev.Event | None:
         """The first request, if there was one, for a process that has no loop at the moment."""
         return self._requests[0] if self._requests else None
 
@@ -42,18 +42,18 @@ class StopRequests:
         for event in self._requests:
             loop.post(event)
 
-    def end_by(self, end: Callable[[Event], None]) -> None:
+    def end_by(self, end: Callable[[ev.Event], None]) -> None:
         """Until there is a loop again, call `end` with each request; and now with the first one, if there was one."""
         self._loop, self._end = None, end
         if self.first:
             end(self.first)
 
     def _on_signal(self, number: int) -> None:
-        event = self._first.get(signal.Signals(number), Interrupted())
+        event = self._first.get(signal.Signals(number), ev.Interrupted())
         self._first.clear()
         self._add(event)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: ev.Event) -> None:
         self._requests.append(event)
         if self._loop:
             self._loop.post(event)
@@ -67,14 +67,14 @@ class StopRequests:
             received += chunk
             if b"\n" in received:
                 code, _, reason = received.decode().strip().partition(" ")
-                self._add(Interrupted(int(code), reason))
+                self._add(ev.Interrupted(int(code), reason))
                 return
-        self._add(Interrupted())
+        self._add(ev.Interrupted())
 
 
-def requested_stop(request: Event, left: str) -> Stop:
+def requested_stop(request: ev.Event, left: str) -> ev.Stop:
     """The end of a process that takes no part at the moment, when it is asked to end. `left`: the reason if it may
     leave."""
-    if isinstance(request, Interrupted):
-        return Stop(request.code, request.reason)
-    return Stop(0, left)
+    if isinstance(request, ev.Interrupted):
+        return ev.Stop(request.code, request.reason)
+    return ev.Stop(0, left)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jaxdt.build import RunStart, WorkerPlace, build_worker
 from jaxdt.membership.worker_membership import NO_SERVER
 from jaxdt.model.stage import StageFunctions
-from jaxdt.protocol.events import Leave, Ready, Stop, Welcome
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
@@ -50,20 +50,20 @@ class WorkerOptions:
     """
 
     coordinator: str
-    ask: Callable[[], Welcome]
+    ask: Callable[[], ev.Welcome]
     n_devices: int = 1
     stop_with_parent: bool = False
 
 
-def run_worker(job: RunJob, welcome: Welcome, options: WorkerOptions) -> Stop:
+def run_worker(job: RunJob, welcome: ev.Welcome, options: WorkerOptions) -> ev.Stop:
     """Be a worker, for one server after the other, until the run or the worker ends. `welcome`: the coordinator's
     answer."""
-    stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
+    stop_requests = StopRequests(ev.Leave(), ev.Leave(), options.stop_with_parent)
     functions: dict[int, StageFunctions] = {}  # of each stage: compiled functions serve for the next server, too
     with shared(job.run_dir):
         while True:
             found = _with_server(welcome, options, stop_requests, job.config.net.outage_s)
-            if isinstance(found, Stop):
+            if isinstance(found, ev.Stop):
                 return found
             stage = found.stage
             if stage not in functions:
@@ -76,14 +76,14 @@ def run_worker(job: RunJob, welcome: Welcome, options: WorkerOptions) -> Stop:
             welcome = _without_server(found)
 
 
-def _without_server(welcome: Welcome) -> Welcome:
+def _without_server(welcome: ev.Welcome) -> ev.Welcome:
     """The answer of before, whose server is not to be believed in any more."""
-    return Welcome(welcome.run, welcome.peer, welcome.stage, welcome.fingerprint, welcome.job, welcome.n_committed)
+    return ev.Welcome(welcome.run, welcome.peer, welcome.stage, welcome.fingerprint, welcome.job, welcome.n_committed)
 
 
 def _with_server(
-    welcome: Welcome, options: WorkerOptions, stop_requests: StopRequests, outage_s: float
-) -> Welcome | Stop:
+    welcome: ev.Welcome, options: WorkerOptions, stop_requests: StopRequests, outage_s: float
+) -> ev.Welcome | ev.Stop:
     """The coordinator's answer with a server that is here; a Stop if this process is asked to end before that, or if
     the coordinator is away for `outage_s`."""
     heard_s = time.monotonic()
@@ -99,7 +99,7 @@ def _with_server(
         except CoordinatorAway as error:
             what = f"waits for the coordinator: {error}"
             if time.monotonic() - heard_s > outage_s:
-                return Stop(LOST, f"worker {welcome.peer}: {error}")
+                return ev.Stop(LOST, f"worker {welcome.peer}: {error}")
         if welcome.server is None and what != said:
             print_line(f"worker {welcome.peer}: {what}")
             said = what
@@ -111,8 +111,8 @@ def _with_server(
 
 
 def _compute_for(
-    job: RunJob, welcome: Welcome, functions: StageFunctions, options: WorkerOptions, stop_requests: StopRequests
-) -> Stop:
+    job: RunJob, welcome: ev.Welcome, functions: StageFunctions, options: WorkerOptions, stop_requests: StopRequests
+) -> ev.Stop:
     """Compute for the server that the coordinator has named."""
     config, peer, stage, server = job.config, welcome.peer, welcome.stage, welcome.server
     assert server is not None, "the coordinator has named one"
@@ -135,7 +135,7 @@ def _compute_for(
         compute_thread = threading.Thread(target=compute, args=arguments, name="compute", daemon=True)
         compute_thread.start()
         stop = loop.run("")
-        assert isinstance(stop, Stop), "only a member moves to another stage"
+        assert isinstance(stop, ev.Stop), "only a member moves to another stage"
         if stop.code == NO_SERVER:
             compute_thread.join()  # only then is there room for the arrays that the next server's worker needs
         return stop
@@ -145,11 +145,11 @@ def _address(server: int, address: str) -> Address:
     return parse_address(f"server {server}", address)
 
 
-def _prepare(job: RunJob, welcome: Welcome, functions: StageFunctions, n_devices: int, loop: Loop) -> Ready:
+def _prepare(job: RunJob, welcome: ev.Welcome, functions: StageFunctions, n_devices: int, loop: Loop) -> ev.Ready:
     """Make the stage's tensors, without an optimizer's, and compile its functions. Nothing is timed: a server learns
     from its workers' answers how long they take."""
     config, peer, stage = job.config, welcome.peer, welcome.stage
     store = Store(config, job.plan.with_worker(peer, stage), peer, job.data, functions)
     loop.tensors = store
     compile_stage(loop, config, store, (peer, stage), welcome.n_committed)
-    return Ready({}, store.n_words, device_text(n_devices))
+    return ev.Ready({}, store.n_words, device_text(n_devices))

@@ -18,32 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from jaxdt.protocol.events import (
-    Boundary,
-    Committed,
-    ContributionWanted,
-    Done,
-    Ended,
-    Enlist,
-    Enlisted,
-    Event,
-    FetchResult,
-    Heartbeat,
-    HeartbeatAck,
-    Key,
-    LinkChanged,
-    Message,
-    Prepared,
-    Progress,
-    Reduced,
-    Shard,
-    Suspect,
-    TaskDone,
-    TaskLease,
-    TaskOutput,
-    View,
-    WantsTasks,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.faults import (
     CLOG,
@@ -63,8 +38,21 @@ from jaxdt.sim.faults import (
 from jaxdt.sim.link_table import LinkTable
 
 HARMLESS = frozenset(
-    {Prepared, Committed, View, Shard, Reduced, FetchResult, Progress, Heartbeat, HeartbeatAck, Suspect, Done, Ended}
-    | {Enlist, Enlisted, WantsTasks, TaskLease, TaskDone, TaskOutput, ContributionWanted}
+    {
+        ev.Prepared,
+        ev.Committed,
+        ev.View,
+        ev.Shard,
+        ev.Reduced,
+        ev.FetchResult,
+        ev.Progress,
+        ev.Heartbeat,
+        ev.HeartbeatAck,
+        ev.Suspect,
+        ev.Done,
+        ev.Ended,
+    }
+    | {ev.Enlist, ev.Enlisted, ev.WantsTasks, ev.TaskLease, ev.TaskDone, ev.TaskOutput, ev.ContributionWanted}
 )
 TAMPERED_PROB = 0.4
 DELAY_S_MAX = 3.0
@@ -77,7 +65,7 @@ class ActiveFaults:
     """`at(when_s, callback)` is the event queue's, `handle_event(peer, event)` hands an event to a machine."""
 
     def __init__(
-        self, at: Callable[[float, Deliver], None], handle_event: Callable[[int, Event], None], links: LinkTable
+        self, at: Callable[[float, Deliver], None], handle_event: Callable[[int, ev.Event], None], links: LinkTable
     ):
         self._at = at
         self._handle_event = handle_event
@@ -88,8 +76,8 @@ class ActiveFaults:
         self._held: dict[ChannelKey, list[Deliver]] = defaultdict(list)
         self._tampering: dict[tuple[int, int], list[tuple[str, random.Random]]] = defaultdict(list)
         self._late: set[tuple[int, int]] = set()
-        self._copies: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # by receiver: of the present generation
-        self._stale: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # likewise: of an earlier one
+        self._copies: dict[int, dict[ev.Key, Deliver]] = defaultdict(dict)  # by receiver: of the present generation
+        self._stale: dict[int, dict[ev.Key, Deliver]] = defaultdict(dict)  # likewise: of an earlier one
         self._hung_up: set[tuple[int, int]] = set()  # who has ended a connection, and who has not dialled again yet
         self._dead: set[int] = set()
         self._silenced: set[int] = set()
@@ -127,7 +115,7 @@ class ActiveFaults:
     def _connect_failed(self, peer: int, other: int) -> None:
         """Nothing is reported if the link has healed meanwhile: no later event would say that the link is up."""
         if self._cuts(peer, other):
-            self._handle_event(peer, LinkChanged(other, False, CUT))
+            self._handle_event(peer, ev.LinkChanged(other, False, CUT))
 
     def _seen_cuts(self, peer: int, other: int) -> list[Fault]:
         """The cuts between the two that last so long that both ends see them, and their end."""
@@ -143,16 +131,16 @@ class ActiveFaults:
             self._hung_up.remove((other, peer))
         elif other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
             self._hung_up.add((peer, other))
-            self._at(now_s + CRASH_SEEN_S, partial(self._handle_event, other, LinkChanged(peer, False, "hung up")))
+            self._at(now_s + CRASH_SEEN_S, partial(self._handle_event, other, ev.LinkChanged(peer, False, "hung up")))
             self._at(now_s + 2 * CRASH_SEEN_S, partial(self._dial_again, other, peer))
 
     def _dial_again(self, peer: int, other: int) -> None:
         if (other, peer) in self._hung_up:
             self._hung_up.remove((other, peer))
             if not self._seen_cuts(peer, other):
-                self._handle_event(peer, LinkChanged(other, True, "hung up"))
+                self._handle_event(peer, ev.LinkChanged(other, True, "hung up"))
 
-    def on_arrival(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
+    def on_arrival(self, now_s: float, src: int, dst: int, body: ev.Message, deliver: Deliver) -> None:
         """A message comes out of its link."""
         if src in self._silenced:
             return
@@ -166,20 +154,20 @@ class ActiveFaults:
                     return
         self._deliver_or_hold(src, dst, body, deliver)
 
-    def _with_late_copy(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> Deliver:
+    def _with_late_copy(self, now_s: float, src: int, dst: int, body: ev.Message, deliver: Deliver) -> Deliver:
         """The delivery of a message while tensors are late. A rollback view that may itself be held or delayed changes
         nothing, since it is not known when the receiver gets it."""
-        if type(body) is View and body.rolled_back:
+        if type(body) is ev.View and body.rolled_back:
             if not self._tampering.get((src, dst)) and not self._blocks.get((src, dst, CONTROL)):
                 self._stale[dst] |= self._copies.pop(dst, {})
-        elif type(body) is Boundary:
+        elif type(body) is ev.Boundary:
             if (src, dst) in self._late:
                 self._copies[dst][body.key] = deliver
             if stale := self._stale[dst].pop(body.key, None):
                 return partial(_both, deliver, stale)
         return deliver
 
-    def _deliver_or_hold(self, src: int, dst: int, body: Message, deliver: Deliver) -> None:
+    def _deliver_or_hold(self, src: int, dst: int, body: ev.Message, deliver: Deliver) -> None:
         key = (src, dst, CONTROL if tensor_key(body) is None else DATA)
         if not self._blocks.get(key):
             deliver()
@@ -259,7 +247,7 @@ class ActiveFaults:
                 for end, far_end in ((peer, other), (other, peer)):
                     is_cut = up and any(cut is not fault for cut in self._seen_cuts(end, far_end))
                     if far_end not in self._dead and not is_cut:
-                        self._handle_event(end, LinkChanged(far_end, up, "" if up else fault.kind))
+                        self._handle_event(end, ev.LinkChanged(far_end, up, "" if up else fault.kind))
 
 
 def _both(deliver: Deliver, late: Deliver) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import CRASH, JOIN, Fault
@@ -99,7 +99,7 @@ class _Fleet:
 
     def _join(self, at_s: float) -> None:
         machine = self._free_machines.pop(0)
-        newcomer = TEMPORARY_IDS + self._n_joined
+        newcomer = ev.TEMPORARY_IDS + self._n_joined
         self.faults.append(Fault(at_s, JOIN, self._n_joined, others=(machine,)))
         sizes = self._stage_sizes()
         self._stage_of[newcomer] = min(range(self._n_stages), key=lambda stage: (sizes[stage], stage))

@@ -10,63 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import (
-    BULK,
-    COORDINATOR,
-    OPERATOR_IDS,
-    TEMPORARY_IDS,
-    URGENT,
-    Action,
-    Connect,
-    Digested,
-    DigestState,
-    Discard,
-    Disconnect,
-    Event,
-    FindPart,
-    Forget,
-    Free,
-    Header,
-    Install,
-    Interrupted,
-    Join,
-    KeepPart,
-    Leave,
-    LinkChanged,
-    MarkCheckpoint,
-    Meet,
-    Member,
-    MoveTo,
-    Offer,
-    OperatorAnswer,
-    OperatorRequest,
-    Paused,
-    Persist,
-    Persisted,
-    Post,
-    Ran,
-    Ready,
-    Received,
-    Reopen,
-    Report,
-    Restore,
-    Restored,
-    Revoke,
-    Run,
-    Send,
-    Started,
-    State,
-    Status,
-    Stop,
-    StoreTensor,
-    Sum,
-    Summed,
-    WakeAt,
-    Welcome,
-    Woke,
-    WriteCheckpoint,
-)
-from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport, Report
 from jaxdt.run.work import MESSAGE, ON_A_CORE, TIMED_AS, Work
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
@@ -95,15 +40,15 @@ from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Re
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
 
-Observer = Callable[[float, int, Event | Fault, list[Action]], None]
+Observer = Callable[[float, int, ev.Event | Fault, list[ev.Action]], None]
 ActionHandler = Callable[[int, Any], None]
-Computation = Run | Restore | Install | DigestState  # for a compute thread
+Computation = ev.Run | ev.Restore | ev.Install | ev.DigestState  # for a compute thread
 
-CRASH_STOP = Stop(CRASHED, "crashed")
+CRASH_STOP = ev.Stop(CRASHED, "crashed")
 EVENTS_PER_LOOK = 1024  # after which a simulation looks whether its time is up, some ten milliseconds
 ASKED_AGAIN_S = 1.0  # an operator without an answer asks again
-CLAIM_IDS = 2 * TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
-PRIORITY_OF_FREE = {"transfer": URGENT, "sync": BULK}  # names of Environment.free
+CLAIM_IDS = 2 * ev.TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
+PRIORITY_OF_FREE = {"transfer": ev.URGENT, "sync": ev.BULK}  # names of Environment.free
 
 
 class TimeIsUp(Exception):
@@ -137,7 +82,7 @@ class Simulation:
         self._claims: dict[int, int] = {}  # temporary id of a process that asks -> the peer that it was started as
         self._stage_of: dict[int, int] = {}  # stages of the processes that began later
         self._peer_of_temporary_id: dict[int, int] = {}
-        self._machines: dict[int, DrivenMachine] = {COORDINATOR: coordinator}
+        self._machines: dict[int, DrivenMachine] = {ev.COORDINATOR: coordinator}
         self._machines.update({peer_id: peer.machine for peer_id, peer in peers.items()})
         self._peers = dict(peers)
         self._persist_s = environment.persist_s
@@ -145,7 +90,7 @@ class Simulation:
         self._observer = observer
         self._n_holds = 0
         self._accepted: set[int] = set()  # operators whose last request was accepted
-        self._paused: dict[int, list[Event]] = {}
+        self._paused: dict[int, list[ev.Event]] = {}
         self._compute: dict[int, deque[Computation]] = {}  # what each compute thread does, and then what waits
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
@@ -179,36 +124,36 @@ class Simulation:
 
     def _make_action_handlers(self) -> dict[type, ActionHandler]:
         return {
-            Connect: self._connect,
-            Disconnect: self._disconnect,
-            Meet: self._meet,
-            MarkCheckpoint: lambda peer, mark: None,
-            Revoke: lambda peer, revoke: None,  # the simulated coordinator drops what a revoked peer says
-            Send: self._send,
-            Post: self._post,
-            StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
-            **dict.fromkeys((Run, Restore, Install, DigestState), self._hand_to_compute_thread),
-            Offer: lambda peer, offer: self._peers[peer].tensors.offer(offer.round, offer.step),
-            Sum: self._sum,
-            Free: lambda peer, free: self._peers[peer].tensors.free(free.step, free.rounds),
-            Discard: lambda peer, discard: self._peers[peer].tensors.discard(discard.key),
-            Forget: lambda peer, forget: self._peers[peer].tensors.forget(forget.round),
-            Reopen: lambda peer, reopen: self._peers[peer].tensors.reopen(reopen.round),
-            WakeAt: self._wake_at,
-            Persist: self._persist,
-            WriteCheckpoint: self._write_checkpoint,
-            FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
-            KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
+            ev.Connect: self._connect,
+            ev.Disconnect: self._disconnect,
+            ev.Meet: self._meet,
+            ev.MarkCheckpoint: lambda peer, mark: None,
+            ev.Revoke: lambda peer, revoke: None,  # the simulated coordinator drops what a revoked peer says
+            ev.Send: self._send,
+            ev.Post: self._post,
+            ev.StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
+            **dict.fromkeys((ev.Run, ev.Restore, ev.Install, ev.DigestState), self._hand_to_compute_thread),
+            ev.Offer: lambda peer, offer: self._peers[peer].tensors.offer(offer.round, offer.step),
+            ev.Sum: self._sum,
+            ev.Free: lambda peer, free: self._peers[peer].tensors.free(free.step, free.rounds),
+            ev.Discard: lambda peer, discard: self._peers[peer].tensors.discard(discard.key),
+            ev.Forget: lambda peer, forget: self._peers[peer].tensors.forget(forget.round),
+            ev.Reopen: lambda peer, reopen: self._peers[peer].tensors.reopen(reopen.round),
+            ev.WakeAt: self._wake_at,
+            ev.Persist: self._persist,
+            ev.WriteCheckpoint: self._write_checkpoint,
+            ev.FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
+            ev.KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
             **dict.fromkeys(SCHEMAS.values(), self._report),
-            MoveTo: self._move_to,
-            Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
+            ev.MoveTo: self._move_to,
+            ev.Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
 
     def run(self, until_s: float = float("inf"), is_over: Callable[[], bool] | None = None) -> Outcome:
         """The outcome. Raises RuntimeError if nothing is left to happen although a machine still runs, and TimeIsUp
         once is_over(), which is asked now and then, says so."""
         for peer in self._machines:
-            self._handle_event(peer, Started(disk=self._peers[peer].disk if peer in self._peers else ""))
+            self._handle_event(peer, ev.Started(disk=self._peers[peer].disk if peer in self._peers else ""))
         for peer in self._peers:
             self._send_ready(peer)
         n_events = 0
@@ -233,7 +178,7 @@ class Simulation:
 
     def _send_ready(self, peer: int) -> None:
         sim_peer = self._peers[peer]
-        self._handle_event(peer, Ready(dict(sim_peer.seconds), sim_peer.tensors.n_words))
+        self._handle_event(peer, ev.Ready(dict(sim_peer.seconds), sim_peer.tensors.n_words))
 
     # --------------------------------------------------------------------------------------------------------- faults
 
@@ -243,7 +188,7 @@ class Simulation:
             return
         peer = self._peer_of_temporary_id.get(fault.peer, fault.peer)
         now_s = self.outcome.now_s
-        if peer >= TEMPORARY_IDS or peer in self.outcome.stopped:
+        if peer >= ev.TEMPORARY_IDS or peer in self.outcome.stopped:
             return
         fault = replace(fault, peer=peer)
         if self._observer:
@@ -258,7 +203,7 @@ class Simulation:
             tensors.perturb(fault.factor)
             return
         if fault.kind == LEAVE:
-            self._handle_event(peer, Leave())
+            self._handle_event(peer, ev.Leave())
             return
         if fault.kind == TAKEOVER:
             self._take_over(fault)
@@ -268,7 +213,7 @@ class Simulation:
             return
         if fault.kind == STALE:
             stale = self._stale_coordinator
-            if stale and stale.machine is not self._machines[COORDINATOR]:
+            if stale and stale.machine is not self._machines[ev.COORDINATOR]:
                 stale.go_on(now_s, fault.until_s)
             return
         assert self._active_faults is not None  # it is there as soon as there are faults
@@ -279,8 +224,8 @@ class Simulation:
     def _end_process(self, fault: Fault) -> None:
         peer = fault.peer
         if fault.kind == FAIL:
-            self._handle_event(peer, Interrupted(2, "disk: full"))
-        if peer == COORDINATOR:
+            self._handle_event(peer, ev.Interrupted(2, "disk: full"))
+        if peer == ev.COORDINATOR:
             machine, now_s = self._machines[peer], self.outcome.now_s
             self._stale_coordinator = StaleCoordinator(machine, now_s, self._queue.at, self._delivery.post)
         self.outcome.stopped[peer] = CRASH_STOP
@@ -288,67 +233,69 @@ class Simulation:
         host_answers = fault.kind != POWER_OFF
         seen_s = self.outcome.now_s + (CRASH_SEEN_S if host_answers else DEAD_LINK_S)
         for other in self._machines:
-            if other == COORDINATOR and peer in self._peers and self._peers[peer].is_outside:
+            if other == ev.COORDINATOR and peer in self._peers and self._peers[peer].is_outside:
                 continue
-            self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed", host_answers)))
+            self._queue.at(seen_s, self._handle_event, (other, ev.LinkChanged(peer, False, "crashed", host_answers)))
 
     def _start_process(self, fault: Fault) -> None:
         """A newcomer asks the coordinator for a stage, or the process of a peer or of the coordinator starts again."""
         peer = fault.peer
-        if COORDINATOR in self.outcome.stopped and peer != COORDINATOR:
+        if ev.COORDINATOR in self.outcome.stopped and peer != ev.COORDINATOR:
             return
         if self._observer:
             self._observer(self.outcome.now_s, peer, fault, [])
         if fault.kind == JOIN:
-            self._handle_event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
-        elif peer == COORDINATOR:
+            self._handle_event(ev.COORDINATOR, ev.Received(ev.Header("", 0, 0, ev.TEMPORARY_IDS + peer), ev.Join()))
+        elif peer == ev.COORDINATOR:
             self._restart_coordinator()
         elif self._peers[peer].is_outside:
             self._restart_peer(peer)
         elif self.outcome.stopped.get(peer, CRASH_STOP) == CRASH_STOP:
             temporary_id = CLAIM_IDS + len(self._claims)
             self._claims[temporary_id] = peer
-            self._handle_event(COORDINATOR, Received(Header("", 0, 0, temporary_id), Join(peer, fault.kind)))
+            self._handle_event(
+                ev.COORDINATOR, ev.Received(ev.Header("", 0, 0, temporary_id), ev.Join(peer, fault.kind))
+            )
 
     def _restart_coordinator(self) -> None:
-        if self.outcome.stopped.get(COORDINATOR) != CRASH_STOP:
+        if self.outcome.stopped.get(ev.COORDINATOR) != CRASH_STOP:
             return
-        self._revive(COORDINATOR)
+        self._revive(ev.COORDINATOR)
         assert self._processes is not None and self._processes.make_coordinator is not None
-        self._machines[COORDINATOR] = self._processes.make_coordinator(dict(self._disk))
-        self._handle_event(COORDINATOR, Started())
+        self._machines[ev.COORDINATOR] = self._processes.make_coordinator(dict(self._disk))
+        self._handle_event(ev.COORDINATOR, ev.Started())
         for peer in self._peers:
-            self._handle_event(peer, LinkChanged(COORDINATOR, True, "started again"))
+            self._handle_event(peer, ev.LinkChanged(ev.COORDINATOR, True, "started again"))
 
     def _take_over(self, fault: Fault) -> None:
         """A second coordinator begins on another host, with an older copy of the first one's disk."""
-        now_s, first = self.outcome.now_s, self._machines[COORDINATOR]
+        now_s, first = self.outcome.now_s, self._machines[ev.COORDINATOR]
         self._disk = dict(self._disk_before_views)
         for peer in self._peers:
-            self._handle_event(peer, LinkChanged(COORDINATOR, False, "taken over"))
-        self.outcome.stopped[COORDINATOR] = CRASH_STOP
-        self._paused.pop(COORDINATOR, None)
+            self._handle_event(peer, ev.LinkChanged(ev.COORDINATOR, False, "taken over"))
+        self.outcome.stopped[ev.COORDINATOR] = CRASH_STOP
+        self._paused.pop(ev.COORDINATOR, None)
         self._stale_coordinator = StaleCoordinator(first, now_s, self._queue.at, self._delivery.post)
         self._restart_coordinator()
         self._stale_coordinator.go_on(now_s, fault.until_s)
 
     def _operate(self, fault: Fault) -> None:
         """An operator asks for something. One who has paused the run resumes it later."""
-        self._ask(OPERATOR_IDS, COMMAND_OF[fault.kind], None if fault.peer == COORDINATOR else fault.peer)
+        self._ask(ev.OPERATOR_IDS, COMMAND_OF[fault.kind], None if fault.peer == ev.COORDINATOR else fault.peer)
         if fault.kind == HOLD:
             self._n_holds += 1
-            self._queue.at(fault.until_s, self._resume_run, (OPERATOR_IDS + self._n_holds,))
+            self._queue.at(fault.until_s, self._resume_run, (ev.OPERATOR_IDS + self._n_holds,))
 
     def _resume_run(self, operator: int) -> None:
         """An operator asks until the answer has come: a coordinator may end before what was asked of it is durable."""
-        if operator in self._accepted or self.outcome.stopped.get(COORDINATOR, CRASH_STOP) != CRASH_STOP:
+        if operator in self._accepted or self.outcome.stopped.get(ev.COORDINATOR, CRASH_STOP) != CRASH_STOP:
             return
         self._ask(operator, "resume")
         self._queue.at(self.outcome.now_s + ASKED_AGAIN_S, self._resume_run, (operator,))
 
     def _ask(self, operator: int, command: str, peer: int | None = None) -> None:
-        request = OperatorRequest(command, peer)
-        self._handle_event(COORDINATOR, Received(Header("", 0, 0, operator), request))
+        request = ev.OperatorRequest(command, peer)
+        self._handle_event(ev.COORDINATOR, ev.Received(ev.Header("", 0, 0, operator), request))
 
     def _restart_peer(self, peer: int) -> None:
         """A process may be this peer, since the one before it has ended or is taken for lost."""
@@ -358,7 +305,7 @@ class Simulation:
         self._paused.pop(peer, None)
         self._start_peer(peer, self._stage_of.get(peer))
         if not self._peers[peer].is_outside:
-            self._handle_event(COORDINATOR, LinkChanged(peer, True, "started again"))
+            self._handle_event(ev.COORDINATOR, ev.LinkChanged(peer, True, "started again"))
 
     def _revive(self, peer: int) -> None:
         self.outcome.stopped.pop(peer, None)
@@ -377,7 +324,7 @@ class Simulation:
         self._compute.pop(peer, None)  # what an earlier process has begun does not hold up this one
         self._n_starts[peer] += 1
         self.disks.ended(peer)
-        self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
+        self._handle_event(peer, ev.Started(process=self._n_starts[peer], disk=sim_peer.disk))
         self._send_ready(peer)
 
     def _resume(self, peer: int, paused_s: float) -> None:
@@ -385,19 +332,19 @@ class Simulation:
         it is the other way round, the worst case: its messages are still in the sockets."""
         if peer not in self._paused:
             return  # its process has ended meanwhile
-        timers_first = peer == COORDINATOR
+        timers_first = peer == ev.COORDINATOR
         events = self._paused.pop(peer)
-        self._handle_event(peer, Paused(paused_s))
-        for event in sorted(events, key=lambda event: (type(event) is Woke) != timers_first):
+        self._handle_event(peer, ev.Paused(paused_s))
+        for event in sorted(events, key=lambda event: (type(event) is ev.Woke) != timers_first):
             self._handle_event(peer, event)
 
     # --------------------------------------------------------------------------------------------------------- events
 
-    def _handle_event(self, peer: int, event: Event) -> None:
+    def _handle_event(self, peer: int, event: ev.Event) -> None:
         if peer in self._paused:
             self._paused[peer].append(event)
         elif peer not in self.outcome.stopped:
-            if type(event) is Received and type(event.body) is State and event.body.key.part:
+            if type(event) is ev.Received and type(event.body) is ev.State and event.body.key.part:
                 self.disks.arrived(peer, event.body.key)
             actions = self._machines[peer].handle(self.outcome.now_s, event)
             if self._observer:
@@ -405,16 +352,16 @@ class Simulation:
             for action in actions:
                 self._action_handlers[type(action)](peer, action)
 
-    def _handle_own_event(self, peer: int, machine: DrivenMachine, event: Event) -> None:
+    def _handle_own_event(self, peer: int, machine: DrivenMachine, event: ev.Event) -> None:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
 
-    def _wake(self, peer: int, machine: DrivenMachine, woke: Woke) -> None:
+    def _wake(self, peer: int, machine: DrivenMachine, woke: ev.Woke) -> None:
         """As in the runtime, a peer hears what its device does before its timer."""
         computation = next(iter(self._compute.get(peer, ())), None)
-        if isinstance(computation, Run):
-            self._handle_own_event(peer, machine, Status({}, {}, computation.work))
+        if isinstance(computation, ev.Run):
+            self._handle_own_event(peer, machine, ev.Status({}, {}, computation.work))
         self._handle_own_event(peer, machine, woke)
 
     def _handle_message(self, peer: int, callback: Callable[..., None], args: tuple) -> None:
@@ -428,7 +375,7 @@ class Simulation:
 
     # -------------------------------------------------------------------------------------------------------- actions
 
-    def _connect(self, peer: int, connect: Connect | Member) -> None:
+    def _connect(self, peer: int, connect: ev.Connect | ev.Member) -> None:
         if self._active_faults:
             now_s, other = self.outcome.now_s, connect.peer
             self._active_faults.on_connect(now_s, peer, other)
@@ -440,31 +387,31 @@ class Simulation:
         either."""
         assert self._active_faults is not None  # processes end before the others only by faults
         if other in self.outcome.stopped and self._active_faults.answers(other, peer):
-            self._handle_event(peer, LinkChanged(other, False, "refused", gone=True))
+            self._handle_event(peer, ev.LinkChanged(other, False, "refused", gone=True))
 
-    def _meet(self, peer: int, meet: Meet) -> None:
+    def _meet(self, peer: int, meet: ev.Meet) -> None:
         for member in meet.members:
             if member.peer != peer:
                 self._connect(peer, member)
 
-    def _disconnect(self, peer: int, disconnect: Disconnect) -> None:
+    def _disconnect(self, peer: int, disconnect: ev.Disconnect) -> None:
         if self._active_faults and disconnect.peer in self._machines:
             self._active_faults.on_disconnect(self.outcome.now_s, peer, disconnect.peer)
 
-    def _send(self, src: int, send: Send) -> None:
+    def _send(self, src: int, send: ev.Send) -> None:
         dst, body = send.dst, send.body
-        if dst < TEMPORARY_IDS:
+        if dst < ev.TEMPORARY_IDS:
             self._delivery.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
-        elif isinstance(body, OperatorAnswer):
+        elif isinstance(body, ev.OperatorAnswer):
             self._accepted |= {dst} if body.accepted else set()
-        elif isinstance(body, Welcome) and dst in self._claims:
+        elif isinstance(body, ev.Welcome) and dst in self._claims:
             self._restart_peer(self._claims[dst])
-        elif isinstance(body, Welcome):
+        elif isinstance(body, ev.Welcome):
             self._stage_of[body.peer] = body.stage
             self._peer_of_temporary_id[dst] = body.peer
             self._start_peer(body.peer, body.stage)
 
-    def _post(self, src: int, post: Post) -> None:
+    def _post(self, src: int, post: ev.Post) -> None:
         self._delivery.post(src, post.letters, post.priority, post.header)
 
     def _hand_to_compute_thread(self, peer: int, computation: Computation) -> None:
@@ -487,19 +434,19 @@ class Simulation:
             return
         tensors = sim_peer.tensors
         match self._compute[peer][0]:
-            case Run() as run:
+            case ev.Run() as run:
                 self._run(sim_peer, peer, run)
                 return
-            case Restore(version) as restore:
+            case ev.Restore(version) as restore:
                 tensors.restore(restore)
-                event = Restored(version)
-            case Install() as install:
+                event = ev.Restored(version)
+            case ev.Install() as install:
                 event = tensors.install(install)
-            case DigestState(version, generation):
-                event = Digested(version, generation, *tensors.digest())
+            case ev.DigestState(version, generation):
+                event = ev.Digested(version, generation, *tensors.digest())
         self._queue.at(self.outcome.now_s, self._computed, (sim_peer, peer, event))
 
-    def _computed(self, sim_peer: SimPeer, peer: int, event: Event) -> None:
+    def _computed(self, sim_peer: SimPeer, peer: int, event: ev.Event) -> None:
         """The compute thread is done with something. As in the runtime, it comes to the next thing at once, before the
         machine hears of it."""
         if sim_peer is not self._peers[peer]:
@@ -517,7 +464,7 @@ class Simulation:
             self._held_up.discard(peer)
             self._compute_first(self._peers[peer], peer)
 
-    def _run(self, sim_peer: SimPeer, peer: int, run: Run) -> None:
+    def _run(self, sim_peer: SimPeer, peer: int, run: ev.Run) -> None:
         if self._n_sending[peer]:
             self._held_up.add(peer)
             return
@@ -550,36 +497,36 @@ class Simulation:
         seconds = self.outcome.now_s - start_s
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)
-        self._computed(sim_peer, peer, Ran(work, start_s, seconds, values))
+        self._computed(sim_peer, peer, ev.Ran(work, start_s, seconds, values))
 
-    def _sum(self, peer: int, action: Sum) -> None:
+    def _sum(self, peer: int, action: ev.Sum) -> None:
         digest, sq_norm = self._peers[peer].tensors.sum(action.key, action.members)
-        self._handle_event(peer, Summed(action.key, digest, sq_norm))
+        self._handle_event(peer, ev.Summed(action.key, digest, sq_norm))
 
-    def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], Woke(wake.tag)))
+    def _wake_at(self, peer: int, wake: ev.WakeAt) -> None:
+        self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], ev.Woke(wake.tag)))
 
-    def _persist(self, peer: int, persist: Persist) -> None:
+    def _persist(self, peer: int, persist: ev.Persist) -> None:
         """The value is durable some time before the machine hears of it, so that a process may end in between."""
         process = (peer, persist, self._machines[peer])
         self._queue.at(self.outcome.now_s + self._persist_s / 2, self._make_durable, process)
         self._queue.at(self.outcome.now_s + self._persist_s, self._persisted, process)
 
-    def _make_durable(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
+    def _make_durable(self, peer: int, persist: ev.Persist, machine: DrivenMachine) -> None:
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value
             if persist.name != "view" or persist.value["rolled_back"] or "view" not in self._disk_before_views:
                 self._disk_before_views = dict(self._disk)
 
-    def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
+    def _persisted(self, peer: int, persist: ev.Persist, machine: DrivenMachine) -> None:
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
-            self._handle_event(peer, Persisted(persist.name))
+            self._handle_event(peer, ev.Persisted(persist.name))
 
-    def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
+    def _write_checkpoint(self, peer: int, write: ev.WriteCheckpoint) -> None:
         self._peers[peer].tensors.write_checkpoint(write.version)
         self._handle_event(peer, self.disks.write(peer, self._peers[peer].disk, write))
 
-    def _answer(self, peer: int, event: Event) -> None:
+    def _answer(self, peer: int, event: ev.Event) -> None:
         """Hand a process the answer of its disk, after what it does now."""
         self._queue.at(self.outcome.now_s, self._handle_own_event, (peer, self._machines[peer], event))
 
@@ -589,7 +536,7 @@ class Simulation:
             if self._trace:
                 self._trace.report(peer, self.outcome.now_s, report)
 
-    def _move_to(self, peer: int, move: MoveTo) -> None:
+    def _move_to(self, peer: int, move: ev.MoveTo) -> None:
         """The process begins another machine for another stage."""
         self._stage_of[peer] = move.stage
         self._start_peer(peer, move.stage)

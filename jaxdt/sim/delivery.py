@@ -5,17 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from jaxdt.protocol.events import (
-    Boundary,
-    Header,
-    Key,
-    Message,
-    Received,
-    Reduced,
-    Shard,
-    SliceKey,
-    StateKey,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import WITH_TENSOR
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.work import BACKWARD
@@ -50,7 +40,7 @@ class Delivery:
         links: LinkTable,
         peers: Mapping[int, SimPeer],
         outcome: Outcome,
-        handle_event: Callable[[int, Received], None],
+        handle_event: Callable[[int, ev.Received], None],
         options: DeliveryOptions,
     ):
         self._at = at
@@ -69,31 +59,33 @@ class Delivery:
         has_model = not self._has_own_exchange or self._on_sent is not None
         self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors or has_model)
 
-    def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
+    def post(
+        self, src: int, letters: Iterable[tuple[int, ev.Message, int]], priority: int, header: ev.Header | None
+    ) -> None:
         """Send `letters`, each (dst, body, n_bytes), under one header, which the machine has filled in; see Post."""
         now_s = self._outcome.now_s
         links = self._links.links_from(src)
         event = None
         for dst, body, n_bytes in letters:
             if event is None or event.body is not body:
-                event = Received(header, body)  # pyright: ignore[reportArgumentType]  # no test for None per message
+                event = ev.Received(header, body)  # pyright: ignore[reportArgumentType]  # no test for None per message
             arrive, args = self._handle_event, (dst, event)
             at_once = False
             if self._follows_tensors and type(body) in WITH_TENSOR:
                 tensor = self._peers[src].tensors.tensor_to_send(body)
-                arrive, args = self._arrive_with_tensor, (dst, Received(event.header, body, tensor))
+                arrive, args = self._arrive_with_tensor, (dst, ev.Received(event.header, body, tensor))
                 at_once = priority in self._free_priorities
                 if self._trace:
                     self._trace.send(src, now_s, dst, _tensor_key(body), n_bytes)
             if self._active_faults:
                 arrive, args = self._arrive_under_faults, (src, dst, body, partial(arrive, *args))
-            if at_once or (not self._has_own_exchange and type(body) is Reduced):
+            if at_once or (not self._has_own_exchange and type(body) is ev.Reduced):
                 self._at(now_s, arrive, args)
                 continue
-            if not self._has_own_exchange and type(body) is Shard:
+            if not self._has_own_exchange and type(body) is ev.Shard:
                 self._vectors[body.key.round].setdefault(src, []).append((dst, arrive, args, n_bytes))
                 continue
-            if self._on_sent and type(body) is Boundary:
+            if self._on_sent and type(body) is ev.Boundary:
                 self._on_sent(src, False)
                 arrive, args = self._arrive_and_unblock, (src, arrive, args)
             link = links.get(dst) or self._links.link(src, dst)
@@ -130,18 +122,18 @@ class Delivery:
     ) -> None:
         link.carry(self._outcome.now_s, n_bytes, priority, arrive, args)
 
-    def _arrive_with_tensor(self, dst: int, event: Received) -> None:
+    def _arrive_with_tensor(self, dst: int, event: ev.Received) -> None:
         if dst in self._outcome.stopped:
             return
         if self._trace:
             self._trace.recv(dst, self._outcome.now_s, event.header.src, _tensor_key(event.body))
         self._handle_event(dst, event)
 
-    def _arrive_under_faults(self, src: int, dst: int, body: Message, deliver: Callable[[], None]) -> None:
+    def _arrive_under_faults(self, src: int, dst: int, body: ev.Message, deliver: Callable[[], None]) -> None:
         assert self._active_faults is not None
         self._active_faults.on_arrival(self._outcome.now_s, src, dst, body, deliver)
 
 
-def _tensor_key(body: Message) -> Key | SliceKey | StateKey:
+def _tensor_key(body: ev.Message) -> ev.Key | ev.SliceKey | ev.StateKey:
     """The key of the tensor that a message in WITH_TENSOR names."""
     return body.key  # pyright: ignore[reportAttributeAccessIssue]  # no second look at the kind for every message

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from jaxdt.protocol.events import FindPart, FoundPart, KeepPart, KeptPart, StateKey, WriteCheckpoint, WroteCheckpoint
+from jaxdt.protocol import events as ev
 
 PART_WORDS = 600
 
@@ -14,30 +14,30 @@ class Disks:
         self.parts: dict[str, set[str]] = {}
         self._fetched: Counter[tuple[int, str]] = Counter()  # peer and digest -> words
 
-    def write(self, peer: int, disk: str, write: WriteCheckpoint) -> WroteCheckpoint:
+    def write(self, peer: int, disk: str, write: ev.WriteCheckpoint) -> ev.WroteCheckpoint:
         """A peer writes a part of its own."""
         digest = f"p{peer}v{write.version}g{write.generation}"
         self.parts.setdefault(disk, set()).add(digest)
-        return WroteCheckpoint(write.version, 0.0, digest, PART_WORDS, write.generation)
+        return ev.WroteCheckpoint(write.version, 0.0, digest, PART_WORDS, write.generation)
 
-    def find(self, disk: str, find: FindPart) -> FoundPart:
-        return FoundPart(find.digest, PART_WORDS if self.holds(disk, find.digest) else 0)
+    def find(self, disk: str, find: ev.FindPart) -> ev.FoundPart:
+        return ev.FoundPart(find.digest, PART_WORDS if self.holds(disk, find.digest) else 0)
 
     def holds(self, disk: str, digest: str) -> bool:
         return digest in self.parts.get(disk, ())
 
-    def arrived(self, peer: int, key: StateKey) -> None:
+    def arrived(self, peer: int, key: ev.StateKey) -> None:
         """A slice of a part has been fetched."""
         self._fetched[peer, key.part] += key.hi - key.lo
 
-    def keep(self, peer: int, disk: str, keep: KeepPart) -> KeptPart:
+    def keep(self, peer: int, disk: str, keep: ev.KeepPart) -> ev.KeptPart:
         """All slices of a part must have been fetched."""
         digest = keep.part.digest
         n_words = self._fetched.pop((peer, digest), 0)
         if n_words < keep.part.n_words and not self.holds(disk, digest):
-            return KeptPart(digest, f"{n_words} words have been fetched, expected {keep.part.n_words}")
+            return ev.KeptPart(digest, f"{n_words} words have been fetched, expected {keep.part.n_words}")
         self.parts.setdefault(disk, set()).add(digest)
-        return KeptPart(digest)
+        return ev.KeptPart(digest)
 
     def ended(self, peer: int) -> None:
         """A process has ended: what it has fetched of parts is forgotten."""

@@ -7,7 +7,7 @@ taken for lost.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig
 from jaxdt.sim.faults import CLOG, CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, SLOW, Fault
@@ -53,7 +53,7 @@ def summary(undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     for now_s, peer, report in disturbed.reports:
         if report.kind in REPORT_LINES:
             lines.append(f"{now_s:.3f} s: {REPORT_LINES[report.kind](peer, report.fields)}")
-    stop = disturbed.stopped.get(COORDINATOR)
+    stop = disturbed.stopped.get(ev.COORDINATOR)
     end = f"code {stop.code}, {stop.reason}" if stop else "not over"
     lines.append(f"after {_ended_s(disturbed):.3f} s (without faults {_ended_s(undisturbed):.3f} s): {end}")
     return lines
@@ -80,7 +80,7 @@ def records(outcome: Outcome) -> list[dict]:
     return [
         {"what": "report", "t": now_s, "peer": peer, "kind": report.kind, "fields": report.fields}
         for now_s, peer, report in outcome.reports
-        if peer == COORDINATOR
+        if peer == ev.COORDINATOR
     ]
 
 
@@ -118,8 +118,8 @@ EFFECTS: dict[str, Callable[[Fault], str]] = {
 
 def _names(ends: tuple[int, ...]) -> str:
     """Such as "peers 3, 5 and the coordinator"."""
-    peers = [str(end) for end in sorted(ends) if 0 <= end < TEMPORARY_IDS]
+    peers = [str(end) for end in sorted(ends) if 0 <= end < ev.TEMPORARY_IDS]
     words = [f"peer{'s' * (len(peers) > 1)} {', '.join(peers)}"] if peers else []
-    words += [f"newcomer {end - TEMPORARY_IDS}" for end in ends if end >= TEMPORARY_IDS]
-    words += ["the coordinator"] * (COORDINATOR in ends)
+    words += [f"newcomer {end - ev.TEMPORARY_IDS}" for end in ends if end >= ev.TEMPORARY_IDS]
+    words += ["the coordinator"] * (ev.COORDINATOR in ends)
     return " and ".join(words)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 
 CRASH = "crash"
 POWER_OFF = "power-off"
@@ -110,9 +110,9 @@ class Fault:
         if not (self.kind in (*ENDS, LEAVE, DRAIN, EVICT) or is_slow or (silent and self.seconds > harmless_s)):
             return ()
         candidates = self.peers
-        if self.kind == CUT and COORDINATOR not in (*self.peers, *self.others):
+        if self.kind == CUT and ev.COORDINATOR not in (*self.peers, *self.others):
             candidates = (*self.peers, *self.others)  # the coordinator decides which side has to go
-        return tuple(peer for peer in candidates if peer != COORDINATOR)
+        return tuple(peer for peer in candidates if peer != ev.COORDINATOR)
 
     def __str__(self) -> str:
         details = {
@@ -180,7 +180,7 @@ class _Candidates:
         self.rng = rng
         self.pause_s = pause_s
         self.replicas = [list(peers) for peers in stages]
-        self.all_ends = [COORDINATOR, *sorted(peer for peers in stages for peer in peers)]
+        self.all_ends = [ev.COORDINATOR, *sorted(peer for peers in stages for peer in peers)]
         self.coordinator_may_pause = True  # once: two blips in a row would be a silence
 
     def draw_expendable(self) -> int | None:
@@ -220,7 +220,7 @@ def _draw_power_off(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
     if candidates.coordinator_may_pause and candidates.rng.random() < 0.2:
         candidates.coordinator_may_pause = False
-        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(candidates.pause_s))
+        return Fault(at_s, PAUSE, ev.COORDINATOR, candidates.draw_seconds(candidates.pause_s))
     peer = candidates.draw_expendable()
     return None if peer is None else Fault(at_s, PAUSE, peer, candidates.draw_seconds(candidates.pause_s))
 
@@ -241,7 +241,7 @@ def _draw_clog(candidates: _Candidates, at_s: float) -> Fault:
         return Fault(at_s, CLOG, src, candidates.draw_seconds(candidates.pause_s), others=(dst,), factor=factor)
     src, dst = candidates.draw_ends()[:2]
     channel = candidates.rng.choice(("", CONTROL, DATA))
-    if COORDINATOR in (src, dst):
+    if ev.COORDINATOR in (src, dst):
         candidates.coordinator_may_pause = False
     seconds = candidates.draw_seconds(min(BLIP_S, candidates.pause_s))
     return Fault(at_s, CLOG, src, seconds, others=(dst,), factor=0.0, channel=channel)
@@ -264,7 +264,7 @@ def _draw_cut(candidates: _Candidates, at_s: float) -> Fault | None:
         return None
     others = [end for end in candidates.all_ends if end not in peers]
     if rng.random() < 0.3:
-        others = [COORDINATOR]
+        others = [ev.COORDINATOR]
     seconds = candidates.draw_seconds(candidates.pause_s)
     return Fault(at_s, CUT, peers[0], seconds, tuple(peers[1:]), tuple(others), breaks_s=breaks_s)
 
@@ -296,6 +296,6 @@ def _names(peers: tuple[int, ...]) -> str:
 
 
 def _name(peer: int) -> str:
-    if peer == COORDINATOR:
+    if peer == ev.COORDINATOR:
         return "coordinator"
-    return f"newcomer {peer - TEMPORARY_IDS}" if peer >= TEMPORARY_IDS else f"p{peer}"
+    return f"newcomer {peer - ev.TEMPORARY_IDS}" if peer >= ev.TEMPORARY_IDS else f"p{peer}"

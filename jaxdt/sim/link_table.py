@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.network import Link
 from jaxdt.sim.links import At, Jitter, Pipe, Ramp, SimulatedLink
@@ -121,7 +121,7 @@ class LinkTable:
         """The access lines out of the host of src and into the host of dst."""
         src_host = self._host_of.get(src)
         dst_host = self._host_of.get(dst)
-        if COORDINATOR in (src, dst) or src_host == dst_host:
+        if ev.COORDINATOR in (src, dst) or src_host == dst_host:
             return None, None
         return self._access_pipe(src_host, OUT), self._access_pipe(dst_host, IN)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ, worker_vectors
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import NetConfig, RunConfig
 from jaxdt.run.errors import BadInput
@@ -218,6 +218,6 @@ def without(conditions: Conditions, names: Collection[str]) -> Conditions:
     "transfer" (boundary tensors)."""
     link = conditions.link
     if "commit" in names:
-        free = lambda src, dst: Link() if COORDINATOR in (src, dst) else link(src, dst)  # noqa: E731
+        free = lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else link(src, dst)  # noqa: E731
         conditions = replace(conditions, link=free, persist_s=0.0)
     return replace(conditions, free=frozenset(names) & {"sync", "transfer"})

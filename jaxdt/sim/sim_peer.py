@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import Report
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.network import Link
 from jaxdt.run.work import Work
@@ -67,9 +68,11 @@ class Recorder(Protocol):
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None: ...
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None: ...
+    def send(
+        self, peer: int, now_s: float, dst: int, key: ev.Key | ev.SliceKey | ev.StateKey, n_bytes: int
+    ) -> None: ...
 
-    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None: ...
+    def recv(self, peer: int, now_s: float, src: int, key: ev.Key | ev.SliceKey | ev.StateKey) -> None: ...
 
     def report(self, peer: int, now_s: float, report: Report) -> None: ...
 
@@ -80,7 +83,7 @@ class Outcome:
     included; `reports`: (time, peer, report)."""
 
     now_s: float = 0.0
-    stopped: dict[int, Stop] = field(default_factory=dict)
+    stopped: dict[int, ev.Stop] = field(default_factory=dict)
     reports: list[tuple[float, int, Report]] = field(default_factory=list)
 
     def of(self, kind: type[ReportKind]) -> list[ReportKind]:

@@ -7,19 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    TEMPORARY_IDS,
-    Event,
-    Interrupted,
-    Paused,
-    Persist,
-    Persisted,
-    Send,
-    Stop,
-    WakeAt,
-    Woke,
-)
+from jaxdt.protocol import events as ev
 
 
 class StaleCoordinator:
@@ -35,21 +23,21 @@ class StaleCoordinator:
 
     def go_on(self, now_s: float, until_s: float) -> None:
         """Run from now on. At until_s a person ends it, as the coordinator of the run."""
-        self._handle(now_s, Paused(now_s - self._since_s))
-        self._handle(now_s, Woke("tick"))
-        self._at(until_s, self._handle, (until_s, Interrupted()))
+        self._handle(now_s, ev.Paused(now_s - self._since_s))
+        self._handle(now_s, ev.Woke("tick"))
+        self._at(until_s, self._handle, (until_s, ev.Interrupted()))
 
-    def _handle(self, now_s: float, event: Event) -> None:
+    def _handle(self, now_s: float, event: ev.Event) -> None:
         if self._has_ended:
             return
         for action in self.machine.handle(now_s, event):
-            if isinstance(action, Send) and action.dst < TEMPORARY_IDS:
-                self._post(COORDINATOR, ((action.dst, action.body, action.n_bytes),), action.priority, action.header)
-            elif isinstance(action, WakeAt):
-                self._later(action.at_s, Woke(action.tag))
-            elif isinstance(action, Persist):
-                self._later(now_s, Persisted(action.name))
-            elif isinstance(action, Stop):
+            if isinstance(action, ev.Send) and action.dst < ev.TEMPORARY_IDS:
+                self._post(ev.COORDINATOR, ((action.dst, action.body, action.n_bytes),), action.priority, action.header)
+            elif isinstance(action, ev.WakeAt):
+                self._later(action.at_s, ev.Woke(action.tag))
+            elif isinstance(action, ev.Persist):
+                self._later(now_s, ev.Persisted(action.name))
+            elif isinstance(action, ev.Stop):
                 self._has_ended = True
 
     def _later(self, at_s: float, event: Any) -> None:

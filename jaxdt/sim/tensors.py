@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxdt.protocol.events import Install, Installed, Key, Message, NotInstalled, Restore, SliceKey, StateKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.work import Work
 
@@ -16,16 +16,16 @@ class Tensors(Protocol):
         """Do the Work and return the values of its Ran."""
         ...
 
-    def tensor_to_send(self, body: Message) -> Any:
+    def tensor_to_send(self, body: ev.Message) -> Any:
         """The tensor that a message to be sent names."""
 
-    def put(self, body: Message, src: int, tensor: Any) -> None:
+    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
         """Store the tensor that came with a message, which the machine has accepted."""
 
     def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after so many local steps is the contribution to a round."""
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
         ...
 
@@ -35,7 +35,7 @@ class Tensors(Protocol):
     def reopen(self, round: RoundId) -> None:
         """Keep the tensors of a round that come from now on, also if it was void."""
 
-    def discard(self, key: Key | StateKey) -> None:
+    def discard(self, key: ev.Key | ev.StateKey) -> None:
         """Drop a boundary tensor, or the slices of a state that a download has not made whole."""
 
     def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
@@ -44,10 +44,10 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part of a checkpoint."""
 
-    def restore(self, restore: Restore) -> None:
+    def restore(self, restore: ev.Restore) -> None:
         """Go back to a checkpoint; in place the state stays, and only the results of earlier Work go."""
 
-    def install(self, install: Install) -> Installed | NotInstalled:
+    def install(self, install: ev.Install) -> ev.Installed | ev.NotInstalled:
         """Replace the state by the one that was fetched, if it is what was sent."""
         ...
 
@@ -74,16 +74,16 @@ class NoTensors:
     def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
 
-    def tensor_to_send(self, body: Message) -> None:
+    def tensor_to_send(self, body: ev.Message) -> None:
         return None
 
-    def put(self, body: Message, src: int, tensor: Any) -> None:
+    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
         return None
 
     def offer(self, round: RoundId, step: int) -> None:
         return None
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         return 0, 0.0
 
     def forget(self, round: RoundId) -> None:
@@ -92,7 +92,7 @@ class NoTensors:
     def reopen(self, round: RoundId) -> None:
         return None
 
-    def discard(self, key: Key | StateKey) -> None:
+    def discard(self, key: ev.Key | ev.StateKey) -> None:
         return None
 
     def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
@@ -101,11 +101,11 @@ class NoTensors:
     def write_checkpoint(self, version: int) -> None:
         return None
 
-    def restore(self, restore: Restore) -> None:
+    def restore(self, restore: ev.Restore) -> None:
         return None
 
-    def install(self, install: Install) -> Installed:
-        return Installed(install.version)
+    def install(self, install: ev.Install) -> ev.Installed:
+        return ev.Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return 0, 0.0, ()

@@ -25,8 +25,8 @@ import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
-from jaxdt.protocol.events import Key, Report, SliceKey, StateKey
-from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import Report, StepReport
 from jaxdt.protocol.trace import step_of
 from jaxdt.run.work import Work
 from jaxdt.sim.predict import WARM_UP_STEPS, TimedSpan, simulate
@@ -48,11 +48,11 @@ class Totals:
         if self._first_step <= work.step < self._end:
             self.busy_s[peer] += seconds
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
+    def send(self, peer: int, now_s: float, dst: int, key: ev.Key | ev.SliceKey | ev.StateKey, n_bytes: int) -> None:
         if self._first_step <= step_of(key) < self._end:
             self.n_bytes[peer, dst] += n_bytes
 
-    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
+    def recv(self, peer: int, now_s: float, src: int, key: ev.Key | ev.SliceKey | ev.StateKey) -> None:
         """Bytes are counted by `send`."""
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
@@ -74,7 +74,7 @@ class TimedSteps(Totals):
         if self._first_step - 1 in self._ends_s:
             self._spans[peer].append((start_s, start_s + seconds))
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
+    def send(self, peer: int, now_s: float, dst: int, key: ev.Key | ev.SliceKey | ev.StateKey, n_bytes: int) -> None:
         if not self._by_row:
             super().send(peer, now_s, dst, key, n_bytes)
         elif self._first_step - 1 in self._ends_s and self._end - 1 not in self._ends_s:

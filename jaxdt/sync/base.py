@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import Action, Event
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.memory import ReplicaCopies
@@ -44,7 +44,7 @@ class Sync(Protocol):
 
     READS: frozenset[type]
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions: ...
 
 
 @dataclass(frozen=True)

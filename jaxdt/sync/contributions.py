@@ -13,20 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import (
-    Action,
-    ContributionBegins,
-    ContributionGathered,
-    ContributionReceived,
-    ContributionVoid,
-    Event,
-    Forget,
-    Received,
-    Shard,
-    SliceKey,
-    StoreTensor,
-    Summed,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.participants import Cover, Participants
 from jaxdt.protocol.round_id import RoundId
@@ -67,47 +54,47 @@ class ContributionShape:
 class ContributionSender:
     """A worker's side."""
 
-    READS = frozenset({ContributionGathered})
+    READS = frozenset({ev.ContributionGathered})
 
     def __init__(self, peer: int, server: int, shape: ContributionShape):
         self._peer = peer
         self._server = server
         self._shape = shape
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ContributionGathered(rounds, items):
+            case ev.ContributionGathered(rounds, items):
                 return [action for round in rounds for action in self._send(round, items)]
         return []
 
-    def _send(self, round: RoundId, items: tuple[tuple[int, int], ...]) -> list[Action]:
+    def _send(self, round: RoundId, items: tuple[tuple[int, int], ...]) -> list[ev.Action]:
         """Nobody asks for it again, so nothing of it is kept."""
         exchange = self._shape.exchange(self._peer, self._server, self._peer, round)
-        return [exchange.freeze(items, 0, NO_LOSSES), Forget(round)]
+        return [exchange.freeze(items, 0, NO_LOSSES), ev.Forget(round)]
 
 
 class ContributionCollector:
     """A server's side: contributions that have begun, until all their slices are here."""
 
-    READS = frozenset({ContributionBegins, ContributionVoid, Shard, Summed})
+    READS = frozenset({ev.ContributionBegins, ev.ContributionVoid, ev.Shard, ev.Summed})
 
     def __init__(self, peer: int, shape: ContributionShape):
         self._peer = peer
         self._shape = shape
         self._exchanges: dict[RoundId, Exchange] = {}
-        self._begun: dict[RoundId, ContributionBegins] = {}
+        self._begun: dict[RoundId, ev.ContributionBegins] = {}
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Received(header, Shard() as body) if body.key.round in self._exchanges:
+            case ev.Received(header, ev.Shard() as body) if body.key.round in self._exchanges:
                 return self._on_shard(header.src, body, event.tensor)
-            case Summed(key, digest, sq_norm) if key.round in self._exchanges:
+            case ev.Summed(key, digest, sq_norm) if key.round in self._exchanges:
                 return self._on_summed(key, digest, sq_norm)
-            case ContributionBegins(worker, rounds):
+            case ev.ContributionBegins(worker, rounds):
                 for round in rounds:
                     self._exchanges[round] = self._shape.exchange(self._peer, self._peer, worker, round)
                     self._begun[round] = event
-            case ContributionVoid(rounds):
+            case ev.ContributionVoid(rounds):
                 self._drop(rounds)
         return []
 
@@ -116,7 +103,7 @@ class ContributionCollector:
             self._begun.pop(round, None)
             self._exchanges.pop(round, None)
 
-    def _on_shard(self, src: int, shard: Shard, tensor: object) -> list[Action | Event]:
+    def _on_shard(self, src: int, shard: ev.Shard, tensor: object) -> ev.Actions:
         key = shard.key
         exchange, bounds = self._exchanges[key.round], (key.lo, key.hi)
         if src not in exchange.contributor_set or key.src != src or bounds not in exchange.parts:
@@ -125,17 +112,17 @@ class ContributionCollector:
             return []
         exchange.parts[bounds][src] = shard
         added = exchange.add_up(bounds)
-        store = [StoreTensor(src, shard, tensor)] if tensor is not None else []
+        store = [ev.StoreTensor(src, shard, tensor)] if tensor is not None else []
         if isinstance(added, str):
             return self._give_up(key.round)
         return [*store, added]
 
-    def _give_up(self, round: RoundId) -> list[Action | Event]:
+    def _give_up(self, round: RoundId) -> ev.Actions:
         """Give up a contribution: report it as one without gradients, which never counts."""
         begun = self._begun[round]
-        return [ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
+        return [ev.ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
 
-    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
         exchange, begun = self._exchanges[key.round], self._begun[key.round]
         given_out = exchange.give_out(key, digest, sq_norm)
         if given_out is None or not exchange.hold(given_out[1]):
@@ -149,4 +136,4 @@ class ContributionCollector:
         self._drop(begun.rounds)
         ((held,),) = items
         sq_norms = [other.result().sq_norm for other in exchanges]
-        return [ContributionReceived(begun.worker, begun.rounds, held, math.fsum(sq_norms))]
+        return [ev.ContributionReceived(begun.worker, begun.rounds, held, math.fsum(sq_norms))]

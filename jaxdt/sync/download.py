@@ -11,23 +11,23 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jaxdt.protocol.events import Action, Discard, Fetch, Fetching, Received, Send, StateKey, StoreTensor
+from jaxdt.protocol import events as ev
 
 WORD_BYTES = 4
-Slices = list[tuple[StateKey, Any]]
+Slices = list[tuple[ev.StateKey, Any]]
 IN_FLIGHT = 2  # slices asked of one donor at a time
 
 
-def slice_problem(key: StateKey, n_words: int, slice_words: int) -> str:
+def slice_problem(key: ev.StateKey, n_words: int, slice_words: int) -> str:
     """'' if the key is a slice of a state of `n_words`."""
     is_slice = 0 <= key.lo < n_words and key.lo % slice_words == 0 and key.hi == min(key.lo + slice_words, n_words)
     where = f"words {key.lo}..{key.hi} of a state that has {n_words} in slices of {slice_words}"
     return "" if is_slice else f"asks for {where}"
 
 
-def kept(event: Received) -> list[Action]:
+def kept(event: ev.Received) -> list[ev.Action]:
     """The slice that has arrived is kept."""
-    return [] if event.tensor is None else [StoreTensor(event.header.src, event.body, event.tensor)]
+    return [] if event.tensor is None else [ev.StoreTensor(event.header.src, event.body, event.tensor)]
 
 
 class Rate:
@@ -47,7 +47,7 @@ class Download:
 
     def __init__(
         self,
-        whole: StateKey,
+        whole: ev.StateKey,
         slice_words: int,
         began_s: float,
         rate: Rate | None = None,
@@ -57,9 +57,9 @@ class Download:
         self.n_words = whole.hi
         self.rate = rate or Rate(math.inf)
         starts = range(0, self.n_words, slice_words)
-        slices = [StateKey(whole.version, lo, min(lo + slice_words, self.n_words), whole.part) for lo in starts]
+        slices = [ev.StateKey(whole.version, lo, min(lo + slice_words, self.n_words), whole.part) for lo in starts]
         self._left = [key for key in reversed(slices) if (key.lo, key.hi) not in here]
-        self._asked: dict[StateKey, int] = {}
+        self._asked: dict[ev.StateKey, int] = {}
         self._begins = not whole.part  # the slices of a part lie in its own file
 
     @property
@@ -71,23 +71,23 @@ class Download:
         return not self._left and not self._asked
 
     @property
-    def progress(self) -> Fetching:
+    def progress(self) -> ev.Fetching:
         """The progress of the download, for the coordinator. A state without words is here at once."""
         left_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._left)
         asked_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._asked)
         of_bytes = WORD_BYTES * self.n_words
-        return Fetching(of_bytes - left_bytes - asked_bytes, asked_bytes, of_bytes)
+        return ev.Fetching(of_bytes - left_bytes - asked_bytes, asked_bytes, of_bytes)
 
     def waits(self, now_s: float) -> bool:
         """Whether only the rate keeps the download from asking for more."""
         return bool(self._left) and now_s < self.rate.free_s
 
-    def ask(self, now_s: float, donors: Sequence[int]) -> list[Action]:
+    def ask(self, now_s: float, donors: Sequence[int]) -> list[ev.Action]:
         """Ask for what can be asked for now. Slices that a donor owed when it left are asked of the others."""
         for key, donor in list(self._asked.items()):
             if donor not in donors:
                 self._ask_again(key)
-        actions: list[Action] = [Discard(self.whole)] if self._begins else []
+        actions: list[ev.Action] = [ev.Discard(self.whole)] if self._begins else []
         self._begins = False
         load = Counter(self._asked.values())
         for _ in range(IN_FLIGHT):
@@ -97,10 +97,10 @@ class Download:
                     self._asked[key] = donor
                     load[donor] += 1
                     self.rate.spend(now_s, WORD_BYTES * (key.hi - key.lo))
-                    actions.append(Send(donor, Fetch(key)))
+                    actions.append(ev.Send(donor, ev.Fetch(key)))
         return actions
 
-    def arrived(self, key: StateKey) -> bool:
+    def arrived(self, key: ev.StateKey) -> bool:
         """A slice is here; False if it was not asked for."""
         return self._asked.pop(key, None) is not None
 
@@ -110,7 +110,7 @@ class Download:
             if other == donor:
                 self._ask_again(key)
 
-    def _ask_again(self, key: StateKey) -> None:
+    def _ask_again(self, key: ev.StateKey) -> None:
         del self._asked[key]
         self._left.append(key)
 
@@ -125,7 +125,7 @@ class FetchedStates:
 
     def __init__(self, n_words: int):
         self._n_words = n_words
-        self._slices: dict[StateKey, Any] = {}  # of the download under way
+        self._slices: dict[ev.StateKey, Any] = {}  # of the download under way
         self._n_missing = n_words
         self._whole: deque[tuple[int, Slices]] = deque()  # with their versions: those of the compute thread
 
@@ -133,7 +133,7 @@ class FetchedStates:
         """A download begins. What the one before has brought is of no use, unless it is whole."""
         self._slices, self._n_missing = {}, self._n_words
 
-    def put(self, key: StateKey, words: Any) -> None:
+    def put(self, key: ev.StateKey, words: Any) -> None:
         """Hold a slice, which its download asked for. Nobody else may write into `words`."""
         if self._slices and next(iter(self._slices)).version != key.version:
             self.begin()

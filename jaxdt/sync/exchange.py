@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Send, Shard, SliceKey, Sum, Tally
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.participants import Cover, CoverRule, Participants
 from jaxdt.protocol.round_id import RoundId
@@ -76,15 +76,15 @@ class Exchange:
         self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements)
         self.in_turn = self._sharding.in_turn
         self.own_slices = self._sharding.slices.get(peer, [])
-        self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.own_slices}
-        self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
-        self.sums: dict[Bounds, Reduced] = {}
+        self.parts: dict[Bounds, dict[int, ev.Shard]] = {bounds: {} for bounds in self.own_slices}
+        self.covers: dict[Bounds, tuple[Cover, int, ev.Tally]] = {}
+        self.sums: dict[Bounds, ev.Reduced] = {}
         self.complete = not spec.n_elements
         self._right_cover: Cover | None = None
         self._n_summed = 0
 
-    def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
-        return SliceKey(self.round, *bounds, src)
+    def key(self, bounds: Bounds, src: int | None = None) -> ev.SliceKey:
+        return ev.SliceKey(self.round, *bounds, src)
 
     def has_all_parts(self, bounds: Bounds) -> bool:
         return len(self.parts[bounds]) == len(self.contributors)
@@ -99,19 +99,19 @@ class Exchange:
         receivers = self._contributing_receivers + joining
         self.receivers = tuple([member for member in receivers if member != self._peer])
 
-    def freeze(self, items: tuple[Item, ...], n_samples: int, tally: Tally) -> Post:
+    def freeze(self, items: tuple[Item, ...], n_samples: int, tally: ev.Tally) -> ev.Post:
         """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its
         slices."""
         self.is_frozen = True
         own = self._peer
         for bounds, parts in self.parts.items():
-            parts[own] = Shard(self.key(bounds, own), items, n_samples, tally)
+            parts[own] = ev.Shard(self.key(bounds, own), items, n_samples, tally)
         letters = [
-            (owner, Shard(self.key(bounds, own), items, n_samples, tally), self.n_bytes(bounds))
+            (owner, ev.Shard(self.key(bounds, own), items, n_samples, tally), self.n_bytes(bounds))
             for bounds, owner in self.in_turn
             if owner != own
         ]
-        return Post(tuple(letters), BULK)
+        return ev.Post(tuple(letters), ev.BULK)
 
     def n_bytes(self, bounds: Bounds) -> int:
         """Payload of a slice."""
@@ -122,7 +122,7 @@ class Exchange:
         """The slices whose parts are all here."""
         return [bounds for bounds in self.parts if self.has_all_parts(bounds)]
 
-    def add_up(self, bounds: Bounds, n_stages: int = 1) -> Sum | str:
+    def add_up(self, bounds: Bounds, n_stages: int = 1) -> ev.Sum | str:
         """Add up a slice whose parts are all here, of a group of so many stages; or what is wrong with them."""
         parts = self.parts[bounds]
         shards = [parts[src] for src in self.contributors]
@@ -131,21 +131,21 @@ class Exchange:
             return problem
         n_samples = sum([shard.n_samples for shard in shards]) // n_stages
         self.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
-        return Sum(self.key(bounds), self.contributors)
+        return ev.Sum(self.key(bounds), self.contributors)
 
-    def give_out(self, key: SliceKey, digest: int, sq_norm: float) -> tuple[Post, Reduced] | None:
+    def give_out(self, key: ev.SliceKey, digest: int, sq_norm: float) -> tuple[ev.Post, ev.Reduced] | None:
         """A slice is added up: its sum for all receivers. None if the slice is not one that was to be added up."""
         bounds = (key.lo, key.hi)
         if bounds not in self.covers:
             return None
         del self.parts[bounds]
         cover, n_samples, tally = self.covers.pop(bounds)
-        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), self.n_bytes(bounds)
-        return Post(tuple([(member, body, n_bytes) for member in self.receivers]), BULK), body
+        body, n_bytes = ev.Reduced(key, cover, n_samples, digest, sq_norm, tally), self.n_bytes(bounds)
+        return ev.Post(tuple([(member, body, n_bytes) for member in self.receivers]), ev.BULK), body
 
-    def given_to(self, dst: int) -> list[Send]:
+    def given_to(self, dst: int) -> list[ev.Send]:
         """The whole result, for a member that lacks it."""
-        return [Send(dst, sum, self.n_bytes(bounds), BULK) for bounds, sum in sorted(self.sums.items())]
+        return [ev.Send(dst, sum, self.n_bytes(bounds), ev.BULK) for bounds, sum in sorted(self.sums.items())]
 
     def problem(self, cover: Cover) -> str:
         """'' if the contributions are right. All slices of a round have the same cover, which is checked once."""
@@ -156,7 +156,7 @@ class Exchange:
             self._right_cover = cover
         return problem
 
-    def hold(self, sum: Reduced) -> bool:
+    def hold(self, sum: ev.Reduced) -> bool:
         """A slice's sum is here; whether all are."""
         lo, hi = sum.key.lo, sum.key.hi
         self.sums[lo, hi] = sum
@@ -164,16 +164,16 @@ class Exchange:
         self.complete = self._n_summed == self.spec.n_elements
         return self.complete
 
-    def result(self) -> GroupResult:
+    def result(self) -> ev.GroupResult:
         """The digest covers the slices' digests, so it is equal iff all the sums are. All slices have the same samples
         and losses."""
         sums = [self.sums[bounds] for bounds in sorted(self.sums)]
         digest = zlib.crc32(b"".join([sum.digest.to_bytes(4, "little") for sum in sums]))
         sq_norm = math.fsum([sum.sq_norm for sum in sums])
-        return GroupResult(self.round, digest, sq_norm, sums[0].n_samples, sums[0].tally)
+        return ev.GroupResult(self.round, digest, sq_norm, sums[0].n_samples, sums[0].tally)
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
+def total(tallies: Iterable[ev.Tally]) -> ev.Tally:
     """Their sum, in their order; a loop, since there are as many as slices times members."""
     loss_sum, n_losses, eval_sum, n_evals = 0.0, 0, 0.0, 0
     for tally in tallies:
@@ -181,10 +181,10 @@ def total(tallies: Iterable[Tally]) -> Tally:
         n_losses += tally.n_losses
         eval_sum += tally.eval_sum
         n_evals += tally.n_evals
-    return Tally(loss_sum, n_losses, eval_sum, n_evals)
+    return ev.Tally(loss_sum, n_losses, eval_sum, n_evals)
 
 
-def update_scale(record: Record, clip_norm: float) -> float:
+def update_scale(record: ev.Record, clip_norm: float) -> float:
     """Factor on the summed gradient: the mean over samples, clipped to the global norm `clip_norm` (0: not)."""
     norm = math.sqrt(record.sq_norm) / record.n_samples
     clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0

@@ -27,22 +27,7 @@ from jaxdt.membership.agreement import (
     Results,
 )
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import (
-    Action,
-    Finished,
-    GroupFormed,
-    MeanEvaluated,
-    Message,
-    PipelineJoin,
-    ReplicaState,
-    ResultHeld,
-    Send,
-    StateName,
-    StepDone,
-    View,
-    WakeAt,
-    WantsGroup,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PipelineJoinReport, StateMeanReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
@@ -66,14 +51,14 @@ def no_return(run: RunConfig, plan: Plan) -> str:
     return ""
 
 
-def _join_report(join: PipelineJoin) -> PipelineJoinReport:
+def _join_report(join: ev.PipelineJoin) -> PipelineJoinReport:
     return PipelineJoinReport(join.pipeline, join.donor, join.step, join.admission)
 
 
 class GroupScheduler(CountedSteps):
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
+    READS = StepBudget.READS | HeldOutLosses.READS | {ev.WantsGroup, ev.ResultHeld, ev.Finished, ev.ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
     COUNTS_ROWS: bool = True
     HAS_FIXED_PLACES: bool = True
@@ -83,7 +68,7 @@ class GroupScheduler(CountedSteps):
         self._config = config
         self._plan = plan
         self._has_outer = run.sync.groups.outer != "none"
-        self._view: View | None = None
+        self._view: ev.View | None = None
         token, groups = EnforcementToken(), run.sync.groups
         build = matcher_entry(groups.match).build
         self._n_fragments = groups.fragments
@@ -107,42 +92,42 @@ class GroupScheduler(CountedSteps):
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
-    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        if not self._pipelines.has(src) and not isinstance(message, StepDone):
+    def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
+        if not self._pipelines.has(src) and not isinstance(message, ev.StepDone):
             return []
         if self._states.is_asking:
             self._states.hear(src, message)
             return self._go_on(now_s)
         stage, _ = self._plan.seat(src)
         match message:
-            case WantsGroup(step, fragment) if fragment < self._n_fragments:
+            case ev.WantsGroup(step, fragment) if fragment < self._n_fragments:
                 self._wanted[src] = step
                 self._pipelines.did([src], [step])
                 return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, step))
-            case ResultHeld():
+            case ev.ResultHeld():
                 return self._held(src, message)
-            case Finished(n_steps):
+            case ev.Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
-            case MeanEvaluated():
+            case ev.MeanEvaluated():
                 return self._snapshots.evaluated(message)
-            case StepDone(step):
+            case ev.StepDone(step):
                 return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
             case _:
                 return self._count(now_s, src, message) if type(message) in StepBudget.READS else []
 
-    def woke(self, now_s: float, tag: str) -> list[Action]:
+    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
         stage, fragment, matcher_tag = map(int, tag.removeprefix(TIMER).split())
         return self._form(stage, fragment, self._matchers[stage][fragment].timer(now_s, matcher_tag))
 
-    def _form(self, stage: int, fragment: int, matched: Matched) -> list[Action]:
+    def _form(self, stage: int, fragment: int, matched: Matched) -> list[ev.Action]:
         """The groups that the matcher of a fragment has formed, and its timer."""
         actions = [action for group in matched.groups for action in self._formed(stage, fragment, group)]
         if matched.timer:
             at_s, tag = matched.timer
-            actions.append(WakeAt(at_s, f"{TIMER}{stage} {fragment} {tag}"))
+            actions.append(ev.WakeAt(at_s, f"{TIMER}{stage} {fragment} {tag}"))
         return actions
 
-    def _formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[Action]:
+    def _formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[ev.Action]:
         k = self._n_groups[stage][fragment]
         self._n_groups[stage][fragment] += 1
         self._budget.rows.formed(group)
@@ -152,7 +137,7 @@ class GroupScheduler(CountedSteps):
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
         round = RoundId(RoundKind.MEAN, stage, k, fragment, view=view)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
-            return [report, Send(members[0], GroupFormed(round, group.members, steps=tuple(steps)))]
+            return [report, ev.Send(members[0], ev.GroupFormed(round, group.members, steps=tuple(steps)))]
         return self._open.open(round, group.members, report)
 
     @property
@@ -160,7 +145,7 @@ class GroupScheduler(CountedSteps):
         assert self._view is not None  # members speak in a view
         return self._view.number
 
-    def _held(self, src: int, held: ResultHeld) -> list[Action]:
+    def _held(self, src: int, held: ev.ResultHeld) -> list[ev.Action]:
         try:
             told, group = self._open.hear(src, held)
         except Disagreement as disagreement:
@@ -168,7 +153,7 @@ class GroupScheduler(CountedSteps):
             return []
         return [*self._formed_again(told), *(self._whole(group) if group else [])]
 
-    def _formed_again(self, actions: list[Action]) -> list[Action]:
+    def _formed_again(self, actions: list[ev.Action]) -> list[ev.Action]:
         """Groups average with other members than first said."""
         for action in actions:
             if isinstance(action, GroupReport):
@@ -176,11 +161,11 @@ class GroupScheduler(CountedSteps):
                 self._matchers[action.stage][action.fragment].failed(number, tuple(action.members))
         return actions
 
-    def _whole(self, group: OpenGroup) -> list[Action]:
+    def _whole(self, group: OpenGroup) -> list[ev.Action]:
         """All members that are left hold the result."""
         round, members, steps = group.round, group.members, group.member_steps
         stage, _ = self._plan.seat(members[0])
-        reports: list[Action] = [*self._pipelines.did(members, steps)]
+        reports: list[ev.Action] = [*self._pipelines.did(members, steps)]
         if round.kind == RoundKind.HELD_OUT:
             contributions = tuple(zip(members, steps, strict=True))
             return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
@@ -191,12 +176,12 @@ class GroupScheduler(CountedSteps):
 
     # --------------------------------------------------------------------------------------------- pipelines that leave
 
-    def _lose(self, now_s: float, pipelines: Sequence[int]) -> list[Action]:
+    def _lose(self, now_s: float, pipelines: Sequence[int]) -> list[ev.Action]:
         """Pipelines are not whole any more. Nobody waits for them, and what they have left undone others do."""
         lost = {peer for pipeline in pipelines for peer in self._pipelines.peers(pipeline)}
         for peer in lost:
             self._wanted.pop(peer, None)
-        actions: list[Action] = [*self._pipelines.ends(p for p in pipelines if not self._has_finished(p))]
+        actions: list[ev.Action] = [*self._pipelines.ends(p for p in pipelines if not self._has_finished(p))]
         if self._states.is_asking:
             self._states.lose(lost)
             for stage in range(self._plan.n_stages):
@@ -216,29 +201,29 @@ class GroupScheduler(CountedSteps):
 
     # ------------------------------------------------------------------------------------------------ steps of the run
 
-    def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
+    def _count(self, now_s: float, src: int, message: ev.Message) -> list[ev.Action]:
         """A step is done, or cannot begin yet. A row of steps may be the last one before a checkpoint."""
         actions = self._budget.hear(now_s, src, message)
         self.n_committed = self._budget.n_rows
         return self._snapshots.after_rows(actions)
 
-    def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
+    def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[ev.Action]:
         """A replica has done its last local step, so others do not wait for it. After the last of all, the state is
         averaged over the replicas of each stage."""
         self._finished.add(src)
         self._pipelines.did([src], [n_steps])
         stage, pipeline = self._plan.seat(src)
-        actions: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
+        actions: list[ev.Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
         return [*actions, *self._leave(now_s, stage, [src]), *self._end_steps()]
 
-    def _leave(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[Action]:
+    def _leave(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
         """Nobody waits for these replicas of a stage any more."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for fragment, matcher in enumerate(self._matchers[stage]):
             actions += self._form(stage, fragment, matcher.left(now_s, *replicas))
         return actions
 
-    def _end_steps(self) -> list[Action]:
+    def _end_steps(self) -> list[ev.Action]:
         """After the last step of all that are left comes the mean that is the run's result."""
         left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
         if self._is_ending or self._pipelines.joining is not None or not left <= self._finished:
@@ -248,7 +233,7 @@ class GroupScheduler(CountedSteps):
 
     # ------------------------------------------------------------------------------------------- pipelines that return
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
         """A pipeline whose peers are all candidates joins, and is whole once all of them hold the states of one moment
         of the present donor. The run does not end meanwhile."""
         view, pipelines = self._view, self._pipelines
@@ -262,7 +247,7 @@ class GroupScheduler(CountedSteps):
         pipelines.joining = returning
         return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
 
-    def _joined(self, view: View, pipeline: int, states: Mapping[int, StateName]) -> Intake:
+    def _joined(self, view: ev.View, pipeline: int, states: Mapping[int, ev.StateName]) -> Intake:
         """The intake of a joining pipeline with the next view, if its states are there."""
         peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
         if donor is None:
@@ -273,16 +258,16 @@ class GroupScheduler(CountedSteps):
         if len(steps) != 1 or any(not state or state.donor != peer for state, peer in zip(held, donors, strict=True)):
             return NO_INTAKE
         self._snapshots.is_held = True  # none is begun without it from now on
-        join = PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
+        join = ev.PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
         joins = (*(other for other in view.joins if other.pipeline != pipeline), join)
         return Intake(joined=frozenset(peers), joins=joins)
 
-    def _take_in(self, now_s: float, join: PipelineJoin) -> list[Action]:
+    def _take_in(self, now_s: float, join: ev.PipelineJoin) -> list[ev.Action]:
         """A pipeline is whole again: it averages and counts like the others."""
         peers, donors = self._pipelines.peers(join.pipeline), self._pipelines.peers(join.donor)
         self._pipelines.joined(join)
         self._finished.difference_update(peers)
-        actions: list[Action] = [_join_report(join)]
+        actions: list[ev.Action] = [_join_report(join)]
         for stage, (peer, donor) in enumerate(zip(peers, donors, strict=True)):
             for fragment, matcher in enumerate(self._matchers[stage]):
                 actions += self._form(stage, fragment, matcher.joined(now_s, peer, donor))
@@ -290,7 +275,7 @@ class GroupScheduler(CountedSteps):
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
-    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._view = view
         self._snapshots.view_number = view.number
         self._budget.restore(rows, view.joins)
@@ -305,7 +290,7 @@ class GroupScheduler(CountedSteps):
                 self._leave(0.0, stage, [peer])  # nobody waits for a group yet
         self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
 
-    def restore_rounds(self) -> list[Action]:
+    def restore_rounds(self) -> list[ev.Action]:
         """Groups that are open go on, and so do snapshots."""
         states = self._states
         for stage, of_stage in enumerate(self._n_groups):
@@ -315,9 +300,9 @@ class GroupScheduler(CountedSteps):
         self._n_groups_before = [list(of_stage) for of_stage in self._n_groups]
         return [*self._restore_groups(), *self._restore_snapshots()]
 
-    def _restore_groups(self) -> list[Action]:
+    def _restore_groups(self) -> list[ev.Action]:
         """The groups that are open. Their members that are lost meanwhile are left out, as at other times."""
-        states, actions = self._states, list[Action]()
+        states, actions = self._states, list[ev.Action]()
         measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():
             stage, _ = self._plan.seat(group.members[0])
@@ -330,7 +315,7 @@ class GroupScheduler(CountedSteps):
                 states.take_wanted(group, group.report.fragment)
                 actions.append(group.report)
             self._open.restore(group)
-        for src, held in states.take(ResultHeld):
+        for src, held in states.take(ev.ResultHeld):
             actions += self._held(src, held)
         admissions = {member.peer: member.admission for member in self._view.members} if self._view else {}
         told, whole, deserted = self._open.lose(set(self._plan.peers) - states.answers.keys(), admissions)
@@ -339,7 +324,7 @@ class GroupScheduler(CountedSteps):
             actions += self._whole(group)
         return [*actions, *self._open.tell_again()]
 
-    def _restore_snapshots(self) -> list[Action]:
+    def _restore_snapshots(self) -> list[ev.Action]:
         for round, known in self._states.over.items():
             stage, _ = self._plan.seat(known.members[0])
             if round.kind == RoundKind.STATE:
@@ -348,7 +333,7 @@ class GroupScheduler(CountedSteps):
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[ev.Action]:
         joins = self._view.joins if self._view else ()
         returns = map(_join_report, joins)
         return [*self._budget.start(now_s), *returns, *self._pipelines.ends_of_broken()]
@@ -376,13 +361,13 @@ class GroupScheduler(CountedSteps):
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         return self._snapshots.mean_of(version)
 
-    def missed(self) -> list[Message]:
+    def missed(self) -> list[ev.Message]:
         return self._states.missed()
 
     def leave_view(self, members: Collection[int]) -> Results:
         return ()
 
-    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """Pipelines that are lost leave, and one that has come back is whole. If the one that joins is lost, the run
         may end without it."""
         before, self._view = self._view, view
@@ -402,5 +387,5 @@ class GroupScheduler(CountedSteps):
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""
 
-    def checkpoint_complete(self, version: int) -> list[Action]:
+    def checkpoint_complete(self, version: int) -> list[ev.Action]:
         return []  # nothing depends on it

@@ -26,48 +26,7 @@ from dataclasses import dataclass, field
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import OF_GROUPS
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    AskReplicaState,
-    Boundary,
-    DonorWaits,
-    EvaluateMean,
-    Event,
-    Evicted,
-    FetchResult,
-    Finished,
-    Forget,
-    GroupClosed,
-    GroupFormed,
-    Header,
-    Holds,
-    Installed,
-    LastStep,
-    MeanKept,
-    Message,
-    Offer,
-    Ran,
-    Ready,
-    Received,
-    Reduced,
-    ReplicaState,
-    Restored,
-    ResultHeld,
-    Run,
-    Send,
-    Settled,
-    Shard,
-    SliceKey,
-    StepNorm,
-    Summed,
-    Suspect,
-    Tally,
-    Updated,
-    View,
-    ViewChanged,
-    WantsGroup,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.codec import EXCHANGED_BYTES
@@ -87,7 +46,7 @@ from jaxdt.sync.matching.base import matcher_entry
 from jaxdt.sync.pending_means import PendingMean
 from jaxdt.sync.returning.donors import donor_pipeline
 
-NO_LOSSES = Tally()
+NO_LOSSES = ev.Tally()
 
 
 @dataclass(frozen=True)
@@ -122,8 +81,19 @@ class Groups:
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
-        | {ViewChanged, Evicted, Ready, Restored, Summed, GroupFormed, Shard, Reduced, FetchResult, GroupClosed}
-        | {AskReplicaState, Installed, Updated}
+        | {
+            ev.ViewChanged,
+            ev.Evicted,
+            ev.Ready,
+            ev.Restored,
+            ev.Summed,
+            ev.GroupFormed,
+            ev.Shard,
+            ev.Reduced,
+            ev.FetchResult,
+            ev.GroupClosed,
+        }
+        | {ev.AskReplicaState, ev.Installed, ev.Updated}
     )
 
     def __init__(self, plan: Plan, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
@@ -134,80 +104,82 @@ class Groups:
         self._peer = place.peer
         self._stage = place.stage
         self._steps = LocalSteps(place)
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._n_words = 0  # of the whole state
         self._first_version: int | None = None  # of the state that was taken over from another pipeline
         self._has_begun = False
         self._is_out = False  # its pipeline is lost, so this machine does nothing more
         self._exchanges: dict[RoundId, Exchange] = {}
         self._given_up: dict[RoundId, Exchange] = {}  # attempts of groups that are not over: one may count after all
-        self._early: dict[RoundId, list[tuple[int, Shard]]] = {}  # came before GroupFormed
+        self._early: dict[RoundId, list[tuple[int, ev.Shard]]] = {}  # came before GroupFormed
         self._closed: dict[Series, RoundId] = {}  # the last round that is over here
         self._laying_out: deque[tuple[RoundId | None, int]] = deque()  # None: to be kept; and the local steps of it
         self._pending = PendingMean(options.settings.lag_steps)
         self._adopting: dict[RoundId, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._states: dict[RoundId, float] = {}  # of these, means of states that wait for another one; their factors
-        self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
+        self._snapshots: list[ev.GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._known = KnownGroups()
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
         self._waits_for_group = False
         self._is_finished = False
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         if self._is_out:
             return []
         match event:
-            case Evicted():
+            case ev.Evicted():
                 self._is_out = True
                 return []
-            case Installed(version):
+            case ev.Installed(version):
                 self._first_version = version
                 return []
-            case Received(header, body):
+            case ev.Received(header, body):
                 return self._received(header, body, event) if self._view else []
-            case Ran(work) if work.kind == LAY_OUT:
+            case ev.Ran(work) if work.kind == LAY_OUT:
                 return self._laid_out()
-            case Ran(work) if work.kind == ADOPT:
+            case ev.Ran(work) if work.kind == ADOPT:
                 return self._adopted()
-            case Ran(work) if work.kind == EVALUATE:
+            case ev.Ran(work) if work.kind == EVALUATE:
                 return self._held_out.handle(event)
-            case Ran(work) if work.kind == LOCAL_STEP:
+            case ev.Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._stepped()]
-            case Summed(key, digest, sq_norm):
+            case ev.Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
-            case Ready(n_words=n_words):
+            case ev.Ready(n_words=n_words):
                 self._n_words = n_words
                 return []
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 return self._adopt(view)
-            case Updated():
+            case ev.Updated():
                 return self._adopt_state()
-            case Restored(version):
+            case ev.Restored(version):
                 is_wanted = version == self._steps.version
-                return [Updated(self._stage, version), *([] if self._view else [Holds(None)])] if is_wanted else []
+                return (
+                    [ev.Updated(self._stage, version), *([] if self._view else [ev.Holds(None)])] if is_wanted else []
+                )
         return self._steps.handle(event)
 
-    def _received(self, header: Header, body: Message, event: Event) -> list[Action | Event]:
+    def _received(self, header: ev.Header, body: ev.Message, event: ev.Event) -> ev.Actions:
         src = header.src
         match body:
-            case Shard():
+            case ev.Shard():
                 return self._on_shard(src, body)
-            case Reduced():
+            case ev.Reduced():
                 return self._on_reduced(src, body)
-            case GroupFormed():
+            case ev.GroupFormed():
                 return self._on_formed(body)
-            case FetchResult(round):
+            case ev.FetchResult(round):
                 return self._give(src, round)
-            case GroupClosed(round):
+            case ev.GroupClosed(round):
                 return self._on_closed(round)
-            case AskReplicaState():
+            case ev.AskReplicaState():
                 return self._answer(header.coordinator_term)
-            case EvaluateMean() | Boundary():
+            case ev.EvaluateMean() | ev.Boundary():
                 self._held_out.handle(event)
                 return self._held_out.between_steps() if self._is_between_steps else []
         return [*self._steps.handle(event), *self._finish_if_over()]
 
-    def _adopt(self, view: View) -> list[Action | Event]:
+    def _adopt(self, view: ev.View) -> ev.Actions:
         """Another view. A pipeline that comes back begins with the view in which all its members have their states."""
         self._view = view
         if self._has_begun:
@@ -220,7 +192,7 @@ class Groups:
             self._steps.start(self._first_version)
             return self._begin()
         self._steps.start(view.n_committed)
-        updated = Updated(self._stage, view.n_committed)
+        updated = ev.Updated(self._stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._options.n_steps else self._begin())]
 
     # ------------------------------------------------------------------------------------------- pipelines that return
@@ -235,10 +207,10 @@ class Groups:
         """Whether it can give them now: a mean that is pending is adopted first, at all stages."""
         return self._is_donor and self._pending.step is None
 
-    def _is_of_donor(self, view: View) -> bool:
+    def _is_of_donor(self, view: ev.View) -> bool:
         return donor_pipeline(self._plan, view) == self._place.number
 
-    def _give_states(self) -> list[Action | Event]:
+    def _give_states(self) -> ev.Actions:
         """Begin or end the wait as a donor: in another view this peer may have to wait, or need not any more."""
         was_held, is_donor = self._steps.is_held, self._is_donor
         if self._may_wait_as_donor and self._is_between_steps:
@@ -248,18 +220,18 @@ class Groups:
             return self._steps.begin()
         return []
 
-    def _wait_as_donor(self) -> list[Action | Event]:
+    def _wait_as_donor(self) -> ev.Actions:
         """Begin no step, and say so to the peers that join."""
         assert self._view is not None  # in which this peer is a donor
         self._steps.is_held = True
-        body = DonorWaits(self._steps.version)
-        return [Send(peer, body) for peer in self._view.joining]
+        body = ev.DonorWaits(self._steps.version)
+        return [ev.Send(peer, body) for peer in self._view.joining]
 
     # ----------------------------------------------------------------------------------------------------- local steps
 
-    def _begin(self) -> list[Action | Event]:
+    def _begin(self) -> ev.Actions:
         """The next local step begins, unless that was the last one."""
-        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), Settled(self._steps.version)]
+        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), ev.Settled(self._steps.version)]
         waits = self._wait_as_donor() if self._may_wait_as_donor else []
         return [*aside, *waits, *self._steps.begin(), *self._finish_if_over()]
 
@@ -267,7 +239,7 @@ class Groups:
     def _is_between_steps(self) -> bool:
         return not self._steps.is_stepping and not self._waits_for_group
 
-    def _stepped(self) -> list[Action | Event]:
+    def _stepped(self) -> ev.Actions:
         """A local step is done."""
         version = self._steps.version
         if self._pending.is_due(version):
@@ -280,25 +252,25 @@ class Groups:
             self._pending.freeze(version)
             return [self._lay_out(None), *self._begin()]
         self._waits_for_group = True
-        return [self._known.wants(WantsGroup(version, fragment))]
+        return [self._known.wants(ev.WantsGroup(version, fragment))]
 
-    def _finish_if_over(self) -> list[Action | Event]:
+    def _finish_if_over(self) -> ev.Actions:
         """A mean that is not due yet is never adopted, but the other members need this one until it is whole."""
         if self._is_finished or not self._steps.is_over or self._waits_for_group or self._pending.is_awaited:
             return []
         self._is_finished = True
         aside = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
         waits = self._wait_as_donor() if self._is_donor and not self._steps.is_held else []
-        return [*aside, *waits, Send(COORDINATOR, Finished(self._steps.version))]
+        return [*aside, *waits, ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))]
 
-    def _take_part_in_snapshots(self) -> list[Action | Event]:
+    def _take_part_in_snapshots(self) -> ev.Actions:
         """Take part in the snapshots that came while this peer was in the middle of a step."""
         snapshots, self._snapshots = self._snapshots, []
         return [action for formed in snapshots for action in self._on_formed(formed)]
 
     # ------------------------------------------------------------------------------------------------------- a group
 
-    def _on_formed(self, formed: GroupFormed) -> list[Action | Event]:
+    def _on_formed(self, formed: ev.GroupFormed) -> ev.Actions:
         round, members = formed.round, formed.members
         if self._peer not in members:
             return []
@@ -306,7 +278,7 @@ class Groups:
         if round in self._exchanges and not formed.holders:
             return []
         if held := self._held_attempt(round):
-            return [Send(COORDINATOR, self._holds(held))]
+            return [ev.Send(ev.COORDINATOR, self._holds(held))]
         self._give_up(other for other in self._attempts(self._exchanges, round) if other != round)
         waiting = {other.round: other for other in self._snapshots}
         self._snapshots = [waiting[other] for other in waiting if other not in self._attempts(waiting, round)]
@@ -327,23 +299,23 @@ class Groups:
             self._keep(exchange, src, shard)
         step = self._pending.step
         if step is not None and round.kind == RoundKind.MEAN:
-            return [Offer(round, step), *self._contribute(exchange, step)]
+            return [ev.Offer(round, step), *self._contribute(exchange, step)]
         return [self._lay_out(round)]
 
-    def _alone(self, round: RoundId, members: tuple[int, ...]) -> list[Action | Event]:
+    def _alone(self, round: RoundId, members: tuple[int, ...]) -> ev.Actions:
         """A group of this peer alone changes nothing. The coordinator waits for it where there were others, and where
         it is the result of the run."""
         if not round.attempt and round.kind != RoundKind.STATE:
             self._known.over(round)
             return []
-        held = ResultHeld(round, 0, (self._steps.version,))
-        return [Send(COORDINATOR, self._known.held(held, members))]
+        held = ev.ResultHeld(round, 0, (self._steps.version,))
+        return [ev.Send(ev.COORDINATOR, self._known.held(held, members))]
 
-    def _lay_out(self, round: RoundId | None) -> Action:
+    def _lay_out(self, round: RoundId | None) -> ev.Action:
         """The present parameters or state become a vector, for a round, or to be kept until that is known."""
         version = self._steps.version
         self._laying_out.append((round, version))
-        return Run(Work(self._stage, LAY_OUT, None, self._peer, version), rounds=(round,) if round else ())
+        return ev.Run(Work(self._stage, LAY_OUT, None, self._peer, version), rounds=(round,) if round else ())
 
     def _n_elements(self, round: RoundId) -> int:
         """Numbers of a round's vector."""
@@ -360,24 +332,24 @@ class Groups:
             round.kind == RoundKind.STATE and round.number < self._options.n_steps
         )
 
-    def _laid_out(self) -> list[Action | Event]:
+    def _laid_out(self) -> ev.Actions:
         """The vector is there: it goes to the owners, or waits for its round. Work of one kind is done in the order in
         which it was asked for."""
         round, version = self._laying_out.popleft()
         if round is None:
             fragment = self._options.fragment_due(version)
             assert fragment is not None  # else nothing is kept
-            return [self._known.wants(WantsGroup(version, fragment))]
+            return [self._known.wants(ev.WantsGroup(version, fragment))]
         if round not in self._exchanges:  # the attempt was given up meanwhile, or is over
-            return [] if round in self._given_up else [Forget(round)]
+            return [] if round in self._given_up else [ev.Forget(round)]
         return self._contribute(self._exchanges[round], version)
 
-    def _contribute(self, exchange: Exchange, version: int) -> list[Action | Event]:
+    def _contribute(self, exchange: Exchange, version: int) -> ev.Actions:
         """The vector of so many local steps is this peer's contribution."""
         frozen = exchange.freeze(((self._peer, version),), 1, NO_LOSSES)
         return [frozen, *(self._sum(exchange, bounds) for bounds in exchange.addable)]
 
-    def _keep(self, exchange: Exchange, src: int, shard: Shard) -> Bounds | None:
+    def _keep(self, exchange: Exchange, src: int, shard: ev.Shard) -> Bounds | None:
         """A part of a slice that this peer adds up; its bounds if all parts are here."""
         bounds = (shard.key.lo, shard.key.hi)
         if bounds not in exchange.parts or src not in exchange.contributor_set:
@@ -385,7 +357,7 @@ class Groups:
         exchange.parts[bounds][src] = shard
         return bounds if exchange.has_all_parts(bounds) else None
 
-    def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
+    def _on_shard(self, src: int, shard: ev.Shard) -> ev.Actions:
         round = shard.key.round
         exchange = self._exchanges.get(round)
         if exchange is None:
@@ -402,11 +374,11 @@ class Groups:
         closed = self._closed.get(round.series)
         return closed is not None and round.number <= closed.number
 
-    def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
+    def _sum(self, exchange: Exchange, bounds: Bounds) -> ev.Action:
         added = exchange.add_up(bounds)
         return self._suspect(exchange.round, added) if isinstance(added, str) else added
 
-    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
         exchange = self._exchanges.get(key.round)
         given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
         if exchange is None or given_out is None:
@@ -415,23 +387,23 @@ class Groups:
         is_known = (key.lo, key.hi) in exchange.sums
         return [post, *([] if is_known else self._hold(exchange, body))]
 
-    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
+    def _on_reduced(self, src: int, reduced: ev.Reduced) -> ev.Actions:
         exchange, bounds = self._exchanges.get(reduced.key.round), (reduced.key.lo, reduced.key.hi)
         if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
             return []
         problem = exchange.problem(reduced.cover)
         return [self._suspect(exchange.round, problem)] if problem else self._hold(exchange, reduced)
 
-    def _suspect(self, round: RoundId, problem: str) -> Action:
-        return Send(COORDINATOR, Suspect(self._peer, f"{round}: {problem}"))
+    def _suspect(self, round: RoundId, problem: str) -> ev.Action:
+        return ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, f"{round}: {problem}"))
 
-    def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
+    def _hold(self, exchange: Exchange, sum: ev.Reduced) -> ev.Actions:
         """Once the whole sum is here, the mean is adopted, or waits until it is due. That for a held-out loss is kept
         until then."""
         if not exchange.hold(sum):
             return []
         round = exchange.round
-        held = Send(COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
+        held = ev.Send(ev.COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
         if round.kind == RoundKind.HELD_OUT:
             return [held]
         scale = self._factor(exchange)
@@ -449,17 +421,17 @@ class Groups:
             return 1.0 / len(exchange.contributors)
         return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
-    def _holds(self, exchange: Exchange) -> ResultHeld:
+    def _holds(self, exchange: Exchange) -> ev.ResultHeld:
         """The whole result is here. Every slice names the same contributions."""
         _, items = next(iter(exchange.sums.values())).cover
         steps = tuple(step for ((_, step),) in items)
-        return ResultHeld(exchange.round, exchange.result().digest, steps)
+        return ev.ResultHeld(exchange.round, exchange.result().digest, steps)
 
-    def _adopt_mean(self, round: RoundId, scale: float, is_closed: bool) -> Action:
+    def _adopt_mean(self, round: RoundId, scale: float, is_closed: bool) -> ev.Action:
         self._adopting[round] = is_closed
-        return Run(Work(self._stage, ADOPT, None, self._peer, self._steps.version), scale, (round,))
+        return ev.Run(Work(self._stage, ADOPT, None, self._peer, self._steps.version), scale, (round,))
 
-    def _adopt_state(self) -> list[Action | Event]:
+    def _adopt_state(self) -> ev.Actions:
         """The next mean of states, unless one is on the way. It takes the place of the one before, whose checkpoint is
         being written when that has brought a new version."""
         under_way = [round for round in self._adopting if round.kind == RoundKind.STATE and round not in self._states]
@@ -468,9 +440,9 @@ class Groups:
         round = next(iter(self._states))
         scale, is_closed = self._states.pop(round), self._adopting.pop(round)
         self._adopting[round] = is_closed  # the last one, since Work ends in the order in which it was asked for
-        return [Run(Work(self._stage, ADOPT, None, self._peer, round.number), scale, (round,))]
+        return [ev.Run(Work(self._stage, ADOPT, None, self._peer, round.number), scale, (round,))]
 
-    def _adopt_pending(self) -> list[Action | Event]:
+    def _adopt_pending(self) -> ev.Actions:
         """The mean that is due, if it is here."""
         if self._pending.whole is None:
             return []
@@ -478,29 +450,29 @@ class Groups:
         self._pending.end()
         return [adopt]
 
-    def _drop_pending(self) -> list[Action | Event]:
+    def _drop_pending(self) -> ev.Actions:
         """The mean that is pending, if there is one, is never adopted."""
         dropped, is_closed = self._pending.whole, self._pending.is_closed
         self._pending.end()
         return self._on_closed(dropped[0]) if dropped and is_closed else []
 
-    def _adopted(self) -> list[Action | Event]:
+    def _adopted(self) -> ev.Actions:
         """The mean is here, and nobody may ask for it any more: then its slices can go."""
         round = next(round for round in self._adopting if round not in self._states)
         is_closed = self._adopting.pop(round)
         return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]
 
-    def _averaged(self, round: RoundId) -> list[Action | Event]:
+    def _averaged(self, round: RoundId) -> ev.Actions:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
         if round.kind == RoundKind.STATE:
-            return [MeanKept(round.number), Updated(self._stage, round.number)]
+            return [ev.MeanKept(round.number), ev.Updated(self._stage, round.number)]
         self._pending.end()
         if not self._waits_for_group:
             return self._finish_if_over()
         self._waits_for_group = False
         return self._begin()
 
-    def _on_closed(self, round: RoundId) -> list[Action | Event]:
+    def _on_closed(self, round: RoundId) -> ev.Actions:
         if round in self._adopting:
             self._adopting[round] = True
             return []
@@ -515,17 +487,17 @@ class Groups:
         if attempts:
             self._closed[round.series] = round
         in_use = {other for other, _ in self._laying_out}
-        return [Forget(other) for other in attempts if other not in in_use]
+        return [ev.Forget(other) for other in attempts if other not in in_use]
 
-    def _answer(self, coordinator_term: int) -> list[Action | Event]:
+    def _answer(self, coordinator_term: int) -> ev.Actions:
         """A coordinator was started again, and asks once for the groups that this replica knows and the messages that
         it has sent. Messages of an earlier coordinator do not count after this answer."""
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
         said = [*self._known.said_again(), *self._steps.said_again(), *self._held_out.said_again()]
-        said += [Send(COORDINATOR, Finished(self._steps.version))] if self._is_finished else []
-        return [Send(COORDINATOR, ReplicaState(self._known.all, self._steps.n_steps, len(said))), *said]
+        said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_finished else []
+        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known.all, self._steps.n_steps, len(said))), *said]
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 
@@ -544,7 +516,7 @@ class Groups:
         for round in list(rounds):
             self._given_up[round] = self._exchanges.pop(round)
 
-    def _give_up_without(self, view: View) -> None:
+    def _give_up_without(self, view: ev.View) -> None:
         """Give up the attempts that wait for the part of a member that is not in the view. The coordinator says how
         their groups go on. A result that others hold needs no more parts."""
         exchanges = [
@@ -553,22 +525,22 @@ class Groups:
         self._give_up(e.round for e in exchanges if not _are_there(e.contributors, e.round, view))
         self._snapshots = [formed for formed in self._snapshots if _are_there(formed.members, formed.round, view)]
 
-    def _fetch(self, formed: GroupFormed) -> list[Action | Event]:
+    def _fetch(self, formed: ev.GroupFormed) -> ev.Actions:
         """Others hold the result of an attempt to which this peer has contributed."""
         exchange = self._given_up.pop(formed.round, None) or self._exchanges.get(formed.round)
         if exchange is None:
             return [self._suspect(formed.round, "is whole without this peer's part")]
         exchange.holders = formed.holders
         self._exchanges[formed.round] = exchange
-        return [Send(formed.holders[0], FetchResult(formed.round))]
+        return [ev.Send(formed.holders[0], ev.FetchResult(formed.round))]
 
-    def _give(self, src: int, round: RoundId) -> list[Action | Event]:
+    def _give(self, src: int, round: RoundId) -> ev.Actions:
         """A member fetches the result."""
         exchange = self._exchanges.get(round)
         return list(exchange.given_to(src)) if exchange and exchange.complete else []
 
 
-def _are_there(members: Iterable[int], round: RoundId, view: View) -> bool:
+def _are_there(members: Iterable[int], round: RoundId, view: ev.View) -> bool:
     """Whether all members of a round are in the view, as they were when the round began."""
     known = view.by_peer
     return all(member in known and known[member].admission <= round.view for member in members)
@@ -687,7 +659,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=OF_GROUPS | {StepNorm, LastStep, DonorWaits},
+    outlives_views=OF_GROUPS | {ev.StepNorm, ev.LastStep, ev.DonorWaits},
     settings="groups",
     copies=_copies,
     period=_period,

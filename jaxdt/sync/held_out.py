@@ -13,21 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    Boundary,
-    EvaluateMean,
-    Event,
-    GroupClosed,
-    Key,
-    MeanEvaluated,
-    Ran,
-    Received,
-    Run,
-    Send,
-    Tally,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.config import TrainConfig, is_evaluated
@@ -71,63 +57,63 @@ class HeldOutWork:
     """A peer's side: the Work with a mean. A part of a sync's machine, which says when the peer is between two local
     steps."""
 
-    READS = frozenset({EvaluateMean, Boundary, Ran})
+    READS = frozenset({ev.EvaluateMean, ev.Boundary, ev.Ran})
 
     def __init__(self, place: HeldOutPlace):
         self._place = place
-        self._mean: EvaluateMean | None = None
+        self._mean: ev.EvaluateMean | None = None
         self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
-        self._tally = Tally()
+        self._tally = ev.Tally()
         self._n_done = 0
-        self._said: MeanEvaluated | None = None  # the last one
+        self._said: ev.MeanEvaluated | None = None  # the last one
 
-    def said_again(self) -> list[Action | Event]:
+    def said_again(self) -> ev.Actions:
         """The loss that was measured last: a coordinator may have died before it could tell it."""
-        return [Send(COORDINATOR, self._said)] if self._said else []
+        return [ev.Send(ev.COORDINATOR, self._said)] if self._said else []
 
-    def handle(self, event: Event) -> list[Action | Event]:
+    def handle(self, event: ev.Event) -> ev.Actions:
         """Actions, but for the Work itself. A coordinator that was started again asks again for what is under way."""
         match event:
-            case Received(_, EvaluateMean() as mean) if mean != self._mean:
-                self._mean, self._tally, self._n_done = mean, Tally(), 0
+            case ev.Received(_, ev.EvaluateMean() as mean) if mean != self._mean:
+                self._mean, self._tally, self._n_done = mean, ev.Tally(), 0
                 if self._place.stage == 0:
                     self._inputs[mean.round.number] = list(range(self._place.n_microbatches))
-            case Received(_, Boundary(Key(kind, version, _, microbatch))) if kind == HELD_OUT:
+            case ev.Received(_, ev.Boundary(ev.Key(kind, version, _, microbatch))) if kind == HELD_OUT:
                 self._inputs.setdefault(version, []).append(microbatch)
-            case Ran(Work(kind=kind) as work, values=values) if kind == EVALUATE:
+            case ev.Ran(Work(kind=kind) as work, values=values) if kind == EVALUATE:
                 return self._evaluated(work, values)
             case _:
                 pass
         return []
 
-    def between_steps(self) -> list[Action | Event]:
+    def between_steps(self) -> ev.Actions:
         """The Work whose input is here. It is done before the next local step, if that is asked for later."""
         mean = self._mean
         if mean is None:
             return []
         place, version, scale = self._place, mean.round.number, 1.0 / mean.n_members
         works = [Work(place.stage, EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
-        return [Run(work, scale, (mean.round,)) for work in works]
+        return [ev.Run(work, scale, (mean.round,)) for work in works]
 
-    def _evaluated(self, work: Work, values: Mapping[str, float]) -> list[Action | Event]:
+    def _evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:
         place, version, m = self._place, work.step, work.microbatch
         assert version is not None and m is not None  # as in all of this Work
         if place.next_peer is not None:
             n_bytes = place.sent_bytes[m % len(place.sent_bytes)]
-            return [Send(place.next_peer, Boundary(Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]
-        self._tally += Tally(eval_sum=values.get("loss_sum", 0.0), n_evals=int(values.get("n_samples", 0)))
+            return [ev.Send(place.next_peer, ev.Boundary(ev.Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]
+        self._tally += ev.Tally(eval_sum=values.get("loss_sum", 0.0), n_evals=int(values.get("n_samples", 0)))
         self._n_done += 1
         if self._n_done < place.n_microbatches:
             return []
-        self._said = MeanEvaluated(version, self._tally)
-        return [Send(COORDINATOR, self._said)]
+        self._said = ev.MeanEvaluated(version, self._tally)
+        return [ev.Send(ev.COORDINATOR, self._said)]
 
 
 class HeldOutLosses:
     """The coordinator's side: which loss is measured, and the rows that wait for it. `version`: of the mean that is
     under way, None if there is none."""
 
-    READS = frozenset({MeanEvaluated})
+    READS = frozenset({ev.MeanEvaluated})
 
     def __init__(self, train: TrainConfig, plan: Plan, pipelines: Pipelines):
         self.version: int | None = None
@@ -156,7 +142,7 @@ class HeldOutLosses:
         """The replicas are about to be told to add their parameters up."""
         self.version = self._last = version
 
-    def restore(self, version: int, is_over: bool, told: MeanEvaluated | None) -> None:
+    def restore(self, version: int, is_over: bool, told: ev.MeanEvaluated | None) -> None:
         """A mean that an earlier coordinator has begun, and whose row is not done yet here. If it `is_over` its loss is
         the one that was told, or not known any more."""
         self._last = version
@@ -182,7 +168,7 @@ class HeldOutLosses:
 
     def whole(
         self, stage: int, round: RoundId, members: Sequence[int], contributions: Sequence[tuple[int, int]]
-    ) -> list[Action]:
+    ) -> list[ev.Action]:
         """A stage has its sum over these members. Once all have, one pipeline measures the loss. `contributions`:
         replicas whose local steps are in it, and how many."""
         self._whole[stage] = round, tuple(members)
@@ -190,38 +176,40 @@ class HeldOutLosses:
         report = HeldOutMeanReport(stage, round.number, list(replicas), list(steps), round.view)
         return [report, *(self._measure() if len(self._whole) == self._plan.n_stages else [])]
 
-    def _measure(self) -> list[Action]:
+    def _measure(self) -> list[ev.Action]:
         """The least pipeline that is whole measures the loss. One that has come back since the mean was begun does not
         have it; without any other the loss is left out."""
         assert self.version is not None  # one is under way
         able = [pipeline for pipeline in self._pipelines.whole if self._pipelines.was_whole(pipeline, self.version)]
         if not able:
-            return self._end(Tally())
+            return self._end(ev.Tally())
         self._measuring = able[0]
         peers = self._pipelines.peers(self._measuring)
-        return [Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
+        return [ev.Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
 
-    def _evaluate(self, stage: int) -> EvaluateMean:
+    def _evaluate(self, stage: int) -> ev.EvaluateMean:
         round, members = self._whole[stage]
-        return EvaluateMean(round, len(members))
+        return ev.EvaluateMean(round, len(members))
 
-    def lose(self) -> list[Action]:
+    def lose(self) -> list[ev.Action]:
         """Pipelines are lost. If one of them was to measure the loss, another one does."""
         is_lost = self._measuring is not None and self._measuring not in self._pipelines.whole
         return self._measure() if is_lost else []
 
-    def hear(self, message: MeanEvaluated) -> list[Action]:
+    def hear(self, message: ev.MeanEvaluated) -> list[ev.Action]:
         """The loss is known: rows, and what the members are told."""
         if message.version != self.version:
             return []
-        told: list[Action] = []
+        told: list[ev.Action] = []
         measuring = self._pipelines.peers(self._pipelines.whole[0] if self._measuring is None else self._measuring)
         for stage, (round, members) in self._whole.items():
             holders = sorted({measuring[stage], *members})
-            told += [Send(holder, GroupClosed(round)) for holder in holders if not self._pipelines.has_lost(holder)]
+            told += [
+                ev.Send(holder, ev.GroupClosed(round)) for holder in holders if not self._pipelines.has_lost(holder)
+            ]
         return [*self._end(message.tally), *told]
 
-    def _end(self, tally: Tally) -> list[Action]:
+    def _end(self, tally: ev.Tally) -> list[ev.Action]:
         version, self.version, self._measuring = self.version, None, None
         assert version is not None  # one is under way
         self._wanted.discard(version)
@@ -230,5 +218,5 @@ class HeldOutLosses:
         return list(self._released())
 
 
-def _mean_loss(tally: Tally) -> float | None:
+def _mean_loss(tally: ev.Tally) -> float | None:
     return tally.eval_sum / tally.n_evals if tally.n_evals else None

@@ -7,16 +7,7 @@ coordinator goes on counting behind that group, and forms none of these groups a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    Event,
-    GroupFormed,
-    KnownGroup,
-    ResultHeld,
-    Send,
-    WantsGroup,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, Series
 
 
@@ -24,31 +15,31 @@ class KnownGroups:
     """One replica's. It waits for at most one group of which it was not told yet."""
 
     def __init__(self):
-        self._attempts: dict[RoundId, KnownGroup] = {}  # of groups that are not over
-        self._over: dict[Series, KnownGroup] = {}  # the last of each series
-        self._held: dict[RoundId, ResultHeld] = {}
-        self._wanted: WantsGroup | None = None  # and not answered
+        self._attempts: dict[RoundId, ev.KnownGroup] = {}  # of groups that are not over
+        self._over: dict[Series, ev.KnownGroup] = {}  # the last of each series
+        self._held: dict[RoundId, ev.ResultHeld] = {}
+        self._wanted: ev.WantsGroup | None = None  # and not answered
 
     @property
-    def all(self) -> tuple[KnownGroup, ...]:
+    def all(self) -> tuple[ev.KnownGroup, ...]:
         """All known groups, in the form of ReplicaState.groups."""
         return (*self._attempts.values(), *self._over.values())
 
-    def said_again(self) -> list[Action | Event]:
+    def said_again(self) -> ev.Actions:
         """The messages to the coordinator that it has not answered yet."""
         wanted = [self._wanted] if self._wanted else []
-        return [Send(COORDINATOR, body) for body in (*self._held.values(), *wanted)]
+        return [ev.Send(ev.COORDINATOR, body) for body in (*self._held.values(), *wanted)]
 
-    def wants(self, wanted: WantsGroup) -> Send:
+    def wants(self, wanted: ev.WantsGroup) -> ev.Send:
         self._wanted = wanted
-        return Send(COORDINATOR, wanted)
+        return ev.Send(ev.COORDINATOR, wanted)
 
-    def formed(self, formed: GroupFormed, was_wanted: bool) -> None:
+    def formed(self, formed: ev.GroupFormed, was_wanted: bool) -> None:
         """Told of an attempt of a group, which was wanted or is a mean that is kept aside."""
         round = formed.round
         if was_wanted and self._is_new(round):
             self._wanted = None
-        self._attempts.setdefault(round, KnownGroup(round, formed.members, formed.steps, is_over=False))
+        self._attempts.setdefault(round, ev.KnownGroup(round, formed.members, formed.steps, is_over=False))
 
     def _is_new(self, round: RoundId) -> bool:
         """Whether no attempt of a group is known."""
@@ -56,10 +47,10 @@ class KnownGroups:
         is_known = any(other.place == round.place for other in self._attempts)
         return not is_known and (last is None or round.number > last.round.number)
 
-    def held(self, held: ResultHeld, members: Sequence[int]) -> ResultHeld:
+    def held(self, held: ev.ResultHeld, members: Sequence[int]) -> ev.ResultHeld:
         """The whole result of an attempt is here."""
         self._held[held.round] = held
-        self._attempts[held.round] = KnownGroup(held.round, tuple(members), held.steps, is_over=False)
+        self._attempts[held.round] = ev.KnownGroup(held.round, tuple(members), held.steps, is_over=False)
         return held
 
     def over(self, round: RoundId) -> None:

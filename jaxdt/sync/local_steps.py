@@ -15,31 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Accumulated,
-    Action,
-    Continue,
-    Drained,
-    EndOfSteps,
-    Event,
-    Free,
-    LastStep,
-    Message,
-    NotFinite,
-    Post,
-    Ran,
-    Received,
-    Run,
-    Send,
-    ShareDone,
-    StepDone,
-    StepNorm,
-    Stepped,
-    StepsCounted,
-    StepsEnd,
-    Tally,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Ledger
 from jaxdt.run.work import LOCAL_STEP, NORM, Work
 
@@ -83,7 +59,9 @@ class LocalSteps:
     """See the module text. `version`: local steps done; `n_steps`: those in all, None until that is known; `is_over`:
     that was the last one. `is_held`: no further step begins."""
 
-    READS = frozenset({Accumulated, Drained, Ran, StepNorm, Continue, EndOfSteps, LastStep, StepsCounted})
+    READS = frozenset(
+        {ev.Accumulated, ev.Drained, ev.Ran, ev.StepNorm, ev.Continue, ev.EndOfSteps, ev.LastStep, ev.StepsCounted}
+    )
 
     def __init__(self, place: PipelinePlace):
         self.version = 0
@@ -95,7 +73,7 @@ class LocalSteps:
         self._may_do = place.n_steps  # the first stage begins no step beyond
         self.n_steps: int | None = None
         self.is_held = False
-        self._said: deque[StepDone | NotFinite] = deque()  # of steps that are not counted durably yet
+        self._said: deque[ev.StepDone | ev.NotFinite] = deque()  # of steps that are not counted durably yet
 
     @property
     def is_over(self) -> bool:
@@ -117,69 +95,69 @@ class LocalSteps:
         self.version = self._n_begun = version
         self._may_do = max(self._may_do, version)
 
-    def begin(self) -> list[Action | Event]:
+    def begin(self) -> ev.Actions:
         """The next local step begins, unless there is none, or the coordinator has to be asked first."""
         self._waits_to_begin = False
         if self.is_over or self.is_held:
             return []
         if self._may_not_begin:
             self._waits_to_begin = True
-            return [Send(COORDINATOR, ShareDone(self._may_do))]
+            return [ev.Send(ev.COORDINATOR, ev.ShareDone(self._may_do))]
         self._n_begun = self.version + 1
-        return [Stepped(self._place.stage, self.version)]
+        return [ev.Stepped(self._place.stage, self.version)]
 
-    def handle(self, event: Event) -> list[Action | Event]:
+    def handle(self, event: ev.Event) -> ev.Actions:
         match event:
-            case Accumulated():
+            case ev.Accumulated():
                 self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
                 if event.loss_sum is not None:
-                    self._ledger.measured(event.step, Tally(event.loss_sum, event.n_samples))
-            case Drained(step):
-                return [Run(Work(self._place.stage, NORM, None, self._place.peer, step))]
-            case Ran(Work(kind=kind, step=int(step))) if kind == NORM:
+                    self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
+            case ev.Drained(step):
+                return [ev.Run(Work(self._place.stage, NORM, None, self._place.peer, step))]
+            case ev.Ran(Work(kind=kind, step=int(step))) if kind == NORM:
                 return self._normed(step, event.values.get("sq_norm", 0.0))
-            case Ran(Work(kind=kind, step=int(step))) if kind == LOCAL_STEP:
+            case ev.Ran(Work(kind=kind, step=int(step))) if kind == LOCAL_STEP:
                 return self._stepped(step)
-            case Received(header, body):
+            case ev.Received(header, body):
                 return self._received(header.src, body)
         return []
 
-    def _received(self, src: int, body: Message) -> list[Action | Event]:
+    def _received(self, src: int, body: ev.Message) -> ev.Actions:
         match body:
-            case StepNorm(step, sq_norm) if src in self._place.pipeline:
+            case ev.StepNorm(step, sq_norm) if src in self._place.pipeline:
                 self._sq_norms.setdefault(step, {})[src] = sq_norm
                 return self._step_if_clipped(step)
-            case Continue(until):
+            case ev.Continue(until):
                 self._may_do = max(self._may_do, until)
                 return self.begin() if self._waits_to_begin else []
-            case EndOfSteps() if self.n_steps is None:
+            case ev.EndOfSteps() if self.n_steps is None:
                 return self._end_of_steps()
-            case LastStep(n_steps) if src == self._place.pipeline[0]:
+            case ev.LastStep(n_steps) if src == self._place.pipeline[0]:
                 self.n_steps = n_steps
-                return [StepsEnd(n_steps)]
-            case StepsCounted(n_steps):
+                return [ev.StepsEnd(n_steps)]
+            case ev.StepsCounted(n_steps):
                 while self._said and self._said[0].step < n_steps[self._place.number]:
                     self._said.popleft()
         return []
 
-    def said_again(self) -> list[Action | Event]:
+    def said_again(self) -> ev.Actions:
         """The messages to the coordinator that it has not answered or counted yet."""
-        share = [Send(COORDINATOR, ShareDone(self._may_do))] if self._waits_to_begin else []
-        return [*(Send(COORDINATOR, body) for body in self._said), *share]
+        share = [ev.Send(ev.COORDINATOR, ev.ShareDone(self._may_do))] if self._waits_to_begin else []
+        return [*(ev.Send(ev.COORDINATOR, body) for body in self._said), *share]
 
-    def _say(self, body: StepDone | NotFinite) -> Action:
+    def _say(self, body: ev.StepDone | ev.NotFinite) -> ev.Action:
         self._said.append(body)
-        return Send(COORDINATOR, body)
+        return ev.Send(ev.COORDINATOR, body)
 
-    def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
+    def _normed(self, step: int, sq_norm: float) -> ev.Actions:
         """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
         self._sq_norms.setdefault(step, {})[self._place.peer] = sq_norm
         others = self._place.others if self._place.waits_for_norms else []
-        body = StepNorm(step, sq_norm)
-        told = [Post(tuple([(peer, body, 0) for peer in others]))] if others else []
+        body = ev.StepNorm(step, sq_norm)
+        told = [ev.Post(tuple([(peer, body, 0) for peer in others]))] if others else []
         return [*told, *self._step_if_clipped(step)]
 
-    def _step_if_clipped(self, step: int) -> list[Action | Event]:
+    def _step_if_clipped(self, step: int) -> ev.Actions:
         """The local step, once the norms that clip its gradient are here. A gradient that is not finite changes
         nothing: the factor on it is 0."""
         place = self._place
@@ -188,32 +166,32 @@ class LocalSteps:
             return []
         sq_norm = self._pipeline_sq_norm(step)
         scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
-        told = [] if math.isfinite(sq_norm) else [self._say(NotFinite(step))]
-        return [*told, Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
+        told = [] if math.isfinite(sq_norm) else [self._say(ev.NotFinite(step))]
+        return [*told, ev.Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
 
     def _pipeline_sq_norm(self, step: int) -> float:
         """The squared norm over all stages if the gradient is clipped by that norm, else the one of this stage."""
         sq_norms = self._sq_norms[step]
         return math.fsum(sq_norms[peer] for peer in self._place.pipeline if peer in sq_norms)
 
-    def _stepped(self, step: int) -> list[Action | Event]:
+    def _stepped(self, step: int) -> ev.Actions:
         self.version = step + 1
-        actions: list[Action | Event] = [Free(step)]
+        actions: ev.Actions = [ev.Free(step)]
         if self._place.is_last_stage:
             is_known = len(self._sq_norms[step]) == len(self._place.pipeline)
             sq_norm = self._pipeline_sq_norm(step) if is_known else None
-            done = StepDone(step, self._ledger.n_samples(step), self._ledger.tally(step), sq_norm)
+            done = ev.StepDone(step, self._ledger.n_samples(step), self._ledger.tally(step), sq_norm)
             actions.append(self._say(done))
         self._ledger.free((step,))
         del self._sq_norms[step]
         return actions
 
-    def _end_of_steps(self) -> list[Action | Event]:
+    def _end_of_steps(self) -> ev.Actions:
         """The steps that are under way are the pipeline's last ones."""
         self.n_steps = min(self._n_begun + self._place.n_ahead, self._may_do)
-        body = LastStep(self.n_steps)
-        told = [Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
-        return [*told, StepsEnd(self.n_steps), *(self.begin() if self._waits_to_begin else [])]
+        body = ev.LastStep(self.n_steps)
+        told = [ev.Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
+        return [*told, ev.StepsEnd(self.n_steps), *(self.begin() if self._waits_to_begin else [])]
 
 
 def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:

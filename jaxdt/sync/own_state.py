@@ -5,7 +5,7 @@ state does not change meanwhile: its next update waits for a commit, which waits
 for the digest.
 """
 
-from jaxdt.protocol.events import Digested, DigestState, StateDigest
+from jaxdt.protocol import events as ev
 
 
 class OwnState:
@@ -14,8 +14,8 @@ class OwnState:
     def __init__(self, stage: int, every_steps: int):
         self._stage = stage
         self._every_steps = every_steps
-        self._asked_for: DigestState | None = None
-        self.digest: StateDigest | None = None
+        self._asked_for: ev.DigestState | None = None
+        self.digest: ev.StateDigest | None = None
 
     @property
     def is_awaited(self) -> bool:
@@ -29,14 +29,14 @@ class OwnState:
         """The state is another one from now on."""
         self._asked_for = self.digest = None
 
-    def ask(self, version: int, generation: int) -> list[DigestState]:
+    def ask(self, version: int, generation: int) -> list[ev.DigestState]:
         """Ask for the digest of the state at `version`, if replicas compare that version and nobody has asked yet."""
         if self._asked_for or not self.is_compared(version):
             return []
-        self._asked_for = DigestState(version, generation)
+        self._asked_for = ev.DigestState(version, generation)
         return [self._asked_for]
 
-    def arrived(self, digested: Digested) -> None:
+    def arrived(self, digested: ev.Digested) -> None:
         """The digest is here, unless the state is another one by now."""
-        if self._asked_for == DigestState(digested.version, digested.generation):
-            self.digest = StateDigest(self._stage, digested.version, digested.digest, digested.norm, digested.sums)
+        if self._asked_for == ev.DigestState(digested.version, digested.generation):
+            self.digest = ev.StateDigest(self._stage, digested.version, digested.digest, digested.norm, digested.sums)

@@ -4,14 +4,14 @@ them; and results that are fetched from others."""
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Reopen, Send, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.sizes import Group
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 
 
-def round_in_view(group: Group, view: View, step: int, n_microbatches: int) -> RoundSpec:
+def round_in_view(group: Group, view: ev.View, step: int, n_microbatches: int) -> RoundSpec:
     """The round that a view makes of a group's exchange, another one whenever the group's members change. The members
     that compute the step contribute, and each owns a shard. Members that join add nothing, and get the result."""
     contributors = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
@@ -34,7 +34,7 @@ class Rounds:
         self._peer = peer
         self._n_microbatches = n_microbatches
         self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._exchanges: dict[tuple[int, int], Exchange] = {}  # by step and stage
 
     def of(self, step: int) -> list[Exchange]:
@@ -62,23 +62,23 @@ class Rounds:
         places = [(step, stage) for step in steps for stage in self.groups]
         return tuple([self._exchanges.pop(place).round for place in places if place in self._exchanges])
 
-    def enter(self, view: View) -> list[Action]:
+    def enter(self, view: ev.View) -> list[ev.Action]:
         """The first view of this peer, or a later one: fetch results that others hold."""
         self._view = view
         held = [(round, holders) for round, holders in view.results if round.stage in self.groups]
         return [send for round, holders in held for send in self._fetch(round, holders)]
 
-    def adopt(self, view: View) -> list[Action]:
+    def adopt(self, view: ev.View) -> list[ev.Action]:
         """A later view: rounds that are void in it are given up."""
         self._view = view
         held = {(round.number, round.stage): round for round, _ in view.results}
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for step, stage in list(self._exchanges):
             if step >= view.n_committed:
                 actions += self._renew(step, stage, held.get((step, stage)))
         return actions + self.enter(view)
 
-    def give(self, src: int, round: RoundId) -> list[Action]:
+    def give(self, src: int, round: RoundId) -> list[ev.Action]:
         """A peer fetches this peer's result, if the whole of it is here."""
         exchange = self._exchanges.get((round.number, round.stage))
         if exchange is None or exchange.round != round or not exchange.complete:
@@ -95,16 +95,16 @@ class Rounds:
             self._exchanges[place] = Exchange(self._peer, self._spec(step, stage), self._slice_elements)
         return self._exchanges[place]
 
-    def _renew(self, step: int, stage: int, held: RoundId | None) -> list[Action]:
+    def _renew(self, step: int, stage: int, held: RoundId | None) -> list[ev.Action]:
         """Give up an exchange whose round is void in the view; the next look-up makes a new one."""
         exchange = self._exchanges[step, stage]
         spec = self._spec(step, stage)
         if exchange.round == (held or spec.round):
             return self._send_to_joining(exchange, spec.participants)
         del self._exchanges[step, stage]
-        return [Forget(exchange.round)]
+        return [ev.Forget(exchange.round)]
 
-    def _send_to_joining(self, exchange: Exchange, participants: Participants) -> list[Action]:
+    def _send_to_joining(self, exchange: Exchange, participants: Participants) -> list[ev.Action]:
         """Members that join get what was summed for the step before their view was here."""
         joining = tuple([m for m in participants.receivers if m not in participants.contributors])
         new = sorted(set(joining) - set(exchange.joining) - {self._peer})
@@ -112,7 +112,7 @@ class Rounds:
         own = [bounds for bounds in exchange.own_slices if bounds in exchange.sums]
         return [send for peer in new for send in self._send_sums(peer, exchange, own)]
 
-    def _fetch(self, round: RoundId, holders: tuple[int, ...]) -> list[Action]:
+    def _fetch(self, round: RoundId, holders: tuple[int, ...]) -> list[ev.Action]:
         """Ask for the result that others hold, unless it is here too."""
         exchange = self._exchanges.get((round.number, round.stage))
         if exchange and exchange.complete:
@@ -121,7 +121,7 @@ class Rounds:
         without_owners = replace(spec.participants, owners=())
         held = replace(spec, round=round, participants=without_owners, holders=holders)
         self._exchanges[round.number, round.stage] = Exchange(self._peer, held, self._slice_elements)
-        return [Reopen(round), Send(holders[0], FetchResult(round))]
+        return [ev.Reopen(round), ev.Send(holders[0], ev.FetchResult(round))]
 
-    def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
-        return [Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), BULK) for lo, hi in slices]
+    def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[ev.Action]:
+        return [ev.Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), ev.BULK) for lo, hi in slices]

@@ -28,42 +28,7 @@ from dataclasses import dataclass
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import OF_GROUPS
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    AskReplicaState,
-    Boundary,
-    CutTaken,
-    EvaluateMean,
-    Event,
-    Evicted,
-    FetchResult,
-    Finished,
-    Forget,
-    GroupClosed,
-    GroupFormed,
-    Header,
-    Holds,
-    LastStep,
-    Message,
-    Ran,
-    Received,
-    Reduced,
-    ReplicaState,
-    Run,
-    Send,
-    Shard,
-    SliceKey,
-    SnapshotCut,
-    StepNorm,
-    Summed,
-    Suspect,
-    Tally,
-    Updated,
-    View,
-    ViewChanged,
-    WantsParameters,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -82,7 +47,7 @@ from jaxdt.sync.server_agreement import ServerAgreement
 from jaxdt.sync.server_parts.fetched import FetchedSnapshots
 from jaxdt.sync.server_parts.snapshots import ServerSnapshots, SnapshotPlace
 
-NO_LOSSES = Tally()
+NO_LOSSES = ev.Tally()
 
 
 @dataclass(frozen=True)
@@ -121,14 +86,14 @@ class Worker:
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
-        | {ViewChanged, Evicted, Reduced, AskReplicaState, GroupFormed, GroupClosed, Updated}
+        | {ev.ViewChanged, ev.Evicted, ev.Reduced, ev.AskReplicaState, ev.GroupFormed, ev.GroupClosed, ev.Updated}
     )
 
     def __init__(self, stage: ServedStage, place: PipelinePlace, held_out: HeldOutWork):
         self._served = stage
         self._peer = place.peer
         self._steps = LocalSteps(place)
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._n_pulls = 0
         self._pull: Exchange | None = None  # for which this worker waits
         self._is_last_pull = False
@@ -136,57 +101,57 @@ class Worker:
         self._held_out = held_out
         fetching = (stage.stage, place.peer, stage.server)
         self._fetched = FetchedSnapshots(fetching, stage.n_elements, stage.slice_elements)
-        self._to_evaluate: Event | None = None  # what the coordinator has asked for last, with a snapshot
+        self._to_evaluate: ev.Event | None = None  # what the coordinator has asked for last, with a snapshot
         self._adopting: deque[RoundId] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         if self._is_out:
             return []
         match event:
-            case Evicted():
+            case ev.Evicted():
                 self._is_out = True
-                return [Holds(None)]
-            case ViewChanged(view):
+                return [ev.Holds(None)]
+            case ev.ViewChanged(view):
                 return self._adopt(view)
-            case Received(header, Reduced() as body) if body.key.round in self._fetched:
+            case ev.Received(header, ev.Reduced() as body) if body.key.round in self._fetched:
                 return self._on_fetched(header.src, body)
-            case Received(header, Reduced() as body):
+            case ev.Received(header, ev.Reduced() as body):
                 return self._on_reduced(header.src, body)
-            case Received(header, AskReplicaState()):
+            case ev.Received(header, ev.AskReplicaState()):
                 return self._answer(header.coordinator_term)
-            case Received(_, EvaluateMean(round)):
+            case ev.Received(_, ev.EvaluateMean(round)):
                 self._to_evaluate = event
                 return [*self._fetched.fetch(round), *self._evaluate_if_whole(round)]
-            case Received(_, GroupFormed(round)):
+            case ev.Received(_, ev.GroupFormed(round)):
                 return self._fetched.fetch(round)
-            case Received(_, GroupClosed(round)):
+            case ev.Received(_, ev.GroupClosed(round)):
                 return self._fetched.close(round)
-            case Received(_, Boundary()):
+            case ev.Received(_, ev.Boundary()):
                 self._held_out.handle(event)
                 return self._between_steps()
-            case Ran(work) if work.kind == EVALUATE:
+            case ev.Ran(work) if work.kind == EVALUATE:
                 return self._held_out.handle(event)
-            case Ran(work) if work.kind == LAY_OUT:
+            case ev.Ran(work) if work.kind == LAY_OUT:
                 return self._pushed()
-            case Ran(work) if work.kind == ADOPT:
+            case ev.Ran(work) if work.kind == ADOPT:
                 return self._adopted()
-            case Ran(work) if work.kind == LOCAL_STEP:
+            case ev.Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
-            case Updated():  # the checkpoint of what was kept aside is being written
+            case ev.Updated():  # the checkpoint of what was kept aside is being written
                 return self._between_steps()
         if self._view is None:
             return []
         return [*self._steps.handle(event), *self._finish_if_over()]
 
-    def _adopt(self, view: View) -> list[Action | Event]:
+    def _adopt(self, view: ev.View) -> ev.Actions:
         is_first_view = self._view is None
         self._view = view
         if not is_first_view:
             return []
         self._steps.start(view.n_committed)
-        updated = Updated(self._served.stage, view.n_committed)
+        updated = ev.Updated(self._served.stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._served.n_steps else self._wait_to_pull())]
 
     def _round(self, kind: RoundKind, number: int) -> RoundId:
@@ -194,117 +159,128 @@ class Worker:
         admission = self._view.by_peer[self._peer].admission
         return RoundId(kind, self._served.stage, number, peer=self._peer, view=admission)
 
-    def _lay_out_push(self) -> list[Action | Event]:
+    def _lay_out_push(self) -> ev.Actions:
         """A local step is done: what it has changed goes to the server."""
         step = self._steps.version
         round = self._round(RoundKind.PUSH, step)
         self._push = Exchange(self._peer, self._served.push(self._peer, round), self._served.slice_elements)
-        return [Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
+        return [ev.Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
 
-    def _pushed(self) -> list[Action | Event]:
+    def _pushed(self) -> ev.Actions:
         """The change is laid out, and sent. Nobody asks for it again."""
         push, self._push = self._push, None
         assert push is not None  # one is laid out at a time
         step = self._steps.version
-        actions: list[Action | Event] = [push.freeze(((self._peer, step),), 1, NO_LOSSES), Forget(push.round)]
+        actions: ev.Actions = [push.freeze(((self._peer, step),), 1, NO_LOSSES), ev.Forget(push.round)]
         if self._steps.is_over:
             return [*actions, *self._finish_if_over()]
         actions += self._between_steps()
         return [*actions, *(self._wait_to_pull() if step % self._served.wave == 0 else self._steps.begin())]
 
-    def _wait_to_pull(self, is_last: bool = False) -> list[Action | Event]:
+    def _wait_to_pull(self, is_last: bool = False) -> ev.Actions:
         round = self._round(RoundKind.PULL, self._n_pulls)
         self._n_pulls += 1
         self._pull = Exchange(self._peer, self._served.pull(self._peer, round), self._served.slice_elements)
         self._is_last_pull = is_last
-        return [Send(self._served.server, WantsParameters(round, self._steps.version, is_last))]
+        return [ev.Send(self._served.server, ev.WantsParameters(round, self._steps.version, is_last))]
 
-    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
+    def _on_reduced(self, src: int, reduced: ev.Reduced) -> ev.Actions:
         pull, bounds = self._pull, (reduced.key.lo, reduced.key.hi)
         if pull is None or reduced.key.round != pull.round or bounds in pull.sums or not pull.gives(src, bounds):
             return []
         if problem := pull.problem(reduced.cover):
-            return [Send(COORDINATOR, Suspect(src, f"{pull.round}: {problem}"))]
+            return [ev.Send(ev.COORDINATOR, ev.Suspect(src, f"{pull.round}: {problem}"))]
         if not pull.hold(reduced):
             return []
         version = self._served.n_steps if self._is_last_pull else self._steps.version
         self._adopting.append(pull.round)
-        return [Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (pull.round,))]
+        return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (pull.round,))]
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def _on_fetched(self, src: int, reduced: Reduced) -> list[Action | Event]:
+    def _on_fetched(self, src: int, reduced: ev.Reduced) -> ev.Actions:
         """A slice of a snapshot."""
         if problem := self._fetched.arrived(src, reduced):
-            return [Send(COORDINATOR, Suspect(src, problem))]
+            return [ev.Send(ev.COORDINATOR, ev.Suspect(src, problem))]
         return [*self._evaluate_if_whole(reduced.key.round), *self._between_steps()]
 
-    def _evaluate_if_whole(self, round: RoundId) -> list[Action | Event]:
+    def _evaluate_if_whole(self, round: RoundId) -> ev.Actions:
         """A held-out loss is to be measured with this snapshot, once it is here."""
         match self._to_evaluate:
-            case Received(_, EvaluateMean(wanted)) as event if wanted == round and self._fetched.is_whole(round):
+            case ev.Received(_, ev.EvaluateMean(wanted)) as event if wanted == round and self._fetched.is_whole(round):
                 self._held_out.handle(event)
                 return self._between_steps()
         return []
 
-    def _between_steps(self) -> list[Action | Event]:
+    def _between_steps(self) -> ev.Actions:
         """The actions on snapshots that are possible now, none while a local step is under way."""
         if self._steps.is_stepping:
             return []
         keeps = self._fetched.keep()
-        self._adopting += [round for action in keeps if isinstance(action, Run) for round in action.rounds]
+        self._adopting += [round for action in keeps if isinstance(action, ev.Run) for round in action.rounds]
         return [*keeps, *self._held_out.between_steps()]
 
-    def _adopted(self) -> list[Action | Event]:
+    def _adopted(self) -> ev.Actions:
         """The server's parameters are this worker's, or a snapshot of them is kept aside."""
         round = self._adopting.popleft()
         return self._fetched.kept(round, self._steps.version) if round in self._fetched else self._pulled()
 
     # ------------------------------------------------------------------------------------------------------------ pulls
 
-    def _pulled(self) -> list[Action | Event]:
+    def _pulled(self) -> ev.Actions:
         """The server's parameters are this worker's; after the last pull they are the result."""
         pull, self._pull = self._pull, None
         assert pull is not None  # one is adopted at a time
         if self._is_last_pull:
-            return [Forget(pull.round), Updated(self._served.stage, self._served.n_steps)]
+            return [ev.Forget(pull.round), ev.Updated(self._served.stage, self._served.n_steps)]
         if self._steps.is_over:
-            return [Forget(pull.round), *self._finish_if_over()]
-        return [Forget(pull.round), *self._steps.begin()]
+            return [ev.Forget(pull.round), *self._finish_if_over()]
+        return [ev.Forget(pull.round), *self._steps.begin()]
 
-    def _finish_if_over(self) -> list[Action | Event]:
+    def _finish_if_over(self) -> ev.Actions:
         """After the last local step and its push this worker waits for those of the others."""
         if not self._steps.is_over or self._push or self._pull or self._is_last_pull:
             return []
-        finished = Send(COORDINATOR, Finished(self._steps.version))
+        finished = ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))
         return [*self._between_steps(), finished, *self._wait_to_pull(is_last=True)]
 
-    def _answer(self, coordinator_term: int) -> list[Action | Event]:
+    def _answer(self, coordinator_term: int) -> ev.Actions:
         """A coordinator was started again, and asks once what this worker has said."""
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
         said = [*self._steps.said_again(), *self._held_out.said_again()]
-        said += [Send(COORDINATOR, Finished(self._steps.version))] if self._is_last_pull else []
-        return [Send(COORDINATOR, ReplicaState((), self._steps.n_steps, len(said))), *said]
+        said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_last_pull else []
+        return [ev.Send(ev.COORDINATOR, ev.ReplicaState((), self._steps.n_steps, len(said))), *said]
 
 
 class ParameterServer:
     """The server's side. It does one thing at a time, in the order in which it is asked for."""
 
     READS = frozenset(
-        {ViewChanged, Ran, Summed, Shard, WantsParameters, GroupFormed, SnapshotCut, CutTaken, FetchResult, GroupClosed}
-        | {AskReplicaState}
+        {
+            ev.ViewChanged,
+            ev.Ran,
+            ev.Summed,
+            ev.Shard,
+            ev.WantsParameters,
+            ev.GroupFormed,
+            ev.SnapshotCut,
+            ev.CutTaken,
+            ev.FetchResult,
+            ev.GroupClosed,
+        }
+        | {ev.AskReplicaState}
     )
 
     def __init__(self, stage: ServedStage):
         self._served = stage
         self._peer = stage.server
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._exchanges: dict[RoundId, Exchange] = {}  # under way, and waiting for their turn
         self._whole: dict[int, dict[int, RoundId]] = {}  # worker -> local step -> its push, all of it here
         self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
-        self._wanted: dict[int, WantsParameters] = {}  # worker -> for which it waits
+        self._wanted: dict[int, ev.WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
         self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
         place = SnapshotPlace(stage.stage, stage.servers, stage.workers, stage.n_elements, stage.slice_elements)
@@ -314,24 +290,26 @@ class ParameterServer:
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
         self._is_over = False
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 return self._adopt(view)
-            case Received(header, Shard() as body):
+            case ev.Received(header, ev.Shard() as body):
                 return self._on_shard(header.src, body)
-            case Received(header, WantsParameters(round) as body) if self._knows(header.src, round, RoundKind.PULL):
+            case ev.Received(header, ev.WantsParameters(round) as body) if self._knows(
+                header.src, round, RoundKind.PULL
+            ):
                 self._wanted[header.src] = body
                 return self._answer()
-            case Received(header, body) if self._view:
+            case ev.Received(header, body) if self._view:
                 return self._received(header, body)
-            case Summed(key, digest, sq_norm):
+            case ev.Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
-            case Ran(work):
+            case ev.Ran(work):
                 return self._ran(work)
         return []
 
-    def _adopt(self, view: View) -> list[Action | Event]:
+    def _adopt(self, view: ev.View) -> ev.Actions:
         is_first_view = self._view is None
         self._view = view
         if not is_first_view:
@@ -341,9 +319,9 @@ class ParameterServer:
         self._n_added = dict.fromkeys(self._served.workers, view.n_committed)
         self._allowed = dict(self._n_added)
         self._snapshots.begin(view.n_committed)
-        return [Updated(self._served.stage, view.n_committed)]
+        return [ev.Updated(self._served.stage, view.n_committed)]
 
-    def _lose(self, worker: int) -> list[Action | Event]:
+    def _lose(self, worker: int) -> ev.Actions:
         """Nobody waits for this worker any more. Its pushes that are here are added or about to be; one of which only a
         part has come, and an answer to it, are given up."""
         del self._n_added[worker], self._allowed[worker]
@@ -353,7 +331,7 @@ class ParameterServer:
         unused = [round for round in self._exchanges if round.peer == worker and round not in queued]
         for round in unused:
             del self._exchanges[round]
-        return [Forget(round) for round in unused]
+        return [ev.Forget(round) for round in unused]
 
     def _knows(self, src: int, round: RoundId, kind: RoundKind) -> bool:
         """Whether a round is of this kind, and one of a worker of this stage as it was admitted last."""
@@ -363,12 +341,12 @@ class ParameterServer:
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
-    def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
+    def _on_shard(self, src: int, shard: ev.Shard) -> ev.Actions:
         """A slice of a push. A push is added once: what comes again of it is dropped."""
         round = shard.key.round
         is_new = self._knows(src, round, RoundKind.PUSH) and round.number > self._n_added[src]
         if not is_new or round.number in self._whole.get(src, {}):
-            return [Forget(round)] if round not in self._exchanges else []
+            return [ev.Forget(round)] if round not in self._exchanges else []
         if round not in self._exchanges:
             self._exchanges[round] = Exchange(self._peer, self._served.push(src, round), self._served.slice_elements)
         exchange, bounds = self._exchanges[round], (shard.key.lo, shard.key.hi)
@@ -377,11 +355,15 @@ class ParameterServer:
         exchange.parts[bounds][src] = shard
         return [self._sum(exchange, bounds)]
 
-    def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
+    def _sum(self, exchange: Exchange, bounds: Bounds) -> ev.Action:
         added = exchange.add_up(bounds)
-        return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {added}")) if isinstance(added, str) else added
+        return (
+            ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, f"{exchange.round}: {added}"))
+            if isinstance(added, str)
+            else added
+        )
 
-    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
         if key.round in self._snapshots:
             return self._snapshots.summed(key, digest, sq_norm)
         exchange = self._exchanges.get(key.round)
@@ -394,13 +376,13 @@ class ParameterServer:
         worker = exchange.contributors[0]
         if worker == self._peer:  # a pull, all of which is sent
             del self._exchanges[key.round]
-            return [post, Forget(key.round)]
+            return [post, ev.Forget(key.round)]
         self._whole.setdefault(worker, {})[key.round.number] = key.round
         return [*self._add(worker), *self._answer()]
 
-    def _add(self, worker: int) -> list[Action | Event]:
+    def _add(self, worker: int) -> ev.Actions:
         """Add the pushes of a worker that are here, in their order."""
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         whole = self._whole[worker]
         while round := whole.pop(self._n_added[worker] + 1, None):
             self._n_added[worker] = round.number
@@ -413,7 +395,7 @@ class ParameterServer:
     def _clock(self, worker: int) -> int:
         return self._n_added[worker] // self._served.wave
 
-    def _answer(self) -> list[Action | Event]:
+    def _answer(self) -> ev.Actions:
         """Answer the workers that wait, least peer first, if they are not too far ahead. A worker that has finished
         holds nobody, and gets the parameters when all have."""
         added = {w for w, wanted in self._wanted.items() if self._n_added[w] >= wanted.step}
@@ -422,7 +404,7 @@ class ParameterServer:
         if self._snapshots.holds_pulls:
             return settled
         slowest = min([self._clock(worker) for worker in self._n_added if worker not in self._finished], default=None)
-        actions: list[Action | Event] = settled
+        actions: ev.Actions = settled
         for worker in sorted(added):
             is_held = slowest is not None and (
                 worker in self._finished or self._clock(worker) - slowest > self._served.staleness
@@ -431,7 +413,7 @@ class ParameterServer:
                 actions += self._pull(worker, self._wanted.pop(worker), slowest)
         return actions
 
-    def _pull(self, worker: int, wanted: WantsParameters, slowest: int | None) -> list[Action | Event]:
+    def _pull(self, worker: int, wanted: ev.WantsParameters, slowest: int | None) -> ev.Actions:
         round, clock = wanted.round, self._clock(worker)
         self._exchanges[round] = Exchange(self._peer, self._served.pull(worker, round), self._served.slice_elements)
         self._last_pulls |= {worker} if wanted.is_last else set()
@@ -442,44 +424,44 @@ class ParameterServer:
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def _received(self, header: Header, body: Message) -> list[Action | Event]:
+    def _received(self, header: ev.Header, body: ev.Message) -> ev.Actions:
         match body:
-            case GroupFormed(round):
+            case ev.GroupFormed(round):
                 return self._lay_out(round, self._snapshots.choose(round, self._allowed))
-            case SnapshotCut(round, steps) if header.src == self._served.servers[0]:
+            case ev.SnapshotCut(round, steps) if header.src == self._served.servers[0]:
                 told = self._snapshots.answer_cut(header.src, body)
                 return [*told, *self._lay_out(round, self._snapshots.take(round, steps))]
-            case CutTaken(round):
+            case ev.CutTaken(round):
                 self._snapshots.taken(header.src, round)
                 return self._answer()
-            case FetchResult(round):
+            case ev.FetchResult(round):
                 return self._snapshots.give(header.src, round)
-            case GroupClosed(round):
+            case ev.GroupClosed(round):
                 return self._snapshots.close(round)
-            case AskReplicaState() if header.coordinator_term > self._answered_term:
+            case ev.AskReplicaState() if header.coordinator_term > self._answered_term:
                 self._answered_term = header.coordinator_term
                 return self._snapshots.answer()
         return []
 
-    def _lay_out(self, round: RoundId, begun: list[Action | Event]) -> list[Action | Event]:
+    def _lay_out(self, round: RoundId, begun: ev.Actions) -> ev.Actions:
         """A snapshot has begun, if there are reports of it: the parameters are copied before anything else changes
         them."""
         return [*begun, *self._queue(LAY_OUT, round), *self._answer()] if begun else []
 
     # ------------------------------------------------------------------------------------------------- one at a time
 
-    def _queue(self, kind: str, *rounds: RoundId) -> list[Action | Event]:
+    def _queue(self, kind: str, *rounds: RoundId) -> ev.Actions:
         """Work for a round. A push is added to the snapshots among the rounds too."""
         self._works.append((kind, rounds))
         return [self._run()] if len(self._works) == 1 else []
 
-    def _run(self) -> Action:
+    def _run(self) -> ev.Action:
         kind, rounds = self._works[0]
-        return Run(Work(self._served.stage, kind, None, self._peer, rounds[0].step), 1.0, rounds)
+        return ev.Run(Work(self._served.stage, kind, None, self._peer, rounds[0].step), 1.0, rounds)
 
-    def _ran(self, work: Work) -> list[Action | Event]:
+    def _ran(self, work: Work) -> ev.Actions:
         kind, rounds = self._works.popleft()
-        actions: list[Action | Event] = [self._run()] if self._works else []
+        actions: ev.Actions = [self._run()] if self._works else []
         actions += self._snapshots.ran(rounds)
         round = rounds[0]
         if round not in self._exchanges:  # a snapshot is laid out
@@ -487,20 +469,20 @@ class ParameterServer:
         exchange = self._exchanges[round]
         if kind == ADOPT:
             del self._exchanges[round]
-            return [*actions, Forget(round), *self._end_if_over()]
+            return [*actions, ev.Forget(round), *self._end_if_over()]
         if not any(self._knows(worker, round, RoundKind.PULL) for worker in self._n_added):  # its worker is lost
             del self._exchanges[round]
-            return [*actions, Forget(round), *self._end_if_over()]
+            return [*actions, ev.Forget(round), *self._end_if_over()]
         actions.append(exchange.freeze(((self._peer, round.number),), 1, NO_LOSSES))
         actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
         return [*actions, *self._end_if_over()]
 
-    def _end_if_over(self) -> list[Action | Event]:
+    def _end_if_over(self) -> ev.Actions:
         """These parameters are the result, once the last pulls of all workers that are left are answered."""
         if self._is_over or self._works or not self._last_pulls >= self._n_added.keys():
             return []
         self._is_over = True
-        return [Updated(self._served.stage, self._served.n_steps)]
+        return [ev.Updated(self._served.stage, self._served.n_steps)]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -594,7 +576,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=OF_GROUPS | {StepNorm, LastStep, WantsParameters, SnapshotCut, CutTaken},
+    outlives_views=OF_GROUPS | {ev.StepNorm, ev.LastStep, ev.WantsParameters, ev.SnapshotCut, ev.CutTaken},
     plan_roles=frozenset({"servers"}),
     settings="server",
     server_vectors=_server_vectors,

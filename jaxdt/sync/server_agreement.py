@@ -9,19 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jaxdt.membership.agreement import CommittedStep, CountedRows, Decision, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import (
-    Action,
-    Finished,
-    GroupClosed,
-    GroupFormed,
-    MeanEvaluated,
-    Message,
-    ReplicaState,
-    ResultHeld,
-    Send,
-    StepDone,
-    View,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PipelineEndReport, StateMeanReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
@@ -40,7 +28,7 @@ NO_SERVER = "it is the server that holds its stage's parameters"
 class ServerAgreement(CountedSteps):
     """The agreement of `sync.kind = "server"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | HeldOutLosses.READS | {Finished, ReplicaState, ResultHeld}
+    READS = StepBudget.READS | HeldOutLosses.READS | {ev.Finished, ev.ReplicaState, ev.ResultHeld}
     HEARS_ACROSS_VIEWS: bool = True
     COUNTS_ROWS: bool = True
     HAS_FIXED_PLACES: bool = True
@@ -65,39 +53,39 @@ class ServerAgreement(CountedSteps):
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
-    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+    def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
         is_known = self._pipelines.has(src) or src in self._servers
-        if not is_known and not isinstance(message, StepDone):
+        if not is_known and not isinstance(message, ev.StepDone):
             return []
         if self._states.is_asking:
             self._states.hear(src, message)
             return self._go_on(now_s)
         match message:
-            case Finished(n_steps):
+            case ev.Finished(n_steps):
                 return self._on_finished(src, n_steps)
-            case ResultHeld():
+            case ev.ResultHeld():
                 return self._held(src, message)
-            case MeanEvaluated():
+            case ev.MeanEvaluated():
                 return self._snapshots.evaluated(message)
-            case StepDone(step):
+            case ev.StepDone(step):
                 return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
             case _:
                 return self._count(now_s, src, message) if type(message) in StepBudget.READS else []
 
-    def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
+    def _count(self, now_s: float, src: int, message: ev.Message) -> list[ev.Action]:
         """A step is done, or cannot begin yet. After a row of steps a snapshot may be due."""
         actions = self._budget.hear(now_s, src, message)
         self.n_committed = self._budget.n_rows
         return self._snapshots.after_rows(actions)
 
-    def _on_finished(self, src: int, n_steps: int) -> list[Action]:
+    def _on_finished(self, src: int, n_steps: int) -> list[ev.Action]:
         """A replica has done its last local step."""
         self._finished[src] = n_steps
         stage, pipeline = self._plan.seat(src)
-        reports: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
+        reports: list[ev.Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
         return [*reports, *self._end_steps()]
 
-    def _end_steps(self) -> list[Action]:
+    def _end_steps(self) -> list[ev.Action]:
         """After the last step of all that are left the servers' parameters are the result."""
         left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
         if self._is_ending or not left <= self._finished.keys():
@@ -110,11 +98,11 @@ class ServerAgreement(CountedSteps):
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def _held(self, src: int, held: ResultHeld) -> list[Action]:
+    def _held(self, src: int, held: ev.ResultHeld) -> list[ev.Action]:
         told, group = self._open.hear(src, held)
         return [*told, *(self._whole(group) if group else [])]
 
-    def _whole(self, group: OpenGroup) -> list[Action]:
+    def _whole(self, group: OpenGroup) -> list[ev.Action]:
         """A stage's server has a whole snapshot, with so many pushes of each worker."""
         round = group.round
         stage, _ = self._plan.seat(group.members[0])
@@ -129,42 +117,42 @@ class ServerAgreement(CountedSteps):
         self._kept.setdefault(round.number, {})[stage] = round
         return [report, *self._tell_workers()]
 
-    def _tell_workers(self) -> list[Action]:
+    def _tell_workers(self) -> list[ev.Action]:
         """The least worker of a stage writes its part of a checkpoint, so it has to keep what that holds."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for of_stages in self._kept.values():
             for stage, round in of_stages.items():
                 worker = min(self._pipelines.replicas(stage), default=None)
                 if worker is not None and self._told.get(round) != worker:
                     self._told[round] = worker
-                    actions.append(Send(worker, GroupFormed(round, (worker,), (self._servers[stage],))))
+                    actions.append(ev.Send(worker, ev.GroupFormed(round, (worker,), (self._servers[stage],))))
         return actions
 
-    def woke(self, now_s: float, tag: str) -> list[Action]:
+    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
         raise AssertionError("it sets no timer")
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[ev.Action]:
         return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
 
-    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._budget.restore(rows, ())
         self.n_committed = self._budget.n_rows
         self._pipelines.restore(view, self._budget.n_steps)
         replicas = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
         self._states.ask(replicas.union(self._servers))
 
-    def restore_rounds(self) -> list[Action]:
+    def restore_rounds(self) -> list[ev.Action]:
         """Open again the rounds that servers hold, except those for losses that are told or were measured."""
-        states, actions = self._states, list[Action]()
+        states, actions = self._states, list[ev.Action]()
         measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():
             if self._snapshots.is_over(group.round, measured):
                 actions += group.closed()
             else:
                 self._open.restore(group)
-        for src, held in states.take(ResultHeld):
+        for src, held in states.take(ev.ResultHeld):
             actions += self._held(src, held)
         return [*actions, *self._open.tell_again(), *self._snapshots.restore()]
 
@@ -192,13 +180,13 @@ class ServerAgreement(CountedSteps):
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         return self._snapshots.mean_of(version)
 
-    def missed(self) -> list[Message]:
+    def missed(self) -> list[ev.Message]:
         return self._states.missed()
 
     def leave_view(self, members: Collection[int]) -> Results:
         return ()
 
-    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         if view.number == 1:
             self._budget.rows.begin(now_s)
         broken = self._pipelines.keep(view.by_peer)
@@ -214,11 +202,11 @@ class ServerAgreement(CountedSteps):
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""
 
-    def checkpoint_complete(self, version: int) -> list[Action]:
+    def checkpoint_complete(self, version: int) -> list[ev.Action]:
         """Nobody needs what is kept for this one and older ones any more."""
         self._n_complete = max(version, self._n_complete)
         over = [self._kept.pop(other) for other in sorted(self._kept) if other <= version]
         rounds = [(stage, round) for of_stages in over for stage, round in of_stages.items()]
         for _, round in rounds:
             self._told.pop(round, None)
-        return [Send(self._servers[stage], GroupClosed(round)) for stage, round in rounds]
+        return [ev.Send(self._servers[stage], ev.GroupClosed(round)) for stage, round in rounds]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxdt.protocol.events import Action, Drained, Event
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import RunConfig, is_evaluated
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.errors import BadInput, nearest
@@ -40,7 +40,7 @@ class Wiring(Protocol):
 
     READS: frozenset[type]
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions: ...
 
     def cancel_run(self) -> None:
         """The Work that it has asked for last will not be done."""
@@ -148,9 +148,9 @@ class StepShape:
     def has_work(self, step: int) -> bool:
         return step < self.n_steps or self.n_held_out(step) > 0
 
-    def drained(self, step: int) -> list[Action | Event]:
+    def drained(self, step: int) -> ev.Actions:
         """The sync is told that a step is computed, if that is a step with an update."""
-        return [Drained(step)] if step < self.n_steps else []
+        return [ev.Drained(step)] if step < self.n_steps else []
 
 
 def step_shape(setup: PeerSetup) -> StepShape:

@@ -8,19 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.protocol.events import (
-    Action,
-    Committed,
-    Event,
-    Evicted,
-    Ran,
-    Received,
-    Run,
-    Updated,
-    View,
-    ViewChanged,
-    WorkOverdue,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.run.delay import Delay
 from jaxdt.wiring.base import COMPUTING, Wiring
 
@@ -30,42 +18,42 @@ class DelayedUpdate:
     with, unless the peer takes no part in it; it may yet have to, when other peers are lost."""
 
     def __init__(self, peer: int, stage: int, wirings: Sequence[Wiring], delay: Delay):
-        self.READS = frozenset({ViewChanged, Evicted, Updated, Committed, Ran, WorkOverdue}).union(
+        self.READS = frozenset({ev.ViewChanged, ev.Evicted, ev.Updated, ev.Committed, ev.Ran, ev.WorkOverdue}).union(
             *(w.READS for w in wirings)
         )
         self._peer = peer
         self._stage = stage
         self._wirings = tuple(wirings)
         self._delay = delay
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._version: int | None = None
         self._n_committed = 0
         self._begun: set[int] = set()
-        self._waiting: dict[int, Run] = {}  # step -> the Work that its wiring wants done
+        self._waiting: dict[int, ev.Run] = {}  # step -> the Work that its wiring wants done
         self._is_running = False
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 actions = self._adopt(now_s, view)
-            case Evicted():
+            case ev.Evicted():
                 self._stop()
                 self._view = None
                 actions = [action for wiring in self._wirings for action in wiring.handle(now_s, event)]
-            case WorkOverdue():
+            case ev.WorkOverdue():
                 actions = [action for wiring in self._wirings for action in wiring.handle(now_s, event)]
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 self._version = version
                 self._n_committed = max(self._n_committed, version)
                 self._cancel_committed()  # first: a wiring whose Work still waits would not begin another
                 actions = self._begin_open_steps(now_s)
-            case Received(_, Committed(record)):
+            case ev.Received(_, ev.Committed(record)):
                 self._n_committed = record.step + 1  # its update may begin at once: nothing of the step computes then
                 self._cancel_committed()
                 return []
-            case Received(_, body):
+            case ev.Received(_, body):
                 actions = self._wiring_of(_step_of(body)).handle(now_s, event)
-            case Ran(work) if work.kind in COMPUTING:
+            case ev.Ran(work) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 self._is_running = False
                 actions = self._wiring_of(work.step).handle(now_s, event)
@@ -84,31 +72,31 @@ class DelayedUpdate:
     def _wiring_of(self, step: int) -> Wiring:
         return self._wirings[step % len(self._wirings)]
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
         """Each wiring is shown the view as one in which its own step is the next to be committed."""
         if view.rolled_back:
             self._stop()
         self._n_committed = view.n_committed
         self._cancel_committed()
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for step in range(view.n_committed, view.n_committed + len(self._wirings)):
             results = tuple((round, holders) for round, holders in view.results if round.number == step)
             own_view = replace(view, n_committed=step, results=results)
-            actions += self._wiring_of(step).handle(now_s, ViewChanged(own_view))
+            actions += self._wiring_of(step).handle(now_s, ev.ViewChanged(own_view))
         self._view = view
         return actions + self._begin_open_steps(now_s)
 
-    def _begin_open_steps(self, now_s: float) -> list[Action | Event]:
+    def _begin_open_steps(self, now_s: float) -> ev.Actions:
         """Begin the steps that may begin."""
         if self._view is None or self._version is None:
             return []
         steps = self._delay.open(self._version)
         self._begun &= set(steps)
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for step in steps:
             if step not in self._begun and self._peer in self._view.working(self._stage, step):
                 self._begun.add(step)
-                actions += self._wiring_of(step).handle(now_s, Updated(self._stage, step))
+                actions += self._wiring_of(step).handle(now_s, ev.Updated(self._stage, step))
         return actions
 
     def _stop(self) -> None:
@@ -125,11 +113,11 @@ class DelayedUpdate:
             del self._waiting[step]
             self._wiring_of(step).cancel_run()
 
-    def _one_at_a_time(self, actions: list[Action | Event]) -> list[Action | Event]:
+    def _one_at_a_time(self, actions: ev.Actions) -> ev.Actions:
         """Let only one Work run at a time, that of the oldest step first, among all that the wirings ask for."""
-        others: list[Action | Event] = []
+        others: ev.Actions = []
         for action in actions:
-            if isinstance(action, Run):
+            if isinstance(action, ev.Run):
                 step = action.work.step
                 assert step is not None  # as in all Work of a wiring
                 self._waiting[step] = action

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from jaxdt.protocol.events import Progress
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
 from jaxdt.wiring.route_policy import Route, RoutePolicy
 from jaxdt.wiring.tasks import Task, task_kind
@@ -67,7 +67,7 @@ class Dispatcher:
         under_way.since_s = now_s
         return under_way.task, other
 
-    def progress(self, now_s: float, peer: int, done: Progress) -> None:
+    def progress(self, now_s: float, peer: int, done: ev.Progress) -> None:
         """A Work of one of the tasks is done. It measures the peer, and the last Work of a task makes room for another.
 
         A Work's time starts with its input, or with the end of the peer's last Work if that was later. So a queue at

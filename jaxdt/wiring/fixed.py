@@ -13,24 +13,7 @@ does a step from its start or not at all. If a view changes in mid-step, recover
 
 from collections import deque
 
-from jaxdt.protocol.events import (
-    Accumulated,
-    Action,
-    Boundary,
-    Drained,
-    Evaluated,
-    Event,
-    Evicted,
-    Key,
-    Ran,
-    Received,
-    Send,
-    StepBlocked,
-    Updated,
-    View,
-    ViewChanged,
-    WorkOverdue,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.schedule import Order, stage_order
 from jaxdt.run.config import RunConfig
 from jaxdt.run.peer_setup import PeerSetup
@@ -49,7 +32,7 @@ NEVER = float("inf")
 class FixedWiring:
     """One peer's side."""
 
-    READS = RoutedWiring.READS | {ViewChanged, Evicted, Updated, Boundary, Ran}
+    READS = RoutedWiring.READS | {ev.ViewChanged, ev.Evicted, ev.Updated, ev.Boundary, ev.Ran}
 
     def __init__(self, plan: Plan, shape: StepShape):
         self._plan = plan
@@ -71,27 +54,27 @@ class FixedWiring:
         self._work: deque[Work] = deque()
         self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
-        if type(event) is Ran:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
+        if type(event) is ev.Ran:
             work = event.work
             if self._work and work.step == self._step and work.kind in COMPUTING:
                 self._slot.free()
                 self._work.popleft()
                 return self._finished(work, event.values) + self._next()
-        elif type(event) is Received:
+        elif type(event) is ev.Received:
             body = event.body
-            if type(body) is Boundary and body.key.step >= self._strict_from:
+            if type(body) is ev.Boundary and body.key.step >= self._strict_from:
                 key = body.key
                 self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
                 return self._next()
-        elif type(event) is Updated:
+        elif type(event) is ev.Updated:
             if event.version >= self._strict_from:
                 return self._begin(event.version)
-        elif type(event) is ViewChanged:
+        elif type(event) is ev.ViewChanged:
             return self._adopt(now_s, event.view)
-        elif type(event) is WorkOverdue:
-            return [StepBlocked()]  # nobody else does what the plan gives to this peer
-        elif type(event) is Evicted:
+        elif type(event) is ev.WorkOverdue:
+            return [ev.StepBlocked()]  # nobody else does what the plan gives to this peer
+        elif type(event) is ev.Evicted:
             self._stop()
         return self._routed.handle(now_s, event) + self._next()
 
@@ -103,7 +86,7 @@ class FixedWiring:
     def cancel_run(self) -> None:
         self._slot.free()
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
         """Adopt a view. In the first view all steps are strict; in a later one those after the step under way."""
         self._stop()
         assignment = pipeline_assignment(self._plan, view, [member.peer for member in view.members])
@@ -114,7 +97,7 @@ class FixedWiring:
         if assignment.is_whole:
             self._strict_from = view.n_committed + (view.number > 1)
         if view.n_committed < self._strict_from:
-            return self._routed.handle(now_s, ViewChanged(view))
+            return self._routed.handle(now_s, ev.ViewChanged(view))
         self._routed.void_routes(view)
         return []
 
@@ -131,7 +114,7 @@ class FixedWiring:
         self._arrived.clear()
         self._work.clear()
 
-    def _begin(self, step: int) -> list[Action | Event]:
+    def _begin(self, step: int) -> ev.Actions:
         if not self._shape.has_work(step):
             return []
         self._step = step
@@ -147,7 +130,7 @@ class FixedWiring:
         held_out = range(pipeline, self._shape.n_held_out(step), self._plan.n_pipelines)
         return [Work(self._stage, EVALUATE, m) for m in held_out]
 
-    def _next(self) -> list[Action | Event]:
+    def _next(self) -> ev.Actions:
         if self._slot.is_busy or not self._work:
             return []
         work = self._work[0]
@@ -167,34 +150,34 @@ class FixedWiring:
         kind = "act" if work.kind == FORWARD else "eval"
         return None if self._is_first else (kind, self._step, self._stage, m)
 
-    def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
         step = self._step
         stage = self._stage
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
-        actions: list[Action | Event] = [*self._recovery.made(work)]
+        actions: ev.Actions = [*self._recovery.made(work)]
         if work.kind == BACKWARD:
             self._recovery.count(BACKWARD, m)
-            actions.append(Accumulated(step, stage, m, n_samples, loss_sum))
+            actions.append(ev.Accumulated(step, stage, m, n_samples, loss_sum))
             if not self._is_first:
-                actions.append(self._send(Key("grad", step, stage, m), self._previous_peer))
+                actions.append(self._send(ev.Key("grad", step, stage, m), self._previous_peer))
             if not self._work:
-                actions.append(Drained(step))
+                actions.append(ev.Drained(step))
         elif not self._is_last:
-            key = Key("act" if work.kind == FORWARD else "eval", step, stage + 1, m)
+            key = ev.Key("act" if work.kind == FORWARD else "eval", step, stage + 1, m)
             actions.append(self._send(key, self._next_peer))
         elif work.kind == EVALUATE:
             assert loss_sum is not None  # the last stage measures it
             self._recovery.count(EVALUATE, m)
-            actions.append(Evaluated(step, m, n_samples, loss_sum))
+            actions.append(ev.Evaluated(step, m, n_samples, loss_sum))
         return actions
 
-    def _send(self, key: Key, neighbour: tuple[int | None, int]) -> Send:
+    def _send(self, key: ev.Key, neighbour: tuple[int | None, int]) -> ev.Send:
         peer, n_bytes = neighbour
         assert peer is not None  # no place is open in a step that is done here
-        return Send(peer, Boundary(key), n_bytes)
+        return ev.Send(peer, ev.Boundary(key), n_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

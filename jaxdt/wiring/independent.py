@@ -14,21 +14,7 @@ views come. Nothing is kept to be sent again, since nobody does the Work of a pi
 from collections import deque
 from collections.abc import Iterable
 
-from jaxdt.protocol.events import (
-    Accumulated,
-    Action,
-    Boundary,
-    Drained,
-    Event,
-    Evicted,
-    Key,
-    Ran,
-    Received,
-    Send,
-    Stepped,
-    StepsEnd,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.schedule import stage_order
 from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.peer_setup import PeerSetup
@@ -41,7 +27,7 @@ from jaxdt.wiring.compute_slot import ComputeSlot
 class IndependentWiring:
     """One peer's side. `pipeline` is its own in the plan."""
 
-    READS = frozenset({ViewChanged, Evicted, Stepped, StepsEnd, Boundary, Ran})
+    READS = frozenset({ev.ViewChanged, ev.Evicted, ev.Stepped, ev.StepsEnd, ev.Boundary, ev.Ran})
 
     def __init__(self, plan: Plan, pipeline: int, shape: StepShape):
         self._shape = shape
@@ -58,29 +44,29 @@ class IndependentWiring:
         self._n_opened = 0  # the first step whose forwards are not among the Work yet
         self._n_steps: int | None = None  # of the pipeline in all, once that is known
         self._work: deque[Work] = deque()
-        self._arrived: set[Key] = set()
+        self._arrived: set[ev.Key] = set()
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
-        if type(event) is Ran:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
+        if type(event) is ev.Ran:
             work = event.work
             if self._work and work == self._work[0]:
                 self._slot.free()
                 self._work.popleft()
                 return [*self._finished(work, event.values), *self._begin_next()]
-        elif type(event) is Received:
+        elif type(event) is ev.Received:
             body = event.body
-            if type(body) is Boundary and body.key.kind != "eval" and body.key.step >= self._step:
+            if type(body) is ev.Boundary and body.key.kind != "eval" and body.key.step >= self._step:
                 self._arrived.add(body.key)
                 return self._begin_next()
-        elif type(event) is Stepped:
+        elif type(event) is ev.Stepped:
             self._open(event.n_steps)
             return self._begin_next()
-        elif type(event) is StepsEnd:
+        elif type(event) is ev.StepsEnd:
             self._end_after(event.n_steps)
             return self._begin_next()
-        elif type(event) is ViewChanged:
+        elif type(event) is ev.ViewChanged:
             self._is_member = True
-        elif type(event) is Evicted:
+        elif type(event) is ev.Evicted:
             self._is_member = False
             self._work.clear()
             self._arrived.clear()
@@ -115,7 +101,7 @@ class IndependentWiring:
         self._n_steps = n_steps
         self._work = deque(work for work in self._work if work.step is None or work.step < n_steps)
 
-    def _begin_next(self) -> list[Action | Event]:
+    def _begin_next(self) -> ev.Actions:
         if self._slot.is_busy or not self._work or not self._is_member:
             return []
         work = self._work[0]
@@ -126,29 +112,29 @@ class IndependentWiring:
             self._arrived.remove(key)
         return [self._slot.start(work)]
 
-    def _needs(self, work: Work) -> Key | None:
+    def _needs(self, work: Work) -> ev.Key | None:
         """The tensor that must have come over a link before this Work may run."""
         step, m = work.step, work.microbatch
         assert step is not None and m is not None  # as in all Work of a wiring
         if work.kind == BACKWARD:
-            return None if self._next is None else Key("grad", step, self._stage + 1, m)
-        return None if self._previous is None else Key("act", step, self._stage, m)
+            return None if self._next is None else ev.Key("grad", step, self._stage + 1, m)
+        return None if self._previous is None else ev.Key("act", step, self._stage, m)
 
-    def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
         step, stage, m = work.step, self._stage, work.microbatch
         assert step is not None and m is not None  # as in all Work of a wiring
         if work.kind == FORWARD:
-            return [] if self._next is None else [_send(Key("act", step, stage + 1, m), self._next)]
+            return [] if self._next is None else [_send(ev.Key("act", step, stage + 1, m), self._next)]
         n_samples = int(values.get("n_samples", 0))
-        actions: list[Action | Event] = [Accumulated(step, stage, m, n_samples, values.get("loss_sum"))]
+        actions: ev.Actions = [ev.Accumulated(step, stage, m, n_samples, values.get("loss_sum"))]
         if self._previous is not None:
-            actions.append(_send(Key("grad", step, stage, m), self._previous))
-        return actions if self._work else [*actions, Drained(step)]
+            actions.append(_send(ev.Key("grad", step, stage, m), self._previous))
+        return actions if self._work else [*actions, ev.Drained(step)]
 
 
-def _send(key: Key, neighbour: tuple[int, int]) -> Send:
+def _send(key: ev.Key, neighbour: tuple[int, int]) -> ev.Send:
     peer, n_bytes = neighbour
-    return Send(peer, Boundary(key), n_bytes)
+    return ev.Send(peer, ev.Boundary(key), n_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -201,5 +187,5 @@ ENTRY = WiringEntry(
     follows_plan=True,
     may_change_stages=False,
     is_independent=True,
-    outlives_views=frozenset({Boundary}),
+    outlives_views=frozenset({ev.Boundary}),
 )

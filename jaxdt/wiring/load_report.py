@@ -1,6 +1,6 @@
 """A wiring whose queue is measured: the coordinator moves peers between stages by these loads (wiring/rebalance.py)."""
 
-from jaxdt.protocol.events import COORDINATOR, Action, Event, Evicted, Load, Send, Updated, ViewChanged
+from jaxdt.protocol import events as ev
 from jaxdt.wiring.base import Wiring
 
 
@@ -10,7 +10,7 @@ class LoadReporter:
     over at least `period_s` seconds."""
 
     def __init__(self, wiring: Wiring, period_s: float):
-        self.READS = wiring.READS | {Updated, ViewChanged, Evicted}
+        self.READS = wiring.READS | {ev.Updated, ev.ViewChanged, ev.Evicted}
         self._wiring = wiring
         self._period_s = period_s
         self._began_s: float | None = None
@@ -20,18 +20,18 @@ class LoadReporter:
         self._n_waiting = 0
         self._is_busy = False
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         self._integrate_until(now_s)
         actions = self._wiring.handle(now_s, event)
         self._n_waiting, self._is_busy = self._wiring.queue
         kind = type(event)
-        if kind is Updated and self._began_s is not None and now_s - self._began_s >= self._period_s:
+        if kind is ev.Updated and self._began_s is not None and now_s - self._began_s >= self._period_s:
             seconds = now_s - self._began_s
-            actions = [*actions, Send(COORDINATOR, Load(self._queue_s / seconds, self._busy_s / seconds))]
+            actions = [*actions, ev.Send(ev.COORDINATOR, ev.Load(self._queue_s / seconds, self._busy_s / seconds))]
             self._begin(now_s)
-        elif kind is ViewChanged and self._began_s is None:
+        elif kind is ev.ViewChanged and self._began_s is None:
             self._begin(now_s)
-        elif kind is Evicted:
+        elif kind is ev.Evicted:
             self._began_s = None
         return actions
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from jaxdt.protocol.events import View
+from jaxdt.protocol import events as ev
 from jaxdt.wiring.route_policy import Route
 from jaxdt.wiring.router import Router
 
@@ -25,7 +25,7 @@ class MeasuredRoutes:
         self._turn = 1
         self._routers: Sequence[int] = ()
 
-    def adopt(self, view: View, members: Sequence[int]) -> None:
+    def adopt(self, view: ev.View, members: Sequence[int]) -> None:
         n_replicas = [len(view.stage_peers(stage)) for stage in range(len(self._router.stages))]
         self._turn = math.lcm(*n_replicas)
         self._routers = members[: min(self._n_routers, math.ceil(self._n_microbatches / self._turn))]
@@ -33,10 +33,10 @@ class MeasuredRoutes:
         self.in_flight_limit = share - share % self._turn or share
         self._open(view, set(members))
 
-    def begin_step(self, view: View) -> None:
+    def begin_step(self, view: ev.View) -> None:
         self._open(view, {member.peer for member in view.members})
 
-    def _open(self, view: View, members: set[int]) -> None:
+    def _open(self, view: ev.View, members: set[int]) -> None:
         for stage, queue in enumerate(self._router.stages):
             queue.forget_stuck()
             computing, open_peers = set(view.stage_peers(stage)) & members, set(queue.open)

@@ -8,7 +8,7 @@ each in turn, so that the load is shared. All of it follows from the view, so al
 import functools
 from collections.abc import Collection, Iterator, Sequence
 
-from jaxdt.protocol.events import View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import EVALUATE
@@ -37,7 +37,7 @@ def _fill(planned: Sequence[int], present: tuple[int, ...]) -> Iterator[int | No
     return (peer if peer in there else next(others, None) for peer in planned)
 
 
-def pipeline_assignment(plan: Plan, view: View, members: Collection[int]) -> PipelineAssignment:
+def pipeline_assignment(plan: Plan, view: ev.View, members: Collection[int]) -> PipelineAssignment:
     """The assignment of the `members` of a view that compute to the places of the plan."""
     replicas: list[list[int]] = [[] for _ in plan.placement]
     computing = set(members)
@@ -62,13 +62,13 @@ class PlannedRoutes:
         self._assignment: PipelineAssignment | None = None
         self.in_flight_limit = self._depth
 
-    def adopt(self, view: View, members: Sequence[int]) -> None:
+    def adopt(self, view: ev.View, members: Sequence[int]) -> None:
         self._assignment = pipeline_assignment(self._plan, view, members)
         first = self._assignment.places[0]
         n_borrowed = first.count(None) if self._peer in first else 0
         self.in_flight_limit = self._depth * (1 + n_borrowed)
 
-    def begin_step(self, view: View) -> None:
+    def begin_step(self, view: ev.View) -> None:
         self.adopt(view, [member.peer for member in view.members])
 
     def owning_router(self, kind: str, microbatch: int) -> int:

@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.events import Load
+from jaxdt.protocol import events as ev
 
-Table = Sequence[Mapping[int, Load]]
+Table = Sequence[Mapping[int, ev.Load]]
 THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves
 MARGIN = 0.25  # of a peer, by which the stage that gives must stay faster: shares of time are measured, not known
 FRESH_PERIODS = 1.0  # reports that are older are left out
@@ -115,11 +115,11 @@ class Rebalancer:
 
     def __init__(self, period_s: float, n_moves: int = 1):
         self._period_s, self._n_moves = period_s, n_moves
-        self._reports: dict[int, tuple[float, Load]] = {}
+        self._reports: dict[int, tuple[float, ev.Load]] = {}
         self._now_s, self._due_s = 0.0, None
         self._before: list[Move] = []
 
-    def report(self, now_s: float, peer: int, load: Load) -> None:
+    def report(self, now_s: float, peer: int, load: ev.Load) -> None:
         """A peer's measured queue and busy time."""
         self._now_s, self._reports[peer] = now_s, (now_s, load)
 
@@ -151,7 +151,7 @@ class Rebalancer:
         is_smaller = loads[own].n_peers - 1 > loads[best].n_peers
         return best if best != own and (is_smaller or loads[own].rate(1 + MARGIN) > loads[best].rate()) else None
 
-    def _table(self, stages: Stages) -> list[dict[int, Load]]:
+    def _table(self, stages: Stages) -> list[dict[int, ev.Load]]:
         """The fresh reports, per stage; empty if a stage with peers has none."""
         fresh_s = self._now_s - FRESH_PERIODS * self._period_s
         self._reports = {peer: report for peer, report in self._reports.items() if report[0] >= fresh_s}
@@ -172,7 +172,7 @@ class Algorithm2:
         self._due_s: float | None = None
         self._queues: dict[int, float] = {}
 
-    def report(self, now_s: float, peer: int, load: Load) -> None:
+    def report(self, now_s: float, peer: int, load: ev.Load) -> None:
         """A peer's measured queue; the share of time in which it computes does not count."""
         self._queues[peer] = load.queue
 

@@ -9,7 +9,7 @@ member's accumulator.
 
 from collections.abc import Collection
 
-from jaxdt.protocol.events import Discard, Inventory, View
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import BACKWARD, EVALUATE, Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
@@ -25,7 +25,7 @@ class Recovery:
         self._n_stages = shape.n_stages
         self._retention = Retention(shape)
         self._counted: set[Counted] = set()
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._members: tuple[int, ...] = ()
         self._inventories: dict[int, tuple[frozenset[Counted], frozenset[int]]] = {}  # counted, and kept microbatches
         self._owes_inventory = False
@@ -37,7 +37,7 @@ class Recovery:
         self._counted.clear()
         self._retention.begin_step()
 
-    def made(self, work: Work) -> list[Discard]:
+    def made(self, work: Work) -> list[ev.Discard]:
         """A Work of the step is done and its result is kept. Returns the tensors that are let go for it."""
         return self._retention.made(work)
 
@@ -56,7 +56,7 @@ class Recovery:
         return self._view is not None
 
     @property
-    def _current_view(self) -> View:
+    def _current_view(self) -> ev.View:
         """The view that recovery follows from; there is one while recovery is active."""
         assert self._view is not None
         return self._view
@@ -66,7 +66,7 @@ class Recovery:
         """Whether this peer has yet to tell its inventory."""
         return self._owes_inventory
 
-    def start(self, view: View, members: tuple[int, ...]) -> None:
+    def start(self, view: ev.View, members: tuple[int, ...]) -> None:
         """A view in which those `members` compute the step under way, this peer among them."""
         self._view, self._members = view, members
         self._inventories.clear()
@@ -83,13 +83,13 @@ class Recovery:
         self._owes_inventory = False
         self._counted.clear()
 
-    def inventory(self, step: int) -> Inventory:
+    def inventory(self, step: int) -> ev.Inventory:
         """The inventory that this peer sends to the others. From now on it announces all that it counts, and keeps the
         tensors that it keeps."""
         self._owes_inventory = False
-        return Inventory(step, tuple(sorted(self._counted)), self._retention.promise())
+        return ev.Inventory(step, tuple(sorted(self._counted)), self._retention.promise())
 
-    def add(self, src: int, inventory: Inventory) -> None:
+    def add(self, src: int, inventory: ev.Inventory) -> None:
         """A member's inventory, or this peer's own."""
         self._inventories[src] = frozenset(inventory.counted), frozenset(inventory.kept)
 

@@ -6,7 +6,7 @@ budget of 0 nothing is kept once it is sent. A missing tensor is made again from
 (step protocol, Sec. 9).
 """
 
-from jaxdt.protocol.events import Discard, Key
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import BACKWARD, FORWARD, REGENERATE, Work
 from jaxdt.wiring.base import StepShape
 
@@ -35,7 +35,7 @@ class Retention:
         self._kept_bytes = 0
         self._is_promised = False
 
-    def made(self, work: Work) -> list[Discard]:
+    def made(self, work: Work) -> list[ev.Discard]:
         """A Work of the step is done and its result is kept. Returns the tensors that are let go for it."""
         if work.kind not in self._bytes or not self._budget_bytes:
             return []
@@ -49,12 +49,12 @@ class Retention:
             return []
         self._kept_bytes += n_bytes - self._both.get(m, 0)
         self._both[m] = self._outputs.pop(m, 0) + n_bytes
-        discards: list[Discard] = []
+        discards: list[ev.Discard] = []
         while self._kept_bytes > self._budget_bytes and not self._is_promised and len(self._both) > 1:
             oldest = next(iter(self._both))
             self._kept_bytes -= self._both.pop(oldest)
-            discards.append(Discard(Key("act", step, self._stage + 1, oldest)))
-            discards.append(Discard(Key("grad", step, self._stage, oldest)))
+            discards.append(ev.Discard(ev.Key("act", step, self._stage + 1, oldest)))
+            discards.append(ev.Discard(ev.Key("grad", step, self._stage, oldest)))
         return discards
 
     def keeps_output(self, microbatch: int) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxdt.protocol.events import View
+from jaxdt.protocol import events as ev
 
 Route = tuple[int, ...]  # one peer per stage, NO_PEER where nothing has to be done
 
@@ -15,10 +15,10 @@ class RoutePolicy(Protocol):
 
     in_flight_limit: int
 
-    def adopt(self, view: View, members: Sequence[int]) -> None:
+    def adopt(self, view: ev.View, members: Sequence[int]) -> None:
         """The members of a view that compute in the step under way; no others are chosen any more."""
 
-    def begin_step(self, view: View) -> None:
+    def begin_step(self, view: ev.View) -> None:
         """The step after that of the view: members that joined with the view compute too."""
 
     def owning_router(self, kind: str, microbatch: int) -> int:

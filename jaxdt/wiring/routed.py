@@ -22,30 +22,7 @@ done again. A peer that joins computes from the next step on.
 
 import heapq
 
-from jaxdt.protocol.events import (
-    Accumulated,
-    Action,
-    Boundary,
-    Committed,
-    Evaluated,
-    Event,
-    Evicted,
-    Grant,
-    Inventory,
-    Key,
-    Message,
-    Progress,
-    Ran,
-    Received,
-    Reroute,
-    Resend,
-    Send,
-    StepBlocked,
-    Updated,
-    View,
-    ViewChanged,
-    WorkOverdue,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
@@ -65,8 +42,20 @@ class RoutedWiring:
     """One peer's side. A wiring that does some steps by itself shares its `recovery` and `slot` with this one."""
 
     READS = frozenset(
-        {ViewChanged, Evicted, Updated, Grant, Resend, Reroute, Inventory, Progress, Boundary, Ran, WorkOverdue}
-        | {Committed}
+        {
+            ev.ViewChanged,
+            ev.Evicted,
+            ev.Updated,
+            ev.Grant,
+            ev.Resend,
+            ev.Reroute,
+            ev.Inventory,
+            ev.Progress,
+            ev.Boundary,
+            ev.Ran,
+            ev.WorkOverdue,
+        }
+        | {ev.Committed}
     )
 
     def __init__(
@@ -87,36 +76,36 @@ class RoutedWiring:
         self._slot = slot
         self._service_time = service_time
         self._gap_s = 0.0
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._members: tuple[int, ...] = ()  # those that compute in the step under way
         self._replicas: tuple[int, ...] = ()
         self._step = NO_STEP
         self._is_committed = False
         self._n_queued = 0
         self._ready: list[tuple[bool, int, Work]] = []  # a heap
-        self._of_later_steps: list[Grant | Boundary] = []
-        self._inputs: dict[Counted, Grant | Boundary] = {}  # which carry the routes
+        self._of_later_steps: list[ev.Grant | ev.Boundary] = []
+        self._inputs: dict[Counted, ev.Grant | ev.Boundary] = {}  # which carry the routes
         self._forwarded: set[int] = set()
         self._rerouted: set[int] = set()  # microbatches whose forward may have come first at another replica
         self._early_gradients: set[int] = set()  # whose forward is made again, and not done yet
         self._counted: dict[int, set[Counted]] = {}  # step -> what the replicas of this stage have counted
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 return self._adopt(now_s, view)
-            case Evicted():
+            case ev.Evicted():
                 self._forget()
                 self._view = None
-            case Updated(_, version) if self._view:
+            case ev.Updated(_, version) if self._view:
                 return self._begin(now_s, version)
-            case Received(header, body) if self._view:
+            case ev.Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
-            case Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
+            case ev.Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
                 self._slot.free()
                 self._gap_s = self._service_time.gap_s(started_s + seconds)
                 return self._finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
-            case WorkOverdue() if self._view:
+            case ev.WorkOverdue() if self._view:
                 return self._on_overdue(now_s)
         return []
 
@@ -128,34 +117,34 @@ class RoutedWiring:
         self._slot.free()
 
     @property
-    def _current_view(self) -> View:
+    def _current_view(self) -> ev.View:
         """The view that this peer is a member of; steps and inventories are only looked at while there is one."""
         assert self._view is not None
         return self._view
 
-    def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
+    def _received(self, now_s: float, src: int, body: ev.Message) -> ev.Actions:
         match body:
-            case Grant() | Boundary():
+            case ev.Grant() | ev.Boundary():
                 return self._accept(body) + self._next()
-            case Resend(key, route, regenerate) if self._recovery.keeps_output(key.microbatch):
-                return [self._send(Boundary(key, route, regenerate))]
-            case Reroute():
+            case ev.Resend(key, route, regenerate) if self._recovery.keeps_output(key.microbatch):
+                return [self._send(ev.Boundary(key, route, regenerate))]
+            case ev.Reroute():
                 return self._reroute(now_s, src, body)
-            case Inventory():
+            case ev.Inventory():
                 return self._on_inventory(now_s, src, body)
-            case Progress():
+            case ev.Progress():
                 return self._on_progress(now_s, src, body)
-            case Committed(record) if record.step == self._step:
+            case ev.Committed(record) if record.step == self._step:
                 self._is_committed = True
         return []
 
-    def freed(self, now_s: float) -> list[Action | Event]:
+    def freed(self, now_s: float) -> ev.Actions:
         """The wiring that owns this one has done a Work of its own, and the slot is free."""
         return self._next() + self._tell_inventory(now_s)
 
     # -------------------------------------------------------------------------------------------------------- steps
 
-    def void_routes(self, view: View) -> None:
+    def void_routes(self, view: ev.View) -> None:
         """A view: all routes that are under way are void."""
         self._view = view
         self._members = tuple(member.peer for member in view.members if member.first_step <= view.n_committed)
@@ -173,7 +162,7 @@ class RoutedWiring:
         self._rerouted.clear()
         self._early_gradients.clear()
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
         self.void_routes(view)
         computes = self._peer in self._members
         if view.rolled_back or not computes:
@@ -188,7 +177,7 @@ class RoutedWiring:
         self._recovery.forget()
         self._ready.clear()
 
-    def _begin(self, now_s: float, step: int) -> list[Action | Event]:
+    def _begin(self, now_s: float, step: int) -> ev.Actions:
         if self._peer not in self._current_view.working(self._stage, step):
             return []
         self._enter(step)
@@ -224,9 +213,9 @@ class RoutedWiring:
 
     # --------------------------------------------------------------------------------------------------------- work
 
-    def _accept(self, given: Grant | Boundary) -> list[Action | Event]:
+    def _accept(self, given: ev.Grant | ev.Boundary) -> ev.Actions:
         """Queue the Work that a grant or a boundary tensor makes possible; of a later step, keep it."""
-        names = given if isinstance(given, Grant) else given.key
+        names = given if isinstance(given, ev.Grant) else given.key
         if names.step > self._step:
             self._of_later_steps.append(given)
         if names.step != self._step:
@@ -246,12 +235,12 @@ class RoutedWiring:
         self._enqueue(kind, m)
         return []
 
-    def _late(self, first: Grant | Boundary, second: Grant | Boundary) -> list[Action | Event]:
+    def _late(self, first: ev.Grant | ev.Boundary, second: ev.Grant | ev.Boundary) -> ev.Actions:
         """Two peers have made the input of a Work. The first is used, and its route."""
         before = self._stage - 1
         if before < 0 or first.route[before] == second.route[before]:
             return []
-        m = (second if isinstance(second, Grant) else second.key).microbatch
+        m = (second if isinstance(second, ev.Grant) else second.key).microbatch
         return [LateResultReport(self._step, before, m, second.route[before])]
 
     def _enqueue(self, kind: str, m: int) -> None:
@@ -261,7 +250,7 @@ class RoutedWiring:
         work = Work(self._stage, kind, m, self._peer, self._step)
         heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._n_queued, work))
 
-    def _next(self) -> list[Action | Event]:
+    def _next(self) -> ev.Actions:
         """Begin a Work if one can begin. Nobody needs more of a step that is committed: its update may run, and with it
         the tensors of the step go."""
         while self._ready and not self._slot.is_busy and not self._is_committed:
@@ -278,7 +267,7 @@ class RoutedWiring:
             return False
         return self._stage not in self._inputs[FORWARD, m].regenerate  # that is counted, and yet has to be done
 
-    def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         step = self._step
         if work.step != step:
             return []  # of a generation that was rolled back
@@ -287,12 +276,12 @@ class RoutedWiring:
         assert m is not None  # as in all Work of a wiring
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
-        actions: list[Action | Event] = [*self._recovery.made(work)]
+        actions: ev.Actions = [*self._recovery.made(work)]
         if kind == BACKWARD:
-            actions.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
+            actions.append(ev.Accumulated(step, self._stage, m, n_samples, loss_sum))
         if kind == EVALUATE and self._is_last:
             assert loss_sum is not None  # the last stage measures it
-            actions.append(Evaluated(step, m, n_samples, loss_sum))
+            actions.append(ev.Evaluated(step, m, n_samples, loss_sum))
         if self._counts(kind):
             self._recovery.count(kind, m)
         given = self._inputs.get((task_kind(kind), m))
@@ -304,25 +293,25 @@ class RoutedWiring:
                 self._enqueue(BACKWARD, m)
         return actions + self._pass_on(kind, m, given) + self._tell_progress(now_s, kind, m)
 
-    def _pass_on(self, kind: str, m: int, given: Grant | Boundary) -> list[Action | Event]:
+    def _pass_on(self, kind: str, m: int, given: ev.Grant | ev.Boundary) -> ev.Actions:
         """Send the result of a Work to the next peer of the route, if there is one."""
         stage = self._stage
         if kind in (BACKWARD, REGENERATE):
-            key = Key("grad", self._step, stage, m)
+            key = ev.Key("grad", self._step, stage, m)
             to = stage - 1
         else:
-            key = Key("act" if kind == FORWARD else "eval", self._step, stage + 1, m)
+            key = ev.Key("act" if kind == FORWARD else "eval", self._step, stage + 1, m)
             to = stage + 1
         if not 0 <= to < self._shape.n_stages or given.route[to] == NO_PEER:
             return []
-        return [self._send(Boundary(key, given.route, given.regenerate))]
+        return [self._send(ev.Boundary(key, given.route, given.regenerate))]
 
-    def _send(self, boundary: Boundary) -> Send:
+    def _send(self, boundary: ev.Boundary) -> ev.Send:
         key = boundary.key
         is_gradient = key.kind == "grad"
         pipeline = self._routes.pipeline_of(EVALUATE if key.kind == "eval" else FORWARD, key.microbatch)
         dst = boundary.route[key.stage - is_gradient]
-        return Send(dst, boundary, self._shape.sent_bytes[pipeline][is_gradient])
+        return ev.Send(dst, boundary, self._shape.sent_bytes[pipeline][is_gradient])
 
     # ----------------------------------------------------------------------------------------------------- progress
 
@@ -330,17 +319,17 @@ class RoutedWiring:
         """Whether the replicas of a stage wait for such a Work before the step is over there."""
         return kind == BACKWARD or (kind == EVALUATE and self._is_last)
 
-    def _tell_progress(self, now_s: float, kind: str, m: int) -> list[Action | Event]:
-        progress = Progress(self._step, kind, self._stage, m, self._gap_s)
+    def _tell_progress(self, now_s: float, kind: str, m: int) -> ev.Actions:
+        progress = ev.Progress(self._step, kind, self._stage, m, self._gap_s)
         receivers = {self._routes.owning_router(task_kind(kind), m)}
         if self._counts(kind):
             receivers.update(self._replicas)
         own = self._on_progress(now_s, self._peer, progress)
-        return [Send(peer, progress) for peer in sorted(receivers - {self._peer})] + own
+        return [ev.Send(peer, progress) for peer in sorted(receivers - {self._peer})] + own
 
-    def _on_progress(self, now_s: float, src: int, progress: Progress) -> list[Action | Event]:
+    def _on_progress(self, now_s: float, src: int, progress: ev.Progress) -> ev.Actions:
         step, kind, m = progress.step, progress.kind, progress.microbatch
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         if step == self._step and self._owns(task_kind(kind), m):
             self._dispatcher.progress(now_s, src, progress)
             actions += self._begin_tasks(now_s)
@@ -349,7 +338,7 @@ class RoutedWiring:
             actions += self._drained() if step == self._step else []
         return actions
 
-    def _drained(self) -> list[Action | Event]:
+    def _drained(self) -> ev.Actions:
         """The stage's step is over when every microbatch is counted at one of its replicas."""
         replicas = set(self._replicas) & set(self._members)
         if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
@@ -363,40 +352,40 @@ class RoutedWiring:
         n_expected = self._shape.n_trained(self._step) + (self._shape.n_held_out(self._step) if self._is_last else 0)
         return n_expected - len(self._counted.get(self._step, ()))
 
-    def _begin_tasks(self, now_s: float) -> list[Action | Event]:
+    def _begin_tasks(self, now_s: float) -> ev.Actions:
         """Begin tasks: at the first stage with a grant, at others with the tensors that their neighbours keep."""
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for task, route in self._dispatcher.next(now_s):
             m, regenerate = task.microbatch, task.regenerate
             if task.lo == 0:
-                actions += self._post(route[0], Grant(self._step, task.kind, m, route, regenerate))
+                actions += self._post(route[0], ev.Grant(self._step, task.kind, m, route, regenerate))
             else:
-                key = Key("act", self._step, task.lo, m)
-                actions += self._post(self._recovery.keepers(m)[task.lo - 1], Resend(key, route, regenerate))
+                key = ev.Key("act", self._step, task.lo, m)
+                actions += self._post(self._recovery.keepers(m)[task.lo - 1], ev.Resend(key, route, regenerate))
             if task.hi < self._shape.n_stages - 1:
-                key = Key("grad", self._step, task.hi + 1, m)
-                actions += self._post(self._recovery.keepers(m)[task.hi + 1], Resend(key, route, regenerate))
+                key = ev.Key("grad", self._step, task.hi + 1, m)
+                actions += self._post(self._recovery.keepers(m)[task.hi + 1], ev.Resend(key, route, regenerate))
         return actions
 
-    def _post(self, dst: int, body: Grant | Resend) -> list[Action | Event]:
+    def _post(self, dst: int, body: ev.Grant | ev.Resend) -> ev.Actions:
         """Send a message to another peer, or deliver it to this one at once."""
-        return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+        return [ev.Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
 
     # ------------------------------------------------------------------------------------------------ overdue Work
 
-    def _on_overdue(self, now_s: float) -> list[Action | Event]:
+    def _on_overdue(self, now_s: float) -> ev.Actions:
         """This peer's device is stuck. Have others do the forwards that wait here, and say if the rest of the stage's
         step can only be done here."""
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for (kind, m), given in list(self._inputs.items()):
             is_waiting = kind == FORWARD and m not in self._forwarded and m not in self._rerouted
             if is_waiting and not self._is_last and given.route[self._stage + 1] != NO_PEER:
                 self._rerouted.add(m)
-                reroute = Reroute(self._step, self._stage, m, given.route)
+                reroute = ev.Reroute(self._step, self._stage, m, given.route)
                 router = self._routes.owning_router(FORWARD, m)
-                sends: list[Action | Event] = [Send(router, reroute)]
+                sends: ev.Actions = [ev.Send(router, reroute)]
                 actions += self._reroute(now_s, self._peer, reroute) if router == self._peer else sends
-        return actions + ([StepBlocked()] if self._blocks_step() else [])
+        return actions + ([ev.StepBlocked()] if self._blocks_step() else [])
 
     def _blocks_step(self) -> bool:
         """Whether all that is still to be counted at this stage is here, or others wait for this peer's inventory."""
@@ -413,7 +402,7 @@ class RoutedWiring:
         ]
         return 0 < self._n_uncounted <= len(here)
 
-    def _reroute(self, now_s: float, src: int, reroute: Reroute) -> list[Action | Event]:
+    def _reroute(self, now_s: float, src: int, reroute: ev.Reroute) -> ev.Actions:
         """Send the input of a forward that is stuck at a peer to another replica, too."""
         step, stage, m = reroute.step, reroute.stage, reroute.microbatch
         found = self._dispatcher.reroute(now_s, m, stage, src) if step == self._step else None
@@ -423,23 +412,23 @@ class RoutedWiring:
         route = (*reroute.route[:stage], other, *reroute.route[stage + 1 :])  # to the same peer of the next stage
         report = ReroutedReport(step, stage, m, src, other)
         if stage == 0:
-            return [report, *self._post(route[0], Grant(step, FORWARD, m, route, task.regenerate))]
+            return [report, *self._post(route[0], ev.Grant(step, FORWARD, m, route, task.regenerate))]
         keeper = route[stage - 1] if stage > task.lo else self._recovery.keepers(m)[stage - 1]
-        return [report, *self._post(keeper, Resend(Key("act", step, stage, m), route, task.regenerate))]
+        return [report, *self._post(keeper, ev.Resend(ev.Key("act", step, stage, m), route, task.regenerate))]
 
     # ------------------------------------------------------------------------------------- after a view in mid-step
 
-    def _tell_inventory(self, now_s: float) -> list[Action | Event]:
+    def _tell_inventory(self, now_s: float) -> ev.Actions:
         """Tell the inventory once this peer is in the view's step and no Work runs that might still be counted."""
         if not self._recovery.owes_inventory or self._slot.is_busy:
             return []
         if self._step != self._current_view.n_committed or not self._shape.has_work(self._step):
             return []
         inventory = self._recovery.inventory(self._step)
-        sends = [Send(peer, inventory) for peer in self._members if peer != self._peer]
+        sends = [ev.Send(peer, inventory) for peer in self._members if peer != self._peer]
         return sends + self._on_inventory(now_s, self._peer, inventory)
 
-    def _on_inventory(self, now_s: float, src: int, inventory: Inventory) -> list[Action | Event]:
+    def _on_inventory(self, now_s: float, src: int, inventory: ev.Inventory) -> ev.Actions:
         if not self._recovery.is_active or inventory.step != self._current_view.n_committed:
             return []
         self._recovery.add(src, inventory)
@@ -447,7 +436,7 @@ class RoutedWiring:
             self._counted.setdefault(inventory.step, set()).update(inventory.counted)
         if self._step != inventory.step:
             return []
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         if self._recovery.is_complete:
             of_step = inventory.step
             tasks = self._recovery.missing_tasks(self._shape.n_trained(of_step), self._shape.n_held_out(of_step))

@@ -30,7 +30,7 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Updated
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
 from jaxdt.run.delay import NO_DELAY
@@ -71,7 +71,7 @@ class Options:
 class NoWork:
     """A wiring without Work: each peer reports one accumulated sample as soon as a step begins."""
 
-    READS = frozenset({Updated})
+    READS = frozenset({ev.Updated})
 
     def __init__(self, peer: int, n_steps: int):
         self._peer = peer
@@ -79,12 +79,12 @@ class NoWork:
 
     def handle(self, now_s: float, event) -> list:
         match event:
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 return self._begin(version)
         return []
 
     def _begin(self, step: int) -> list:
-        return [Accumulated(step, 0, self._peer, 1, None), Drained(step)] if step < self._n_steps else []
+        return [ev.Accumulated(step, 0, self._peer, 1, None), ev.Drained(step)] if step < self._n_steps else []
 
 
 class Vectors:
@@ -158,7 +158,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
     machine = Peer(Membership(identity), NoWork(peer, options.n_rounds), sync)
     loop, address = open_loop(peer, machine, options.credentials, ignore)
     loop.tensors = Vectors(peer, options.n_elements)
-    loop.transport.connect(COORDINATOR, coordinator)
+    loop.transport.connect(ev.COORDINATOR, coordinator)
     run_peer_loop(loop, address)
     results.put((peer, loop.tensors.began_s, loop.tensors.ended_s))
 
@@ -183,7 +183,7 @@ def rounds_s(options: Options) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         agreement = TwoPhaseCommit(config)
         durable = FileStore(Path(folder))
-        loop, address = open_loop(COORDINATOR, Coordinator(config, agreement), options.credentials, ignore, durable)
+        loop, address = open_loop(ev.COORDINATOR, Coordinator(config, agreement), options.credentials, ignore, durable)
         peers = [
             context.Process(target=be_peer, args=(peer, options, parse_address("coordinator", address), results))
             for peer in range(options.n_peers)

@@ -31,23 +31,7 @@ from absl import flags
 from jaxdt.build import fingerprint
 from jaxdt.cli import environment, script_main
 from jaxdt.cli.run_inputs import token_file
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Committed,
-    Done,
-    Ended,
-    GroupResult,
-    Header,
-    Heartbeat,
-    Hello,
-    Message,
-    Prepared,
-    Profiled,
-    Received,
-    Saved,
-    Tally,
-    View,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig, default_plan, parse
@@ -82,10 +66,10 @@ class Fleet:
     fingerprint: str
     credentials: Path
     coordinator: tuple[str, int]
-    events: SimpleQueue[tuple[int, Message]]
-    views: dict[int, Received] = field(default_factory=dict[int, Received])
+    events: SimpleQueue[tuple[int, ev.Message]]
+    views: dict[int, ev.Received] = field(default_factory=dict[int, ev.Received])
 
-    def read(self, head: Any) -> Received:
+    def read(self, head: Any) -> ev.Received:
         """A message. A view is parsed once for all fakes, which on real hosts do so at the same time."""
         if head["kind"] != "View":
             return from_plain(head)
@@ -102,7 +86,7 @@ class FakePeer:
         self.peer = peer
         self._fleet = fleet
         self._stage = fleet.plan.seat(peer)[0]
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._n_committed = 0
         self._n_heartbeats = 0
         self._address = ""
@@ -122,30 +106,30 @@ class FakePeer:
     def start(self) -> None:
         host, port = self._transport.start() or ("", 0)
         self._address = f"{host}:{port}"
-        self._transport.connect(COORDINATOR, self._fleet.coordinator)
+        self._transport.connect(ev.COORDINATOR, self._fleet.coordinator)
         self._offer()
 
     def _offer(self) -> None:
-        self._send(Hello(self.peer, self._stage, self._fleet.fingerprint, self._address, process=1))
-        self._send(Profiled({"F": 0.01, "B": 0.02, "G": 0.001, "U": 0.001}, self._n_committed, process=1))
+        self._send(ev.Hello(self.peer, self._stage, self._fleet.fingerprint, self._address, process=1))
+        self._send(ev.Profiled({"F": 0.01, "B": 0.02, "G": 0.001, "U": 0.001}, self._n_committed, process=1))
 
     def close(self) -> None:
         self._transport.close(0.0)
 
     def heartbeat(self) -> None:
         self._n_heartbeats += 1
-        self._send(Heartbeat(self._n_heartbeats, {"step": float(self._n_committed)}))
+        self._send(ev.Heartbeat(self._n_heartbeats, {"step": float(self._n_committed)}))
 
-    def handle(self, message: Message) -> bool:
+    def handle(self, message: ev.Message) -> bool:
         """Take in a message; whether this peer has to prepare a step now."""
-        if isinstance(message, View) and (self._view is None or message.number > self._view.number):
+        if isinstance(message, ev.View) and (self._view is None or message.number > self._view.number):
             self._view = message
             self._n_committed = max(self._n_committed, message.n_committed)
             is_member = self.peer in message.by_peer
             if not is_member:  # taken for lost
                 self._offer()
             return is_member
-        if isinstance(message, Committed) and message.record.step >= self._n_committed:
+        if isinstance(message, ev.Committed) and message.record.step >= self._n_committed:
             self._n_committed = message.record.step + 1
             return True
         return False
@@ -158,25 +142,25 @@ class FakePeer:
             return
         if step >= self._fleet.config.train.steps:
             if view.stage_peers(self._stage)[0] == self.peer:
-                self._send(Saved(step, self._stage))
-            self._send(Done(step, {"clock_offset_s": 0.0}, {}))
+                self._send(ev.Saved(step, self._stage))
+            self._send(ev.Done(step, {"clock_offset_s": 0.0}, {}))
             return
         held = [round for round, _ in view.results if (round.number, round.stage) == (step, self._stage)]
         last_change = view.stage_views[self._stage]
         round = held[0] if held else RoundId(RoundKind.GRADIENT, self._stage, step, view=last_change)
         n_samples = self._fleet.plan.n_microbatches
         is_last = self._stage == self._fleet.plan.n_stages - 1
-        tally = Tally(float(n_samples), n_samples) if is_last else Tally()
-        result = GroupResult(round, 1, 1.0, n_samples, tally)
-        self._send(Prepared(step, view.by_peer[self.peer].admission, (result,)))
+        tally = ev.Tally(float(n_samples), n_samples) if is_last else ev.Tally()
+        result = ev.GroupResult(round, 1, 1.0, n_samples, tally)
+        self._send(ev.Prepared(step, view.by_peer[self.peer].admission, (result,)))
 
-    def _on_message(self, event: Received) -> None:
+    def _on_message(self, event: ev.Received) -> None:
         self._fleet.events.put((self.peer, event.body))
 
-    def _send(self, body: Message) -> None:
+    def _send(self, body: ev.Message) -> None:
         view = self._view
-        header = Header(self._fleet.run, view.generation if view else 0, view.number if view else 0, self.peer)
-        self._transport.send(COORDINATOR, to_plain(header, body))
+        header = ev.Header(self._fleet.run, view.generation if view else 0, view.number if view else 0, self.peer)
+        self._transport.send(ev.COORDINATOR, to_plain(header, body))
 
 
 class Driver:
@@ -189,7 +173,7 @@ class Driver:
         self._timers: list[tuple[float, int, str]] = []
         self._last_committed = -1
 
-    def run(self) -> Ended:
+    def run(self) -> ev.Ended:
         """Play the fleet until the run has ended."""
         heartbeat_s = self._fleet.config.net.heartbeat_s
         for number in self._peers:
@@ -223,17 +207,17 @@ class Driver:
                 peer.prepare()
         return beating
 
-    def _next_event(self) -> Ended | None:
+    def _next_event(self) -> ev.Ended | None:
         try:
             number, message = self._fleet.events.get(timeout=max(0.0, self._timers[0][0] - time.monotonic()))
         except Empty:
             return None
-        if isinstance(message, Ended):
+        if isinstance(message, ev.Ended):
             return message
         peer = self._peers.get(number)
         if peer is not None and peer.handle(message):
             self._at(self._rng.uniform(*PREPARED_S), number, "prepare")
-        if isinstance(message, Committed) and message.record.step > self._last_committed:
+        if isinstance(message, ev.Committed) and message.record.step > self._last_committed:
             self._last_committed = message.record.step
             if self._last_committed == STEPS.value // 2:
                 self._kill()

@@ -17,19 +17,7 @@ import numpy as np
 from jaxdt.cli.averaging_loop import RUN, open_loop, run_peer_loop
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Accumulated,
-    Drained,
-    Prepared,
-    Ran,
-    Run,
-    Send,
-    StoreTensor,
-    Updated,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.delay import NO_DELAY
@@ -78,29 +66,29 @@ def whole_sum(step: int, members: Sequence[int], options: Options) -> int:
 class OwnedMicrobatches:
     """The wiring: a peer runs the microbatches of each step that it owns in the current view."""
 
-    READS = frozenset({ViewChanged, Updated, Ran})
+    READS = frozenset({ev.ViewChanged, ev.Updated, ev.Ran})
 
     def __init__(self, peer: int, n_peers: int, n_steps: int):
         self._peer = peer
         self._n_peers = n_peers
         self._n_steps = n_steps
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._step = 0
         self._n_running = 0
         self._started: set[int] = set()  # microbatches of this step
 
     def handle(self, now_s: float, event) -> list:
         match event:
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 self._view = view
                 return self._start_owned() if view.number > 1 and view.n_committed == self._step else []
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 self._step = version
                 self._started.clear()
                 return self._start_owned()
-            case Ran(Work(kind="B", step=step, microbatch=m)):
+            case ev.Ran(Work(kind="B", step=step, microbatch=m)):
                 self._n_running -= 1
-                return [Accumulated(step, 0, m, 1, None), *self._drained()]
+                return [ev.Accumulated(step, 0, m, 1, None), *self._drained()]
         return []
 
     def _start_owned(self) -> list:
@@ -110,11 +98,11 @@ class OwnedMicrobatches:
         new = set(owned(self._peer, members, self._n_peers)) - self._started
         self._started |= new
         self._n_running += len(new)
-        works = [Run(Work(0, BACKWARD, m, self._peer, self._step)) for m in sorted(new)]
+        works = [ev.Run(Work(0, BACKWARD, m, self._peer, self._step)) for m in sorted(new)]
         return works or self._drained()
 
     def _drained(self) -> list:
-        return [] if self._n_running else [Drained(self._step)]
+        return [] if self._n_running else [ev.Drained(self._step)]
 
 
 class Vectors:
@@ -180,16 +168,16 @@ class Observed:
         self._applying: dict[int, RoundId] = {}
 
     def handle(self, now_s: float, event) -> list:
-        if isinstance(event, Ran) and event.work.kind == UPDATE:
+        if isinstance(event, ev.Ran) and event.work.kind == UPDATE:
             self._record("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
         actions = self._machine.handle(now_s, event)
         for action in actions:
-            if isinstance(action, StoreTensor):  # the loop stores it too, but a result is recorded here before
+            if isinstance(action, ev.StoreTensor):  # the loop stores it too, but a result is recorded here before
                 self._tensors.put(action.body, action.src, action.tensor)
-            if isinstance(action, Send) and isinstance(action.body, Prepared):
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.Prepared):
                 for result in action.body.results:
                     self._record("prepared", result.round, self._tensors.crc(result.round))
-            if isinstance(action, Run) and action.work.kind == UPDATE:
+            if isinstance(action, ev.Run) and action.work.kind == UPDATE:
                 self._applying[action.work.step] = action.rounds[0]
         return actions
 
@@ -219,6 +207,6 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
     machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
     loop, address = open_loop(peer, Observed(machine, tensors, out), options.credentials, lambda report: None)
     loop.tensors = tensors
-    loop.transport.connect(COORDINATOR, coordinator)
+    loop.transport.connect(ev.COORDINATOR, coordinator)
     run_peer_loop(loop, address)
     out.close()

@@ -17,7 +17,7 @@ import time
 from absl import flags
 
 from jaxdt.cli import script_main
-from jaxdt.protocol.events import COORDINATOR, Action, Event, Post, Received, Run, Send
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import Fault
@@ -81,26 +81,26 @@ def parse_seeds(text: str) -> range:
     return seeds
 
 
-def show(now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+def show(now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
     """Print an event and the actions that the machine of `peer` returned for it."""
     shown = str(event)
-    if isinstance(event, Received):
+    if isinstance(event, ev.Received):
         shown = f"v{event.header.view} {name_of(event.header.src)}: {event.body}"
     returned = ", ".join(filter(None, map(in_short, actions)))
     print(f"{now_s:9.3f} {name_of(peer):2} {shown}{f'  ->  {returned}' if returned else ''}")
 
 
 def name_of(peer: int) -> str:
-    return "C" if peer == COORDINATOR else f"p{peer}"
+    return "C" if peer == ev.COORDINATOR else f"p{peer}"
 
 
-def in_short(action: Action) -> str:
+def in_short(action: ev.Action) -> str:
     match action:
-        case Send(dst, body):
+        case ev.Send(dst, body):
             return f"{type(body).__name__} to {name_of(dst)}"
-        case Post(letters):
-            return ", ".join(in_short(Send(*letter)) for letter in letters)
-        case Run(work):
+        case ev.Post(letters):
+            return ", ".join(in_short(ev.Send(*letter)) for letter in letters)
+        case ev.Run(work):
             return f"run {work}"
         case HeartbeatReport():
             return ""

@@ -35,7 +35,7 @@ from jaxdt.cli.averaging_loop import RUN, open_loop
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import COORDINATOR, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import Report, StepReport, ViewReport
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.runtime.identity import authority
@@ -65,7 +65,7 @@ class Try:
     committed_s: dict[int, float] = field(default_factory=dict)
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by the number of the view
     results: dict[int, list[tuple]] = field(default_factory=dict)
-    stop: Stop = Stop(3, "did not end")
+    stop: ev.Stop = ev.Stop(3, "did not end")
 
     def report(self, report: Report) -> None:
         """Take a report of the coordinator."""
@@ -137,7 +137,7 @@ class Fleet:
         config = coordinator_config(n_peers)
         with tempfile.TemporaryDirectory() as folder:
             loop, address = open_loop(
-                COORDINATOR,
+                ev.COORDINATOR,
                 Coordinator(config, TwoPhaseCommit(config)),
                 self._options.credentials,
                 self._try.report,

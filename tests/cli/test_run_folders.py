@@ -10,7 +10,7 @@ import pytest
 from forks import run_scripts
 
 from jaxdt.cli import resume_flags, run_inputs
-from jaxdt.protocol.events import Checkpoint, Member, Part, View
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity import credential as credentials
@@ -83,10 +83,10 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
     made, plan, data = run_inputs.config_and_plan(json.loads((two / "config.json").read_text()), None, "")
     write_config_and_plan(run_dir, made, plan)  # as the coordinator does
     (run_dir / "checkpoints/00000060").mkdir(parents=True)
-    elsewhere = Part(60, 1, "0123456789abcdef" * 4, 9, ("d",))  # on the disk of the other host
-    mark_complete(run_dir, Checkpoint(60, 1, (elsewhere,)), about_run(made, data.checksum))
-    members = (Member(0, 0, 1, "10.0.0.1:7801", disk="c"), Member(1, 1, 1, "10.0.0.2:7802", disk="d"))
-    FileStore(run_dir / "coordinator").put("view", serialize.write(View(1, 1, 1, members, (1, 1), 60)))
+    elsewhere = ev.Part(60, 1, "0123456789abcdef" * 4, 9, ("d",))  # on the disk of the other host
+    mark_complete(run_dir, ev.Checkpoint(60, 1, (elsewhere,)), about_run(made, data.checksum))
+    members = (ev.Member(0, 0, 1, "10.0.0.1:7801", disk="c"), ev.Member(1, 1, 1, "10.0.0.2:7802", disk="d"))
+    FileStore(run_dir / "coordinator").put("view", serialize.write(ev.View(1, 1, 1, members, (1, 1), 60)))
     refused = launched(tmp_path, "--resume", "--emit=two")
     assert refused[0] == 2 and "train.steps: got 60, expected more than the 60 of two/run_dir/check" in refused[2]
     assert "expected --emit=two" in launched(tmp_path, "--resume", "--run_dir=two")[2]

@@ -1,15 +1,15 @@
 """The coordinator knows which checkpoints are complete, on how many disks, and when a run is over."""
 
 from jaxdt.membership.checkpoint_progress import CheckpointProgress, Holder
-from jaxdt.protocol.events import Checkpoint, Part, Saved
+from jaxdt.protocol import events as ev
 
 
 def progress(n_copies=1):
-    return CheckpointProgress(n_stages=2, n_steps=3, checkpoint=Checkpoint(), n_copies=n_copies)
+    return CheckpointProgress(n_stages=2, n_steps=3, checkpoint=ev.Checkpoint(), n_copies=n_copies)
 
 
 def save(one, version, stage, disk="d0", digest="a", blocked_s=0.0):
-    one.saved(Saved(version, stage, blocked_s, digest, 9), disk)
+    one.saved(ev.Saved(version, stage, blocked_s, digest, 9), disk)
 
 
 def found_on(one, *disks):
@@ -61,7 +61,7 @@ def test_each_part_has_to_be_on_as_many_live_disks_as_are_wanted_or_there():
     save(one, 1, 1, "d0")
     found = found_on(one, "d0", "d1", "d2")
     assert found.n_copies == 2
-    assert found.parts == (Part(1, 0, "a", 9, ("d0", "d1")), Part(1, 1, "a", 9, ("d0", "d1", "gone")))
+    assert found.parts == (ev.Part(1, 0, "a", 9, ("d0", "d1")), ev.Part(1, 1, "a", 9, ("d0", "d1", "gone")))
 
 
 def test_two_copies_on_disks_of_the_stage_itself_are_not_enough():
@@ -80,7 +80,7 @@ def test_two_copies_on_disks_of_the_stage_itself_are_not_enough():
 
 
 def test_a_run_of_one_stage_needs_no_disk_of_another():
-    one = CheckpointProgress(n_stages=1, n_steps=3, checkpoint=Checkpoint(), n_copies=2)
+    one = CheckpointProgress(n_stages=1, n_steps=3, checkpoint=ev.Checkpoint(), n_copies=2)
     save(one, 1, 0, "d0")
     save(one, 1, 0, "d1")
     assert one.found(0, 0, holders(0, 0, 0)).n_copies == 2
@@ -102,7 +102,7 @@ def test_two_parts_of_one_stage_are_not_two_copies():
     save(one, 1, 0, "d1", "b")
     assert found_on(one, "d0", "d1") is None
     save(one, 1, 0, "d0", "b")
-    assert found_on(one, "d0", "d1").parts[0] == Part(1, 0, "b", 9, ("d0", "d1"))
+    assert found_on(one, "d0", "d1").parts[0] == ev.Part(1, 0, "b", 9, ("d0", "d1"))
 
 
 def holders(*stages, disks=None):

@@ -7,54 +7,9 @@ from jaxdt.membership.commit import ROLLBACKS_MAX, TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.held_out_rows import HeldOutRows
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import RECONNECT_S
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    OPERATOR_IDS,
-    TEMPORARY_IDS,
-    CannotReach,
-    Checkpoint,
-    CheckpointComplete,
-    Committed,
-    Connect,
-    CopyPart,
-    Disconnect,
-    Done,
-    Ended,
-    Failed,
-    GroupResult,
-    Header,
-    Heartbeat,
-    HeartbeatAck,
-    HeldOutMeasured,
-    Hello,
-    Interrupted,
-    Join,
-    Leaving,
-    LinkChanged,
-    MarkCheckpoint,
-    OperatorRequest,
-    Part,
-    Paused,
-    Persist,
-    Persisted,
-    Prepared,
-    Profiled,
-    Received,
-    Refused,
-    Report,
-    Saved,
-    Send,
-    Started,
-    Stop,
-    Suspect,
-    Tally,
-    View,
-    WakeAt,
-    Welcome,
-    Woke,
-)
-from jaxdt.protocol.reports import CandidateReport, DroppedReport
+from jaxdt.protocol.reports import CandidateReport, DroppedReport, Report
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import serialize
 from jaxdt.run.config import TrainConfig
@@ -78,7 +33,7 @@ TERMS = CoordinatorConfig(
 
 
 def header(peer, generation=0, run="r", view=1):
-    return Header(run, generation, view, peer)
+    return ev.Header(run, generation, view, peer)
 
 
 class Driver:
@@ -97,17 +52,17 @@ class Driver:
     def message(self, peer, body, now_s=0.0, **head):
         if self.machine.view is None:
             head = {"view": 0} | head  # a peer has a view only if the coordinator has made one
-        return self.event(Received(header(peer, **head), body), now_s)
+        return self.event(ev.Received(header(peer, **head), body), now_s)
 
     def join(self, peer, version=0):
-        return self.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1")) + self.message(
-            peer, Profiled({"F": 1.0}, version)
+        return self.message(peer, ev.Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1")) + self.message(
+            peer, ev.Profiled({"F": 1.0}, version)
         )
 
     def begin(self, now_s=0.0):
         for peer in STAGE_OF:
             self.join(peer)
-        return self.event(Persisted("view"), now_s)
+        return self.event(ev.Persisted("view"), now_s)
 
     def prepare(self, step, peers=STAGE_OF, now_s=0.0, **changes):
         """The actions after the last of them."""
@@ -123,25 +78,27 @@ class Driver:
         for peer in (0, 1):
             view = self.machine.view
             head = {"generation": view.generation, "view": view.number}
-            self.message(peer, Saved(version, STAGE_OF[peer], 0.0, f"digest{peer}", 9), **head)
-        return self.event(Persisted("checkpoint"))
+            self.message(peer, ev.Saved(version, STAGE_OF[peer], 0.0, f"digest{peer}", 9), **head)
+        return self.event(ev.Persisted("checkpoint"))
 
     def commit(self, step, now_s=0.0):
         self.prepare(step, now_s=now_s)
-        return self.event(Persisted("steps"), now_s)
+        return self.event(ev.Persisted("steps"), now_s)
 
 
 def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2)):
     """Losses are known on the last stage only."""
     stage = STAGE_OF[peer]
-    tally = Tally(*losses) if stage == 1 else Tally()
-    return Prepared(
-        step, 1, (GroupResult(RoundId(RoundKind.GRADIENT, stage, step, view=1), digest, sq_norm, n_samples, tally),)
+    tally = ev.Tally(*losses) if stage == 1 else ev.Tally()
+    return ev.Prepared(
+        step, 1, (ev.GroupResult(RoundId(RoundKind.GRADIENT, stage, step, view=1), digest, sq_norm, n_samples, tally),)
     )
 
 
 def sent(actions, kind):
-    return {action.dst: action.body for action in actions if isinstance(action, Send) and isinstance(action.body, kind)}
+    return {
+        action.dst: action.body for action in actions if isinstance(action, ev.Send) and isinstance(action.body, kind)
+    }
 
 
 def of(actions, kind):
@@ -154,17 +111,17 @@ def reports(actions, kind):
 
 def assert_over(actions, code, reason):
     """Everybody is told, and the coordinator stops."""
-    told = sent(actions, Ended)
-    assert set(told) == set(STAGE_OF) and set(told.values()) == {Ended(code, reason)}
-    assert of(actions, Stop) == [Stop(code, reason)]
+    told = sent(actions, ev.Ended)
+    assert set(told) == set(STAGE_OF) and set(told.values()) == {ev.Ended(code, reason)}
+    assert of(actions, ev.Stop) == [ev.Stop(code, reason)]
     assert reports(actions, "ended") == [{"code": code, "reason": reason}]
 
 
 def assert_lost(actions, peer, reason):
     """Its connection is ended, and a view without it is being made."""
     assert reports(actions, "lost") == [{"peer": peer, "reason": reason}]
-    assert Disconnect(peer) in actions
-    (persist,) = of(actions, Persist)
+    assert ev.Disconnect(peer) in actions
+    (persist,) = of(actions, ev.Persist)
     assert {member["peer"] for member in persist.value["members"]} == set(STAGE_OF) - {peer}
 
 
@@ -173,25 +130,25 @@ def assert_lost(actions, peer, reason):
 
 def test_a_peer_that_the_run_s_other_hosts_cannot_dial_is_refused_and_not_let_in():
     driver = Driver()
-    driver.event(Started("10.0.0.1:7700"))
-    driver.event(Persisted("coordinator_term"))
+    driver.event(ev.Started("10.0.0.1:7700"))
+    driver.event(ev.Persisted("coordinator_term"))
     driver.begin()
     for number, address in enumerate(("127.0.0.1:7", "localhost:7", "0.0.0.0:7")):
-        told = driver.message(0, Hello(0, 0, "f", address, process=7 + number))
-        assert sent(told, Ended)[0].code == 2 and "--listen" in sent(told, Ended)[0].reason, told
-        assert Connect(0, address) in told and 0 in driver.machine.roster.members, "the peer in its place stays"
-    assert not sent(driver.message(0, Hello(0, 0, "f", "10.0.0.2:7", process=9)), Ended)
+        told = driver.message(0, ev.Hello(0, 0, "f", address, process=7 + number))
+        assert sent(told, ev.Ended)[0].code == 2 and "--listen" in sent(told, ev.Ended)[0].reason, told
+        assert ev.Connect(0, address) in told and 0 in driver.machine.roster.members, "the peer in its place stays"
+    assert not sent(driver.message(0, ev.Hello(0, 0, "f", "10.0.0.2:7", process=9)), ev.Ended)
 
 
 def test_the_first_view_waits_for_the_last_profile():
     run = Driver()
     for peer in (0, 1, 2):
         actions = run.join(peer)
-        assert not of(actions, Persist)
+        assert not of(actions, ev.Persist)
     assert reports(actions, "waiting") == [{"missing": [3]}]
-    run.message(3, Hello(3, 1, "f", "h3:1"))
-    assert not of(run.actions, Persist) and not sent(run.actions, View)
-    (persist,) = run.message(3, Profiled({}, 0))
+    run.message(3, ev.Hello(3, 1, "f", "h3:1"))
+    assert not of(run.actions, ev.Persist) and not sent(run.actions, ev.View)
+    (persist,) = run.message(3, ev.Profiled({}, 0))
     assert persist.name == "view"
 
 
@@ -199,13 +156,13 @@ def test_a_coordinator_that_waits_says_so_again_after_waits_that_double_up_to_a_
     run = Driver()
     for peer in (0, 2):
         run.join(peer)
-    run.message(1, Hello(1, 1, "f", "h1:1"))
-    run.event(Refused(None, "an expired credential"))
+    run.message(1, ev.Hello(1, 1, "f", "h1:1"))
+    run.event(ev.Refused(None, "an expired credential"))
     said = {}
     for now_s in range(0, 200, 2):
         for peer in (0, 1, 2):
-            run.message(peer, Heartbeat(0, {}), float(now_s))
-        for report in reports(run.event(Woke("tick"), float(now_s)), "still_waiting"):
+            run.message(peer, ev.Heartbeat(0, {}), float(now_s))
+        for report in reports(run.event(ev.Woke("tick"), float(now_s)), "still_waiting"):
             said[now_s] = report
     assert list(said) == [10, 30, 70, 130, 190]
     assert (said[10]["missing"], said[10]["absent"], said[10]["stages"]) == ([1, 3], [3], [])
@@ -216,8 +173,8 @@ def test_the_view_is_durable_before_it_is_sent():
     run = Driver()
     for peer in STAGE_OF:
         run.join(peer)
-    assert not sent(run.actions, View) and run.machine.view is None
-    views = sent(run.event(Persisted("view")), View)
+    assert not sent(run.actions, ev.View) and run.machine.view is None
+    views = sent(run.event(ev.Persisted("view")), ev.View)
     assert set(views) == set(STAGE_OF) and len(set(views.values())) == 1
     view = views[0]
     assert (view.number, view.generation, view.stage_views, view.n_committed) == (1, 0, (1, 1), 0)
@@ -229,53 +186,53 @@ def test_the_view_is_durable_before_it_is_sent():
 def test_a_profile_that_comes_again_makes_no_second_view():
     run = Driver()
     run.begin()
-    assert not of(run.message(0, Profiled({}, 0)), Persist)
+    assert not of(run.message(0, ev.Profiled({}, 0)), ev.Persist)
 
 
 def test_hello_opens_the_way_back():
-    assert of(Driver().message(2, Hello(2, 0, "f", "h2:1")), Connect) == [Connect(2, "h2:1")]
+    assert of(Driver().message(2, ev.Hello(2, 0, "f", "h2:1")), ev.Connect) == [ev.Connect(2, "h2:1")]
 
 
-@pytest.mark.parametrize("hello", [Hello(1, 1, "g", "h:1"), Hello(1, 0, "f", "h:1"), Hello(0, 0, "f", "h:1")])
+@pytest.mark.parametrize("hello", [ev.Hello(1, 1, "g", "h:1"), ev.Hello(1, 0, "f", "h:1"), ev.Hello(0, 0, "f", "h:1")])
 def test_hello_of_another_config_or_seat_is_refused(hello):
     run = Driver()
     actions = run.message(1, hello)
-    (told,) = sent(actions, Ended).items()
+    (told,) = sent(actions, ev.Ended).items()
     assert told[0] == 1 and told[1].code == 2
     assert told[1].reason.startswith("peer 1: refused, it runs stage") and "expected stage 1 of f" in str(told)
-    assert not of(run.actions, Stop) and not of(run.actions, Connect)
+    assert not of(run.actions, ev.Stop) and not of(run.actions, ev.Connect)
 
 
 def test_a_run_of_a_refused_peer_goes_on_without_it():
     run = Driver()
     for peer in (0, 2, 3):
         run.join(peer)
-    run.message(1, Hello(1, 1, "g", "h:1"))
+    run.message(1, ev.Hello(1, 1, "g", "h:1"))
     run.join(1)
-    assert set(sent(run.event(Persisted("view")), View)) == set(STAGE_OF)
-    assert not of(run.actions, Stop)
+    assert set(sent(run.event(ev.Persisted("view")), ev.View)) == set(STAGE_OF)
+    assert not of(run.actions, ev.Stop)
 
 
 def test_strangers_and_other_runs_are_dropped():
     run = Driver()
-    assert of(run.message(9, Hello(9, 0, "f", "h:1")), Report) == [DroppedReport(9, run="r")]
-    assert run.message(0, Hello(0, 0, "f", "h:1"), run="other") == [DroppedReport(0, run="other")]
+    assert of(run.message(9, ev.Hello(9, 0, "f", "h:1")), Report) == [DroppedReport(9, run="r")]
+    assert run.message(0, ev.Hello(0, 0, "f", "h:1"), run="other") == [DroppedReport(0, run="other")]
 
 
 def test_a_peer_with_another_version_ends_the_run_before_it_begins():
     run = Driver()
     run.join(0)
     actions = run.join(1, version=7)
-    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): has version 7, expected 0")]
+    assert of(actions, ev.Stop) == [ev.Stop(2, "peer 1 (stage 1): has version 7, expected 0")]
 
 
 def test_a_resumed_run_begins_where_the_checkpoint_was():
     run = Driver(start_version=2, start_generation=1)
     for peer in STAGE_OF:
         run.join(peer, version=2)
-    view = sent(run.event(Persisted("view")), View)[0]
+    view = sent(run.event(ev.Persisted("view")), ev.View)[0]
     assert (view.n_committed, view.generation) == (2, 1)
-    assert sent(run.commit(2), Committed)[0].record.step == 2
+    assert sent(run.commit(2), ev.Committed)[0].record.step == 2
 
 
 # -------------------------------------------------------------------------------------------------------------- commit
@@ -296,8 +253,8 @@ def test_no_committed_before_the_record_is_durable():
     run = Driver()
     run.begin()
     run.prepare(0)
-    assert not sent(run.actions, Committed) and run.machine.n_committed == 0
-    told = sent(run.event(Persisted("steps")), Committed)
+    assert not sent(run.actions, ev.Committed) and run.machine.n_committed == 0
+    told = sent(run.event(ev.Persisted("steps")), ev.Committed)
     assert set(told) == set(STAGE_OF) and len(set(told.values())) == 1
     assert [r.stage for r in told[0].record.rounds] == [0, 1]
     assert run.machine.n_committed == 1
@@ -307,8 +264,8 @@ def test_prepared_that_is_repeated_is_not_two_members():
     run = Driver()
     run.begin()
     assert run.prepare(0, peers=(0, 1, 2, 2, 0)) == []
-    assert len(of(run.prepare(0, peers=(3, 3)), Persist)) == 0  # the record is under way already
-    assert len(of(run.actions, Persist)) == 2
+    assert len(of(run.prepare(0, peers=(3, 3)), ev.Persist)) == 0  # the record is under way already
+    assert len(of(run.actions, ev.Persist)) == 2
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -316,7 +273,7 @@ def test_prepared_of_another_step_is_ignored(step):
     run = Driver()
     run.begin()
     assert run.prepare(step) == []
-    assert len(of(run.prepare(0), Persist)) == 1
+    assert len(of(run.prepare(0), ev.Persist)) == 1
 
 
 def test_prepared_of_an_earlier_step_is_ignored():
@@ -332,15 +289,15 @@ def test_unequal_results_of_replicas_end_the_run():
     run.prepare(0, peers=(0, 1, 3))
     actions = run.prepare(0, peers=(2,), digest=6)
     assert_over(actions, 3, "step 0: peer 2 holds another result of group stage0")
-    assert run.event(Persisted("steps")) == []
+    assert run.event(ev.Persisted("steps")) == []
 
 
 def test_replicas_in_different_rounds_end_the_run():
     run = Driver()
     run.begin()
     run.prepare(0, peers=(0, 1, 3))
-    other = GroupResult(RoundId(RoundKind.GRADIENT, 0, 0, view=2), 5, 9.0, 4)
-    assert_over(run.message(2, Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
+    other = ev.GroupResult(RoundId(RoundKind.GRADIENT, 0, 0, view=2), 5, 9.0, 4)
+    assert_over(run.message(2, ev.Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
 
 
 def test_unequal_sample_counts_end_the_run():
@@ -348,8 +305,8 @@ def test_unequal_sample_counts_end_the_run():
     run.begin()
     run.prepare(0, peers=(0, 2))
     actions = run.prepare(0, peers=(1, 3), n_samples=5)
-    assert of(actions, Stop)[0].code == 3
-    assert "the groups counted different numbers of samples" in of(actions, Stop)[0].reason
+    assert of(actions, ev.Stop)[0].code == 3
+    assert "the groups counted different numbers of samples" in of(actions, ev.Stop)[0].reason
 
 
 def test_metrics_of_a_step():
@@ -371,7 +328,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(sq_norm):
     run = Driver()
     run.begin()
     assert_over(run.prepare(0, sq_norm=sq_norm), 4, "step 0: the gradient is not finite")
-    assert not sent(run.actions, Committed)
+    assert not sent(run.actions, ev.Committed)
 
 
 @pytest.mark.parametrize("sq_norm", [math.nan, math.inf])
@@ -379,9 +336,9 @@ def test_or_its_update_is_skipped(sq_norm):
     run = Driver(on_nonfinite="skip")
     run.begin()
     run.prepare(0, sq_norm=sq_norm)
-    told = sent(run.event(Persisted("steps")), Committed)
+    told = sent(run.event(ev.Persisted("steps")), ev.Committed)
     assert set(told) == set(STAGE_OF) and told[0].record.verdict == "skip"
-    assert sent(run.commit(1), Committed)[0].record.verdict == "apply"
+    assert sent(run.commit(1), ev.Committed)[0].record.verdict == "apply"
 
 
 def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
@@ -392,21 +349,21 @@ def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
     run.commit(1)
     actions = run.prepare(2, sq_norm=math.nan)
     assert reports(actions, "rollback") == [{"step": 2, "to": 1, "generation": 1, "again": [1]}]
-    assert not sent(actions, View)
-    views = sent(run.event(Persisted("view")), View)
+    assert not sent(actions, ev.View)
+    views = sent(run.event(ev.Persisted("view")), ev.View)
     assert set(views) == set(STAGE_OF)
     assert (views[0].number, views[0].generation, views[0].n_committed, views[0].rolled_back) == (2, 1, 1, True)
-    assert sent(run.commit(1), Committed)[3].record.step == 1
+    assert sent(run.commit(1), ev.Committed)[3].record.step == 1
 
 
 def test_what_was_said_before_the_rollback_does_not_count_after_it():
     run = Driver(on_nonfinite="rollback")
     run.begin()
     run.prepare(0, sq_norm=math.nan)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     assert [run.message(peer, prepared(peer, 0), generation=0) for peer in STAGE_OF] == [[]] * 4
-    assert run.message(0, Saved(1, 0), generation=0) == []
-    assert len(of(run.prepare(0), Persist)) == 1
+    assert run.message(0, ev.Saved(1, 0), generation=0) == []
+    assert len(of(run.prepare(0), ev.Persist)) == 1
 
 
 def test_a_run_that_only_rolls_back_ends():
@@ -414,7 +371,7 @@ def test_a_run_that_only_rolls_back_ends():
     run.begin()
     for _ in range(ROLLBACKS_MAX):
         run.prepare(0, sq_norm=math.nan)
-        assert sent(run.event(Persisted("view")), View)
+        assert sent(run.event(ev.Persisted("view")), ev.View)
     assert_over(run.prepare(0, sq_norm=math.nan), 4, "step 0: the gradient is not finite")
 
 
@@ -423,16 +380,16 @@ def test_a_run_that_only_rolls_back_ends():
 
 def test_the_coordinator_looks_at_leases_at_every_heartbeat():
     run = Driver()
-    assert run.event(Started(), 1.0) == [Persist("coordinator_term", 1)]
-    assert run.event(Persisted("coordinator_term"), 1.0) == [WakeAt(1.5, "tick")]
-    assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
+    assert run.event(ev.Started(), 1.0) == [ev.Persist("coordinator_term", 1)]
+    assert run.event(ev.Persisted("coordinator_term"), 1.0) == [ev.WakeAt(1.5, "tick")]
+    assert Driver().event(ev.Woke("tick"), 2.0) == [ev.WakeAt(2.5, "tick")]
 
 
 def test_a_heartbeat_is_answered_with_the_clock_and_shown():
     run = Driver()
     run.begin()
-    actions = run.message(2, Heartbeat(17, {"busy_s": 3.0}), now_s=1.25)
-    assert sent(actions, HeartbeatAck) == {2: HeartbeatAck(17, 1.25)}
+    actions = run.message(2, ev.Heartbeat(17, {"busy_s": 3.0}), now_s=1.25)
+    assert sent(actions, ev.HeartbeatAck) == {2: ev.HeartbeatAck(17, 1.25)}
     assert reports(actions, "heartbeat") == [{"peer": 2, "busy_s": 3.0}]
 
 
@@ -441,44 +398,44 @@ def test_a_silent_peer_is_lost():
     run.begin()
     for now_s in (2.0, 4.0):
         for peer in (0, 1, 3):
-            run.message(peer, Heartbeat(1, {}), now_s)
-    assert not reports(run.event(Woke("tick"), 4.0), "lost")
-    assert_lost(run.event(Woke("tick"), 4.1), 2, "peer 2 (stage 0): lost, silent for 4.1 s")
+            run.message(peer, ev.Heartbeat(1, {}), now_s)
+    assert not reports(run.event(ev.Woke("tick"), 4.0), "lost")
+    assert_lost(run.event(ev.Woke("tick"), 4.1), 2, "peer 2 (stage 0): lost, silent for 4.1 s")
 
 
 def test_any_message_renews_the_lease():
     run = Driver()
     run.begin()
     run.prepare(0, now_s=3.9)
-    assert not reports(run.event(Woke("tick"), 7.8), "lost")
+    assert not reports(run.event(ev.Woke("tick"), 7.8), "lost")
 
 
 def test_a_broken_connection_is_a_loss_unless_it_comes_back():
     run = Driver()
     run.begin()
-    assert run.event(LinkChanged(3, False, "reset"), 1.0) == [WakeAt(1.0 + RECONNECT_S, "link")]
-    assert not reports(run.event(Woke("tick"), 0.9 + RECONNECT_S), "lost")
-    run.event(LinkChanged(3, True), 2.4)
-    assert run.event(Woke("link"), 1.0 + RECONNECT_S) == []
-    assert not reports(run.event(Woke("tick"), 3.0), "lost")
-    run.event(LinkChanged(3, False, "reset"), 3.0)
-    run.event(LinkChanged(3, False, "refused"), 3.5)  # the first loss counts
+    assert run.event(ev.LinkChanged(3, False, "reset"), 1.0) == [ev.WakeAt(1.0 + RECONNECT_S, "link")]
+    assert not reports(run.event(ev.Woke("tick"), 0.9 + RECONNECT_S), "lost")
+    run.event(ev.LinkChanged(3, True), 2.4)
+    assert run.event(ev.Woke("link"), 1.0 + RECONNECT_S) == []
+    assert not reports(run.event(ev.Woke("tick"), 3.0), "lost")
+    run.event(ev.LinkChanged(3, False, "reset"), 3.0)
+    run.event(ev.LinkChanged(3, False, "refused"), 3.5)  # the first loss counts
     reason = "peer 3 (stage 1): lost, its connection broke and did not come back"
-    assert_lost(run.event(Woke("link"), 3.0 + RECONNECT_S), 3, reason)
+    assert_lost(run.event(ev.Woke("link"), 3.0 + RECONNECT_S), 3, reason)
 
 
 def test_a_connection_of_somebody_who_never_said_hello_is_nobodys_loss():
     run = Driver()
     run.join(0)
-    run.event(LinkChanged(3, False, "port scan"), 0.1)
-    assert not reports(run.event(Woke("tick"), 3.0), "lost")
+    run.event(ev.LinkChanged(3, False, "port scan"), 0.1)
+    assert not reports(run.event(ev.Woke("tick"), 3.0), "lost")
 
 
 def test_a_suspicion_is_believed():
     run = Driver()
     run.begin()
-    assert not of(run.message(0, Suspect(2, "no link for 4.5 s")), Stop)
-    actions = run.event(Woke("tick"), 2 * TERMS.heartbeat_s)
+    assert not of(run.message(0, ev.Suspect(2, "no link for 4.5 s")), ev.Stop)
+    actions = run.event(ev.Woke("tick"), 2 * TERMS.heartbeat_s)
     assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
 
 
@@ -486,15 +443,15 @@ def test_a_pair_without_a_way_is_refused_in_one_line():
     """One of the two is put out at once, told why when it speaks again, and stays out until it is started anew."""
     run = elastic()
     line = "peer 0 and peer 2 have no way to each other: neither of the two listens (--listen=); forward a port to one"
-    actions = run.message(0, CannotReach(2, "neither of the two listens (--listen=)"))
+    actions = run.message(0, ev.CannotReach(2, "neither of the two listens (--listen=)"))
     (lost,) = reports(actions, "lost")
     assert lost["peer"] == 2 and line in lost["reason"], lost
-    run.event(Persisted("view"))
-    for body in (Heartbeat(9, {}), Hello(2, 0, "f", "h2:1")):
-        (ended,) = [send.body for send in of(run.message(2, body), Send) if isinstance(send.body, Ended)]
+    run.event(ev.Persisted("view"))
+    for body in (ev.Heartbeat(9, {}), ev.Hello(2, 0, "f", "h2:1")):
+        (ended,) = [send.body for send in of(run.message(2, body), ev.Send) if isinstance(send.body, ev.Ended)]
         assert ended.code == 2 and ended.reason.startswith(line)
-    again = run.message(2, Hello(2, 0, "f", "h2:2", process=7))
-    assert not [send for send in of(again, Send) if isinstance(send.body, Ended)]
+    again = run.message(2, ev.Hello(2, 0, "f", "h2:2", process=7))
+    assert not [send for send in of(again, ev.Send) if isinstance(send.body, ev.Ended)]
     assert reports(again, "connected")
 
 
@@ -502,34 +459,34 @@ def test_a_silent_peer_is_not_said_to_be_out_of_reach():
     """It may be paused, or cut off for a while: whether it is lost, its lease says. A coordinator that has just been
     started again has not heard it yet."""
     run = elastic()
-    accusation = CannotReach(2, "cannot dial h2:1: no answer")
-    run.message(2, Heartbeat(1, {}), 10.0)
+    accusation = ev.CannotReach(2, "cannot dial h2:1: no answer")
+    run.message(2, ev.Heartbeat(1, {}), 10.0)
     assert reports(run.message(0, accusation, 10.0 + 3 * TERMS.heartbeat_s), "lost") == []
     restarted = elastic()
-    restarted.event(Paused(5.0), 20.0)
-    restarted.message(2, Heartbeat(1, {}), 20.0)
+    restarted.event(ev.Paused(5.0), 20.0)
+    restarted.message(2, ev.Heartbeat(1, {}), 20.0)
     assert reports(restarted.message(0, accusation, 20.0), "lost") == []
 
 
 def test_interrupted_is_130_for_all():
     run = Driver()
     run.begin()
-    assert_over(run.event(Interrupted()), 130, "interrupted")
+    assert_over(run.event(ev.Interrupted()), 130, "interrupted")
 
 
 def test_a_peer_of_the_plan_that_fails_before_the_run_begins_ends_it_with_its_reason():
     run = Driver()
     for peer in (0, 1, 2):
         run.join(peer)
-    actions = run.message(1, Failed("disk: full"))
-    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): disk: full")]
+    actions = run.message(1, ev.Failed("disk: full"))
+    assert of(actions, ev.Stop) == [ev.Stop(2, "peer 1 (stage 1): disk: full")]
 
 
 def test_a_peer_of_the_plan_that_leaves_before_the_run_begins_ends_it_and_is_not_called_lost():
     run = Driver()
     for peer in (0, 1, 2):
         run.join(peer)
-    (stop,) = of(run.message(1, Leaving()), Stop)
+    (stop,) = of(run.message(1, ev.Leaving()), ev.Stop)
     assert stop.code == 3
     assert stop.reason.startswith("peer 1 (stage 1): left before it was let in; the run has not begun")
 
@@ -537,8 +494,8 @@ def test_a_peer_of_the_plan_that_leaves_before_the_run_begins_ends_it_and_is_not
 def test_nothing_happens_after_the_end():
     run = Driver()
     run.begin()
-    run.event(Interrupted())
-    assert run.message(0, Heartbeat(1, {})) == [] and run.event(Woke("tick"), 99.0) == []
+    run.event(ev.Interrupted())
+    assert run.message(0, ev.Heartbeat(1, {})) == [] and run.event(ev.Woke("tick"), 99.0) == []
 
 
 def test_the_run_is_done_when_every_member_is():
@@ -547,10 +504,10 @@ def test_the_run_is_done_when_every_member_is():
     run.commit(0)
     run.save(1)
     for peer in (0, 1, 2):
-        actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
+        actions = run.message(peer, ev.Done(1, {"busy_s": 2.0}, {"1": 100}))
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
-        assert not of(actions, Stop)
-    assert_over(run.message(3, Done(1, {}, {})), 0, "done: 1 steps")
+        assert not of(actions, ev.Stop)
+    assert_over(run.message(3, ev.Done(1, {}, {})), 0, "done: 1 steps")
 
 
 def test_a_checkpoint_and_the_end_wait_for_the_held_out_loss_of_its_parameters():
@@ -563,49 +520,49 @@ def test_a_checkpoint_and_the_end_wait_for_the_held_out_loss_of_its_parameters()
     assert [(row["step"], "eval_loss" in row) for row in reports(run.commit(1), "step")] == [(0, False)]
     run.commit(2)
     for peer in STAGE_OF:
-        run.message(peer, Done(3, {}, {}))
+        run.message(peer, ev.Done(3, {}, {}))
     for peer in (0, 1):
-        assert not of(run.message(peer, Saved(3, STAGE_OF[peer], 0.0, f"digest{peer}", 9)), Persist)
-    assert not run.message(1, HeldOutMeasured(3, ((0, 2, 8.0),)))
-    actions = run.message(2, HeldOutMeasured(3, ((1, 2, 4.0),)))
+        assert not of(run.message(peer, ev.Saved(3, STAGE_OF[peer], 0.0, f"digest{peer}", 9)), ev.Persist)
+    assert not run.message(1, ev.HeldOutMeasured(3, ((0, 2, 8.0),)))
+    actions = run.message(2, ev.HeldOutMeasured(3, ((1, 2, 4.0),)))
     assert [(row["step"], row["eval_loss"]) for row in reports(actions, "step")] == [(2, 3.0)]
-    assert [persist.name for persist in of(actions, Persist)] == ["checkpoint"]
-    assert_over(run.event(Persisted("checkpoint")), 0, "done: 3 steps")
+    assert [persist.name for persist in of(actions, ev.Persist)] == ["checkpoint"]
+    assert_over(run.event(ev.Persisted("checkpoint")), 0, "done: 3 steps")
 
 
 def test_a_pause_holds_the_next_step_back_while_a_row_waits_for_its_loss():
     run = Driver(HeldOutRows(TrainConfig(steps=3, eval_every_steps=1)))
     run.begin()
     run.commit(0)
-    run.event(Received(Header("", 0, 0, OPERATOR_IDS + 7), OperatorRequest("pause")))
-    run.event(Persisted("operator"))
-    assert not of(run.prepare(1), Persist)
+    run.event(ev.Received(ev.Header("", 0, 0, ev.OPERATOR_IDS + 7), ev.OperatorRequest("pause")))
+    run.event(ev.Persisted("operator"))
+    assert not of(run.prepare(1), ev.Persist)
 
 
 def test_a_checkpoint_is_complete_with_every_stages_part():
     run = Driver()
     run.begin()
-    assert run.message(0, Saved(1, 0, 0.2, "a", 9)) == []
-    assert run.message(1, Saved(2, 1, 0.0, "b", 9)) == []
-    (persist,) = run.message(1, Saved(1, 1, 0.1, "b", 9))
-    checkpoint = Checkpoint(1, 0, (Part(1, 0, "a", 9, ("",)), Part(1, 1, "b", 9, ("",))))
-    assert persist == Persist("checkpoint", serialize.write(checkpoint))
-    actions = run.event(Persisted("checkpoint"))
-    assert actions[0] == MarkCheckpoint(checkpoint)
+    assert run.message(0, ev.Saved(1, 0, 0.2, "a", 9)) == []
+    assert run.message(1, ev.Saved(2, 1, 0.0, "b", 9)) == []
+    (persist,) = run.message(1, ev.Saved(1, 1, 0.1, "b", 9))
+    checkpoint = ev.Checkpoint(1, 0, (ev.Part(1, 0, "a", 9, ("",)), ev.Part(1, 1, "b", 9, ("",))))
+    assert persist == ev.Persist("checkpoint", serialize.write(checkpoint))
+    actions = run.event(ev.Persisted("checkpoint"))
+    assert actions[0] == ev.MarkCheckpoint(checkpoint)
     assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2, "copies": 1}]
-    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(checkpoint))
+    assert sent(actions, ev.CheckpointComplete) == dict.fromkeys(STAGE_OF, ev.CheckpointComplete(checkpoint))
 
 
 def test_messages_of_the_coordinator_carry_its_run_view_and_term():
     run = Driver()
     run.join(0)
-    before = run.message(0, Heartbeat(1, {}))[0].header
-    assert before == Header("r", 0, 0, COORDINATOR, 1)
+    before = run.message(0, ev.Heartbeat(1, {}))[0].header
+    assert before == ev.Header("r", 0, 0, ev.COORDINATOR, 1)
     for peer in (1, 2, 3):
         run.join(peer)
-    run.event(Persisted("view"))
-    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {
-        Header("r", 0, 1, COORDINATOR, 1)
+    run.event(ev.Persisted("view"))
+    assert {action.header for action in run.commit(0) if isinstance(action, ev.Send)} == {
+        ev.Header("r", 0, 1, ev.COORDINATOR, 1)
     }
 
 
@@ -614,25 +571,25 @@ def test_messages_of_the_coordinator_carry_its_run_view_and_term():
 
 def test_a_refused_hello_opens_no_lease():
     run = Driver()
-    run.message(1, Hello(1, 1, "wrong", "h1:1"))
+    run.message(1, ev.Hello(1, 1, "wrong", "h1:1"))
     for peer in (0, 2, 3):
         run.join(peer)
     for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
         for peer in (0, 2, 3):
-            run.message(peer, Heartbeat(1, {}), now_s)
-        assert not of(run.event(Woke("tick"), now_s), Stop)
+            run.message(peer, ev.Heartbeat(1, {}), now_s)
+        assert not of(run.event(ev.Woke("tick"), now_s), ev.Stop)
 
 
 def test_on_what_each_peer_computes_is_known():
     run = Driver()
-    run.message(0, Hello(0, 0, "f", "h0:1"))
-    run.message(0, Profiled({"F": 1.0}, 0, device="gpu: 1 x H100"))
+    run.message(0, ev.Hello(0, 0, "f", "h0:1"))
+    run.message(0, ev.Profiled({"F": 1.0}, 0, device="gpu: 1 x H100"))
     assert run.machine.devices == {0: "gpu: 1 x H100"}
     run.begin()
-    run.event(LinkChanged(1, False, "gone"))
-    run.event(Woke("link"), 99.0)
-    run.message(1, Hello(1, 1, "f", "h1:1", process=7), 99.0)
-    actions = run.message(1, Profiled({"F": 1.0}, 0, 7, "cpu: 1 x cpu"), 99.0)
+    run.event(ev.LinkChanged(1, False, "gone"))
+    run.event(ev.Woke("link"), 99.0)
+    run.message(1, ev.Hello(1, 1, "f", "h1:1", process=7), 99.0)
+    actions = run.message(1, ev.Profiled({"F": 1.0}, 0, 7, "cpu: 1 x cpu"), 99.0)
     assert CandidateReport(1, "cpu: 1 x cpu") in actions
 
 
@@ -640,13 +597,13 @@ def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():
     run = Driver()
     for peer in (0, 2, 3):
         run.join(peer)
-    run.message(1, Hello(1, 1, "wrong", "h1:1"))
-    assert run.message(1, Profiled({}, 0)) == []
-    assert run.message(1, Profiled({}, 9)) == []
-    assert of(run.join(1), Persist)
+    run.message(1, ev.Hello(1, 1, "wrong", "h1:1"))
+    assert run.message(1, ev.Profiled({}, 0)) == []
+    assert run.message(1, ev.Profiled({}, 9)) == []
+    assert of(run.join(1), ev.Persist)
 
 
-@pytest.mark.parametrize("body", [prepared(1, 0), Saved(1, 1)])
+@pytest.mark.parametrize("body", [prepared(1, 0), ev.Saved(1, 1)])
 def test_what_belongs_to_a_view_is_ignored_before_there_is_one(body):
     run = Driver()
     run.join(1)
@@ -665,8 +622,8 @@ def elastic():
 def lose(run, *peers, now_s=10.0):
     """Their connections break and stay broken; the actions of the tick that notices."""
     for peer in peers:
-        run.event(LinkChanged(peer, False), now_s)
-    return run.event(Woke("tick"), now_s + RECONNECT_S + 0.1)
+        run.event(ev.LinkChanged(peer, False), now_s)
+    return run.event(ev.Woke("tick"), now_s + RECONNECT_S + 0.1)
 
 
 def test_a_lost_peer_leaves_the_view_if_its_stage_has_another():
@@ -674,7 +631,7 @@ def test_a_lost_peer_leaves_the_view_if_its_stage_has_another():
     assert reports(lose(run, 2), "lost") == [
         {"peer": 2, "reason": "peer 2 (stage 0): lost, its connection broke and did not come back"}
     ]
-    views = sent(run.event(Persisted("view")), View)
+    views = sent(run.event(ev.Persisted("view")), ev.View)
     assert set(views) == {0, 1, 3}
     view = views[0]
     assert (view.number, view.stage_views, view.n_committed, view.results) == (2, (2, 1), 0, ())
@@ -684,17 +641,17 @@ def test_a_lost_peer_leaves_the_view_if_its_stage_has_another():
 def test_the_last_of_a_stage_ends_the_run():
     run = elastic()
     lose(run, 2)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     actions = lose(run, 0, now_s=20.0)
-    assert [stop.code for stop in of(actions, Stop)] == [3]
+    assert [stop.code for stop in of(actions, ev.Stop)] == [3]
 
 
 def test_who_left_learns_of_it():
     run = elastic()
     lose(run, 2)
-    run.event(Persisted("view"))
-    reach, told = run.message(2, Heartbeat(9, {}))
-    assert reach == Connect(2, "h2:1") and type(told.body) is View
+    run.event(ev.Persisted("view"))
+    reach, told = run.message(2, ev.Heartbeat(9, {}))
+    assert reach == ev.Connect(2, "h2:1") and type(told.body) is ev.View
 
 
 def test_a_view_names_the_results_that_survivors_hold():
@@ -703,7 +660,7 @@ def test_a_view_names_the_results_that_survivors_hold():
     for peer in (0, 1):
         run.message(peer, prepared(peer, 0))
     lose(run, 2)
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.results == (
         (RoundId(RoundKind.GRADIENT, 0, 0, view=1), (0,)),
         (RoundId(RoundKind.GRADIENT, 1, 0, view=1), (1,)),
@@ -714,7 +671,7 @@ def test_what_only_the_lost_one_held_is_not_named():
     run = elastic()
     run.message(2, prepared(2, 0))
     lose(run, 2)
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.results == ()
 
 
@@ -722,20 +679,20 @@ def test_prepared_counts_only_when_it_was_said_in_the_view():
     """A message of peer 0 in view 1 may be about a round that view 2 has voided; otherwise the peer sends it again."""
     run = elastic()
     lose(run, 2)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     for peer in (0, 1, 3):
         run.message(peer, prepared(peer, 0), view=1)
-    assert run.machine.n_committed == 0 and not of(run.prepare(0, (0, 1)), Persist)
-    assert len(of(run.prepare(0, (3,)), Persist)) == 1
+    assert run.machine.n_committed == 0 and not of(run.prepare(0, (0, 1)), ev.Persist)
+    assert len(of(run.prepare(0, (3,)), ev.Persist)) == 1
 
 
 def test_a_peer_lost_while_a_record_is_made_durable_leaves_after_it():
     run = elastic()
     run.prepare(0)
-    assert not of(lose(run, 2), Persist)
-    actions = run.event(Persisted("steps"))
-    assert len(sent(actions, Committed)) == 4 and [p.name for p in of(actions, Persist)] == ["view"]
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert not of(lose(run, 2), ev.Persist)
+    actions = run.event(ev.Persisted("steps"))
+    assert len(sent(actions, ev.Committed)) == 4 and [p.name for p in of(actions, ev.Persist)] == ["view"]
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.n_committed == 1 and [record.step for record in view.records] == [0]
 
 
@@ -744,10 +701,10 @@ def test_a_rolled_back_view_carries_no_records_of_the_lost_lineage():
     run.begin()
     run.commit(0)
     run.prepare(1, sq_norm=math.nan)
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.rolled_back and view.records == () and view.n_committed == 0
     lose(run, 2)
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.records == ()
 
 
@@ -756,27 +713,27 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     run = elastic()
     run.commit(0)
     lose(run, 2)
-    run.event(Persisted("view"))
-    run.message(3, Saved(1, 1))
-    run.message(2, Saved(1, 0))
-    assert reports(run.event(Persisted("checkpoint")), "checkpoint") == [{"version": 1, "save_s": 0.0, "copies": 1}]
+    run.event(ev.Persisted("view"))
+    run.message(3, ev.Saved(1, 1))
+    run.message(2, ev.Saved(1, 0))
+    assert reports(run.event(ev.Persisted("checkpoint")), "checkpoint") == [{"version": 1, "save_s": 0.0, "copies": 1}]
 
 
 def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
     """A peer that was cut off says late, over the link that has healed, whom it could not reach."""
     run = elastic()
     lose(run, 2, now_s=0.0)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     run.join(2)
     for peer in (0, 1, 3):
         run.message(peer, prepared(peer, 0), view=2)
-    run.event(Persisted("steps"))
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("steps"))
+    run.event(ev.Persisted("view"))
     assert run.machine.roster.admissions[2] == 3
-    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)
-    assert not reports(run.event(Woke("tick"), 2.1), "lost")
-    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
-    assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 2.3), "lost")] == [2]
+    run.message(2, ev.Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)
+    assert not reports(run.event(ev.Woke("tick"), 2.1), "lost")
+    run.message(2, ev.Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
+    assert [fields["peer"] for fields in reports(run.event(ev.Woke("tick"), 2.3), "lost")] == [2]
 
 
 @pytest.mark.parametrize("durable_first", [True, False])
@@ -784,21 +741,21 @@ def test_who_was_put_out_and_greets_again_learns_of_it(durable_first):
     """Its connection was ended, so it dials and says hello, as a member that was merely cut off would."""
     run = elastic()
     lose(run, 2)
-    hello = Hello(2, 0, "f", "h2:1")
+    hello = ev.Hello(2, 0, "f", "h2:1")
     if durable_first:
-        run.event(Persisted("view"))
+        run.event(ev.Persisted("view"))
         told = run.message(2, hello)
     else:
         run.message(2, hello)
-        told = run.event(Persisted("view"))
-    assert sent(told, View)[2].number == 2
+        told = run.event(ev.Persisted("view"))
+    assert sent(told, ev.View)[2].number == 2
 
 
 def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind():
     run = elastic()
-    run.event(Received(Header("", 0, 0, TEMPORARY_IDS + 5), Join()))
-    assert run.event(LinkChanged(TEMPORARY_IDS + 5, False), 1.0) == [Disconnect(TEMPORARY_IDS + 5)]
-    assert not [action for action in run.event(LinkChanged(3, False), 1.0) if isinstance(action, Disconnect)]
+    run.event(ev.Received(ev.Header("", 0, 0, ev.TEMPORARY_IDS + 5), ev.Join()))
+    assert run.event(ev.LinkChanged(ev.TEMPORARY_IDS + 5, False), 1.0) == [ev.Disconnect(ev.TEMPORARY_IDS + 5)]
+    assert not [action for action in run.event(ev.LinkChanged(3, False), 1.0) if isinstance(action, ev.Disconnect)]
 
 
 # ------------------------------------------------------------------------------------------------ no common disk
@@ -808,25 +765,25 @@ def own_disks(**terms):
     """Four peers with a disk each; the parts of version 1 are written on those of 0 and 1, and step 0 is committed."""
     run = Driver(waits=True, n_copies=2, **terms)
     for peer in STAGE_OF:
-        run.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1", 0, f"d{peer}"))
-        run.message(peer, Profiled({"F": 1.0}, 0))
-    run.event(Persisted("view"))
+        run.message(peer, ev.Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1", 0, f"d{peer}"))
+        run.message(peer, ev.Profiled({"F": 1.0}, 0))
+    run.event(ev.Persisted("view"))
     run.commit(0)
     return run
 
 
 def write(run, peer, stage):
-    return run.message(peer, Saved(1, stage, 0.0, f"part{stage}", 9))
+    return run.message(peer, ev.Saved(1, stage, 0.0, f"part{stage}", 9))
 
 
 def test_a_checkpoint_is_complete_when_its_parts_are_copied():
     run = own_disks()
     assert write(run, 0, 0) == []
-    orders = sent(write(run, 1, 1), CopyPart)
+    orders = sent(write(run, 1, 1), ev.CopyPart)
     assert {peer: order.part.digest for peer, order in orders.items()} == {3: "part0", 2: "part1"}
-    assert not of(write(run, 3, 0), Persist)
-    assert of(write(run, 2, 1), Persist)
-    (complete,) = set(sent(run.event(Persisted("checkpoint")), CheckpointComplete).values())
+    assert not of(write(run, 3, 0), ev.Persist)
+    assert of(write(run, 2, 1), ev.Persist)
+    (complete,) = set(sent(run.event(ev.Persisted("checkpoint")), ev.CheckpointComplete).values())
     assert [part.disks for part in complete.checkpoint.parts] == [("d0", "d3"), ("d1", "d2")]
 
 
@@ -835,7 +792,7 @@ def test_a_copier_that_is_lost_is_replaced():
     write(run, 0, 0)
     write(run, 1, 1)
     lose(run, 3)
-    orders = sent(run.event(Persisted("view")), CopyPart)
+    orders = sent(run.event(ev.Persisted("view")), ev.CopyPart)
     assert {peer: order.part.digest for peer, order in orders.items()} == {1: "part0", 2: "part1"}
 
 
@@ -844,25 +801,25 @@ def test_a_stage_waits_while_nobody_holds_its_part():
     run = own_disks()
     for peer, stage in ((1, 0), (3, 0), (0, 1), (2, 1)):
         write(run, peer, stage)
-    run.event(Persisted("checkpoint"))
+    run.event(ev.Persisted("checkpoint"))
     lose(run, 1)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     lost = lose(run, 3, now_s=20.0)
     assert reports(lost, "no_holder") == [{"version": 1, "stages": [0]}]
-    (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
+    (told,) = sent(run.message(ev.TEMPORARY_IDS, ev.Join(), run=""), ev.Welcome).values()
     assert told.n_committed == run.machine.n_committed > 0
-    run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
-    waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
-    assert reports(waits, "candidate") and not of(waits, Persist)
-    run.message(1, Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
-    actions = run.message(1, Profiled({"F": 1.0}, 0, 6))
+    run.message(told.peer, ev.Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
+    waits = run.message(told.peer, ev.Profiled({"F": 1.0}, 0, 5))
+    assert reports(waits, "candidate") and not of(waits, ev.Persist)
+    run.message(1, ev.Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
+    actions = run.message(1, ev.Profiled({"F": 1.0}, 0, 6))
     assert reports(actions, "rollback")[0]["to"] == 1
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert view.rolled_back and view.n_reseeds == 0 and [part.stage for part in view.parts] == [0, 1]
 
 
 def test_only_a_gradient_that_is_not_finite_takes_other_samples():
     run = own_disks(on_nonfinite="rollback")
     run.prepare(1, sq_norm=math.nan)
-    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    (view,) = set(sent(run.event(ev.Persisted("view")), ev.View).values())
     assert (view.generation, view.n_reseeds) == (1, 1)

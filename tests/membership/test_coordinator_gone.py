@@ -9,30 +9,8 @@ from test_coordinator import TERMS, Driver, of, reports, sent
 from jaxdt.membership import newcomers
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.newcomers import ASKED_S
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import RECONNECT_S
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    TEMPORARY_IDS,
-    Committed,
-    Connect,
-    Disconnect,
-    Ended,
-    GroupResult,
-    Heartbeat,
-    Hello,
-    Join,
-    Leaving,
-    LinkChanged,
-    Load,
-    Persisted,
-    Prepared,
-    Profiled,
-    Saved,
-    Stop,
-    View,
-    Welcome,
-    Woke,
-)
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.runtime.reporting.display import Display
@@ -71,37 +49,37 @@ class Churned(Driver):
         return self.message(peer, body, self.now_s, generation=view.generation, view=view.number)
 
     def ask(self, name):
-        (told,) = sent(self.message(TEMPORARY_IDS + name, Join(), self.now_s, run=""), Welcome).values()
-        gone = self.event(LinkChanged(TEMPORARY_IDS + name, False), self.now_s)
-        assert gone == [Disconnect(TEMPORARY_IDS + name)]
+        (told,) = sent(self.message(ev.TEMPORARY_IDS + name, ev.Join(), self.now_s, run=""), ev.Welcome).values()
+        gone = self.event(ev.LinkChanged(ev.TEMPORARY_IDS + name, False), self.now_s)
+        assert gone == [ev.Disconnect(ev.TEMPORARY_IDS + name)]
         return told
 
     def greet(self, told, process=1):
-        return self.say(told.peer, Hello(told.peer, told.stage, "f", f"n{told.peer}:1", process))
+        return self.say(told.peer, ev.Hello(told.peer, told.stage, "f", f"n{told.peer}:1", process))
 
     def step(self):
         """All members are prepared, and the step is committed."""
         step, roster = self.machine.n_committed, self.machine.roster
         for peer in sorted(roster.members):
-            result = GroupResult(RoundId(RoundKind.GRADIENT, roster.stage_of[peer], step, view=1), 5, 9.0, 4)
-            self.say(peer, Prepared(step, roster.admissions[peer], (result,)))
-        assert sent(self.event(Persisted("steps"), self.now_s), Committed)
+            result = ev.GroupResult(RoundId(RoundKind.GRADIENT, roster.stage_of[peer], step, view=1), 5, 9.0, 4)
+            self.say(peer, ev.Prepared(step, roster.admissions[peer], (result,)))
+        assert sent(self.event(ev.Persisted("steps"), self.now_s), ev.Committed)
         self.durable()
 
     def durable(self):
         while "view" in self.machine._being_persisted:
-            self.event(Persisted("view"), self.now_s)
+            self.event(ev.Persisted("view"), self.now_s)
 
     def tick(self, seconds):
         """Time passes, in which those who are there are heard."""
         self.now_s += seconds
         for peer in range(4):
-            self.say(peer, Heartbeat(1, {"step": 1.0}))
-        self.event(Woke("tick"), self.now_s)
+            self.say(peer, ev.Heartbeat(1, {"step": 1.0}))
+        self.event(ev.Woke("tick"), self.now_s)
         self.durable()
 
     def lose(self, peer):
-        self.event(LinkChanged(peer, False), self.now_s)
+        self.event(ev.LinkChanged(peer, False), self.now_s)
         self.tick(RECONNECT_S + 0.1)
 
     def come_and_go(self, name):
@@ -110,23 +88,23 @@ class Churned(Driver):
         candidate, member, leaver = (self.ask(4 * name + n) for n in (1, 2, 3))
         for told in (candidate, member, leaver):
             self.greet(told)
-            self.say(told.peer, Load(3.0, 0.5))
-        self.say(candidate.peer, Leaving())
+            self.say(told.peer, ev.Load(3.0, 0.5))
+        self.say(candidate.peer, ev.Leaving())
         self.lose(candidate.peer)
         for told in (member, leaver):
-            self.say(told.peer, Profiled({"F": 1.0}, 0, 1))
+            self.say(told.peer, ev.Profiled({"F": 1.0}, 0, 1))
         self.step()
         assert {member.peer, leaver.peer} <= self.machine.roster.members
-        self.say(leaver.peer, Leaving())
-        self.say(0, Saved(self.machine.n_committed, 0))  # of a checkpoint that will not be complete
+        self.say(leaver.peer, ev.Leaving())
+        self.say(0, ev.Saved(self.machine.n_committed, 0))  # of a checkpoint that will not be complete
         self.step()
         self.lose(member.peer)
         assert self.machine.roster.members == {0, 1, 2, 3}
-        self.event(LinkChanged(leaver.peer, False), self.now_s)
+        self.event(ev.LinkChanged(leaver.peer, False), self.now_s)
         self.step()
         for stage in (0, 1):
-            self.say(stage, Saved(self.machine.n_committed, stage))
-        self.event(Persisted("checkpoint"), self.now_s)
+            self.say(stage, ev.Saved(self.machine.n_committed, stage))
+        self.event(ev.Persisted("checkpoint"), self.now_s)
         self.tick(ASKED_S)
         return member
 
@@ -146,21 +124,21 @@ def test_nothing_grows_with_newcomers_that_come_and_go(balance):
         run.come_and_go(name)
         run.actions.clear()
     assert n_members == 4 and n_entries(run.machine) <= before + 4
-    assert not of(run.actions, Stop)
+    assert not of(run.actions, ev.Stop)
 
 
 def test_who_was_put_out_lately_is_known_and_who_was_long_ago_may_ask_again():
     run = Churned()
     told = [run.come_and_go(name) for name in range(6)]
     late, early = told[-1], told[0]
-    reach, answer = run.say(late.peer, Heartbeat(9, {}))
-    assert reach == Connect(late.peer, f"n{late.peer}:1") and type(answer.body) is View
+    reach, answer = run.say(late.peer, ev.Heartbeat(9, {}))
+    assert reach == ev.Connect(late.peer, f"n{late.peer}:1") and type(answer.body) is ev.View
     assert reports(run.greet(late), "connected")
     reasons = reports(actions := run.greet(early), "refused")
     assert reasons == [{"reason": f"peer {early.peer}: is not known any more, and may join again as a newcomer"}]
-    assert sent(actions, Ended) == {early.peer: Ended(6, reasons[0]["reason"])}
-    assert Connect(early.peer, f"n{early.peer}:1") in actions
-    assert run.event(LinkChanged(early.peer, False), run.now_s) == [Disconnect(early.peer)]
+    assert sent(actions, ev.Ended) == {early.peer: ev.Ended(6, reasons[0]["reason"])}
+    assert ev.Connect(early.peer, f"n{early.peer}:1") in actions
+    assert run.event(ev.LinkChanged(early.peer, False), run.now_s) == [ev.Disconnect(early.peer)]
 
 
 def test_ids_and_admissions_go_on():
@@ -179,7 +157,7 @@ def test_a_peer_of_the_plan_is_known_for_ever():
         run.ask(name)
         run.tick(ASKED_S + 1.0)
     assert 3 in run.machine.roster.stage_of
-    assert reports(run.say(3, Hello(3, 1, "f", "h3:1")), "connected")
+    assert reports(run.say(3, ev.Hello(3, 1, "f", "h3:1")), "connected")
 
 
 def test_who_asked_and_did_not_come_is_not_expected_for_ever():
@@ -203,9 +181,9 @@ def test_the_last_of_a_stage_that_is_missed_is_not_forgotten():
 
 def test_a_member_keeps_no_connection_of_one_that_is_not_in_its_view():
     membership = Membership(PeerIdentity("r", "f", 0, 0, 0, 0, 3, 0, TERMS.heartbeat_s, TERMS.deadline_floor_s))
-    assert membership.handle(0.0, LinkChanged(7, False)) == [Disconnect(7)]
-    assert membership.handle(0.0, LinkChanged(COORDINATOR, False)) == []
-    assert set(membership._down_since_s) == {COORDINATOR}
+    assert membership.handle(0.0, ev.LinkChanged(7, False)) == [ev.Disconnect(7)]
+    assert membership.handle(0.0, ev.LinkChanged(ev.COORDINATOR, False)) == []
+    assert set(membership._down_since_s) == {ev.COORDINATOR}
 
 
 def test_a_router_remembers_the_last_that_were_banned():

@@ -15,28 +15,7 @@ from test_coordinator import (
 )
 
 from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
-from jaxdt.protocol.events import (
-    TEMPORARY_IDS,
-    Checkpoint,
-    Disconnect,
-    Ended,
-    Failed,
-    Heartbeat,
-    Hello,
-    Join,
-    Leaving,
-    Overdue,
-    Persist,
-    Persisted,
-    Profiled,
-    Received,
-    Saved,
-    SaveFailed,
-    Send,
-    Stop,
-    View,
-    Welcome,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OverdueReport
 
 
@@ -48,9 +27,9 @@ def begun(**terms):
 
 def newcomer(run, number=0):
     """The peer id of a newcomer that has said hello."""
-    actions = run.event(Received(header(TEMPORARY_IDS + number, run=""), Join()))
-    (welcome,) = [action.body for action in of(actions, Send) if isinstance(action.body, Welcome)]
-    run.message(welcome.peer, Hello(welcome.peer, welcome.stage, "f", "h9:1", process=1))
+    actions = run.event(ev.Received(header(ev.TEMPORARY_IDS + number, run=""), ev.Join()))
+    (welcome,) = [action.body for action in of(actions, ev.Send) if isinstance(action.body, ev.Welcome)]
+    run.message(welcome.peer, ev.Hello(welcome.peer, welcome.stage, "f", "h9:1", process=1))
     return welcome.peer
 
 
@@ -58,7 +37,7 @@ def test_all_whose_leases_are_over_leave_with_one_view():
     run = begun()
     actions = lose(run, 0, 1)
     assert [report["peer"] for report in reports(actions, "lost")] == [0, 1]
-    (persist,) = of(actions, Persist)
+    (persist,) = of(actions, ev.Persist)
     assert [member["peer"] for member in persist.value["members"]] == [2, 3]
 
 
@@ -66,7 +45,7 @@ def test_all_whose_leases_are_over_leave_with_one_view():
 
 
 @pytest.mark.parametrize(
-    ("message", "words"), [(Failed("disk: full"), "disk: full"), (Leaving(), "left before it was let in")]
+    ("message", "words"), [(ev.Failed("disk: full"), "disk: full"), (ev.Leaving(), "left before it was let in")]
 )
 def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(message, words):
     run = begun()
@@ -74,7 +53,7 @@ def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(mess
     actions = run.message(peer, message)
     stage = run.machine.roster.stage_of[peer]
     assert reports(actions, "failed") == [{"peer": peer, "reason": f"peer {peer} (stage {stage}): {words}"}]
-    assert Disconnect(peer) in actions and not of(actions, Stop) and not of(actions, Persist)
+    assert ev.Disconnect(peer) in actions and not of(actions, ev.Stop) and not of(actions, ev.Persist)
     run.commit(0)
     assert run.machine.n_committed == 1
 
@@ -82,86 +61,86 @@ def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(mess
 def test_a_candidate_that_fails_is_no_candidate_any_more():
     run = begun()
     peer = newcomer(run)
-    run.message(peer, Profiled({"F": 1.0}, 0, process=1))
-    run.message(peer, Failed("disk: full"))
+    run.message(peer, ev.Profiled({"F": 1.0}, 0, process=1))
+    run.message(peer, ev.Failed("disk: full"))
     run.prepare(0)
-    assert [persist.name for persist in of(run.event(Persisted("steps")), Persist)] == []
+    assert [persist.name for persist in of(run.event(ev.Persisted("steps")), ev.Persist)] == []
 
 
 def test_a_member_that_fails_leaves_with_its_reason_and_the_run_goes_on():
     run = begun()
-    assert_lost(run.message(2, Failed("disk: full")), 2, "peer 2 (stage 0): lost, disk: full")
-    assert set(sent(run.event(Persisted("view")), View)) == {0, 1, 3}
-    assert not of(run.actions, Stop)
+    assert_lost(run.message(2, ev.Failed("disk: full")), 2, "peer 2 (stage 0): lost, disk: full")
+    assert set(sent(run.event(ev.Persisted("view")), ev.View)) == {0, 1, 3}
+    assert not of(run.actions, ev.Stop)
 
 
 def test_the_last_of_a_stage_that_fails_is_waited_for_as_one_that_is_lost():
     run = begun(waits=True)
     lose(run, 2)
-    run.event(Persisted("view"))
-    actions = run.message(0, Failed("disk: full"))
-    assert [report["stage"] for report in reports(actions, "vacant")] == [0] and not of(actions, Stop)
+    run.event(ev.Persisted("view"))
+    actions = run.message(0, ev.Failed("disk: full"))
+    assert [report["stage"] for report in reports(actions, "vacant")] == [0] and not of(actions, ev.Stop)
 
 
 def test_a_run_that_does_not_wait_ends_with_code_2():
     run = begun()
     lose(run, 2)
-    run.event(Persisted("view"))
-    (stop,) = of(run.message(0, Failed("disk: full")), Stop)
-    assert stop == Stop(2, "peer 0 (stage 0): lost, disk: full; it was the last of its stage")
+    run.event(ev.Persisted("view"))
+    (stop,) = of(run.message(0, ev.Failed("disk: full")), ev.Stop)
+    assert stop == ev.Stop(2, "peer 0 (stage 0): lost, disk: full; it was the last of its stage")
 
 
 def test_when_everybody_has_failed_the_run_is_over():
     run = begun(waits=True)
     for peer in (0, 1, 2):
-        assert not of(run.message(peer, Failed("disk: full")), Stop)
-        run.event(Persisted("view")) if run.machine._being_persisted else None
-    assert of(run.message(3, Failed("disk: full")), Stop) == [Stop(2, "peer 3 (stage 1): disk: full")]
+        assert not of(run.message(peer, ev.Failed("disk: full")), ev.Stop)
+        run.event(ev.Persisted("view")) if run.machine._being_persisted else None
+    assert of(run.message(3, ev.Failed("disk: full")), ev.Stop) == [ev.Stop(2, "peer 3 (stage 1): disk: full")]
 
 
 def test_a_stage_at_which_one_after_another_fails_for_the_same_reason_ends_the_run():
     """The checkpoint that they all begin with is damaged, say: a person has to mend it."""
     run = begun(waits=True)
     lose(run, 2)
-    run.event(Persisted("view"))
-    run.message(0, Failed("stage_0: damaged"))
+    run.event(ev.Persisted("view"))
+    run.message(0, ev.Failed("stage_0: damaged"))
     for number in range(SAME_FAILURES_MAX - 1):
         peer = newcomer(run, number)
-        actions = run.message(peer, Failed("stage_0: damaged"))
-    assert of(actions, Stop) == [Stop(2, f"peer {peer} (stage 0): stage_0: damaged")]
+        actions = run.message(peer, ev.Failed("stage_0: damaged"))
+    assert of(actions, ev.Stop) == [ev.Stop(2, f"peer {peer} (stage 0): stage_0: damaged")]
 
 
 def test_but_not_while_a_silent_replica_is_waited_for():
     run = begun(waits=True, stage_grace_s=60.0)
     lose(run, 2)
-    run.event(Persisted("view"))
-    run.message(0, Failed("disk: full"))
+    run.event(ev.Persisted("view"))
+    run.message(0, ev.Failed("disk: full"))
     for number in range(SAME_FAILURES_MAX):
-        run.message(newcomer(run, number), Failed("disk: full"))
-    assert not of(run.actions, Stop)
+        run.message(newcomer(run, number), ev.Failed("disk: full"))
+    assert not of(run.actions, ev.Stop)
 
 
 def test_nor_while_another_newcomer_is_ready():
     """The view with which it takes the place is being written."""
     run = begun(waits=True)
     lose(run, 2)
-    run.event(Persisted("view"))
-    run.message(0, Failed("disk: full"))
+    run.event(ev.Persisted("view"))
+    run.message(0, ev.Failed("disk: full"))
     ready = newcomer(run)
-    assert reports(run.message(ready, Profiled({"F": 1.0}, 0, process=1)), "rollback")
+    assert reports(run.message(ready, ev.Profiled({"F": 1.0}, 0, process=1)), "rollback")
     for number in range(1, SAME_FAILURES_MAX + 1):
-        run.message(newcomer(run, number), Failed("disk: full"))
-    assert not of(run.actions, Stop)
+        run.message(newcomer(run, number), ev.Failed("disk: full"))
+    assert not of(run.actions, ev.Stop)
 
 
 def test_failures_for_different_reasons_do_not():
     run = begun(waits=True)
     lose(run, 2)
-    run.event(Persisted("view"))
-    run.message(0, Failed("stage_0: damaged"))
+    run.event(ev.Persisted("view"))
+    run.message(0, ev.Failed("stage_0: damaged"))
     for number in range(2 * SAME_FAILURES_MAX):
-        run.message(newcomer(run, number), Failed(f"disk {number % 2}: full"))
-    assert not of(run.actions, Stop)
+        run.message(newcomer(run, number), ev.Failed(f"disk {number % 2}: full"))
+    assert not of(run.actions, ev.Stop)
 
 
 # ------------------------------------------------------------------------------------------------ a checkpoint fails
@@ -170,7 +149,7 @@ def test_failures_for_different_reasons_do_not():
 def fail_to_save(run, peer, n):
     """The actions of the last of n failures in a row."""
     for i in range(n):
-        actions = run.message(peer, SaveFailed(2 * i + 2, "disk: full"))
+        actions = run.message(peer, ev.SaveFailed(2 * i + 2, "disk: full"))
         assert reports(actions, "save_failed")[0]["n_in_a_row"] == i + 1
     return actions
 
@@ -178,8 +157,8 @@ def fail_to_save(run, peer, n):
 def test_a_checkpoint_that_fails_is_reported_and_the_run_goes_on():
     run = begun()
     fail_to_save(run, 0, SAVE_FAILURES_MAX - 1)
-    assert not of(run.actions, Stop) and set(run.machine.roster.members) == set(STAGE_OF)
-    run.message(0, Saved(4, 0))
+    assert not of(run.actions, ev.Stop) and set(run.machine.roster.members) == set(STAGE_OF)
+    run.message(0, ev.Saved(4, 0))
     fail_to_save(run, 0, SAVE_FAILURES_MAX - 1)
     assert not reports(run.actions, "lost")
 
@@ -187,40 +166,40 @@ def test_a_checkpoint_that_fails_is_reported_and_the_run_goes_on():
 def test_a_copy_of_another_stages_part_does_not_make_up_for_checkpoints_that_fail():
     run = begun()
     fail_to_save(run, 0, SAVE_FAILURES_MAX - 1)
-    run.message(0, Saved(4, 1))
-    assert reports(run.message(0, SaveFailed(6, "disk: full")), "save_failed")[0]["n_in_a_row"] == SAVE_FAILURES_MAX
+    run.message(0, ev.Saved(4, 1))
+    assert reports(run.message(0, ev.SaveFailed(6, "disk: full")), "save_failed")[0]["n_in_a_row"] == SAVE_FAILURES_MAX
 
 
 def test_a_member_that_cannot_write_checkpoints_is_put_out_if_its_stage_has_another():
     run = begun()
     why = f"{SAVE_FAILURES_MAX} checkpoints in a row could not be written, the last of 6 steps: disk: full"
     assert_lost(fail_to_save(run, 0, SAVE_FAILURES_MAX)[1:], 0, f"peer 0 (stage 0): lost, {why}")
-    run.event(Persisted("view"))
-    for body in (Heartbeat(9, {}), Hello(0, 0, "f", "h0:1")):
-        assert sent(run.message(0, body), Ended) == {0: Ended(2, f"peer 0 (stage 0): {why}")}
-    assert not of(run.actions, Stop)
-    again = run.message(0, Hello(0, 0, "f", "h0:1", process=7))  # a person has mended it and started it again
-    assert not sent(again, Ended) and 0 in run.machine._leases
+    run.event(ev.Persisted("view"))
+    for body in (ev.Heartbeat(9, {}), ev.Hello(0, 0, "f", "h0:1")):
+        assert sent(run.message(0, body), ev.Ended) == {0: ev.Ended(2, f"peer 0 (stage 0): {why}")}
+    assert not of(run.actions, ev.Stop)
+    again = run.message(0, ev.Hello(0, 0, "f", "h0:1", process=7))  # a person has mended it and started it again
+    assert not sent(again, ev.Ended) and 0 in run.machine._leases
 
 
 def test_if_there_is_no_other_the_run_ends_with_code_2():
     run = begun(waits=True)
     lose(run, 2)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     actions = fail_to_save(run, 0, SAVE_FAILURES_MAX)
     why = f"{SAVE_FAILURES_MAX} checkpoints in a row could not be written, the last of 6 steps: disk: full"
-    assert of(actions, Stop) == [Stop(2, f"peer 0 (stage 0): {why}")]
+    assert of(actions, ev.Stop) == [ev.Stop(2, f"peer 0 (stage 0): {why}")]
 
 
 # ------------------------------------------------------------------------------------------------- Work is overdue
 
-WORK = Overdue("3:0B1@p2", 4.5, 4.0, blocks=True)
+WORK = ev.Overdue("3:0B1@p2", 4.5, 4.0, blocks=True)
 WHY = "3:0B1@p2 has run for 4.5 s, expected at most 4.0 s"
 
 
 def test_a_peer_whose_work_is_overdue_stays_as_long_as_nobody_waits_for_it():
     run = begun()
-    told = run.message(2, Overdue("3:0F1@p2", 4.5, 4.0))
+    told = run.message(2, ev.Overdue("3:0F1@p2", 4.5, 4.0))
     assert [type(action) for action in told] == [OverdueReport] and not told[0].blocks
 
 
@@ -230,15 +209,15 @@ def test_a_peer_whose_overdue_work_blocks_the_run_leaves_if_its_stage_has_anothe
     assert reports(run.actions, "overdue") == [
         {"peer": 2, "work": "3:0B1@p2", "seconds": 4.5, "deadline_s": 4.0, "blocks": True},
     ]
-    run.event(Persisted("view"))
-    assert type(run.message(2, Heartbeat(9, {}))[-1].body) is View  # it learns of it, and may come back
+    run.event(ev.Persisted("view"))
+    assert type(run.message(2, ev.Heartbeat(9, {}))[-1].body) is ev.View  # it learns of it, and may come back
 
 
 def test_the_last_of_a_stage_is_waited_for():
     run = begun()
     lose(run, 2)
     assert [type(action) for action in run.message(0, WORK)] == [OverdueReport]  # also while the view is being written
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     assert [type(action) for action in run.message(0, WORK)] == [OverdueReport]
 
 
@@ -246,15 +225,15 @@ def test_the_third_time_a_peer_is_put_out():
     run = begun()
     for n in range(OVERDUE_MAX):
         run.message(2, replace(WORK, work=f"{n}:0B1@p2"))
-        run.event(Persisted("view"))
-        told = run.message(2, Heartbeat(9, {}))[-1].body
+        run.event(ev.Persisted("view"))
+        told = run.message(2, ev.Heartbeat(9, {}))[-1].body
         if n + 1 < OVERDUE_MAX:
-            assert type(told) is View
+            assert type(told) is ev.View
             run.machine.roster.admissions[2] = n + 2  # admitted again
             run.machine._leases.arrived(2, 1.0)
-            run.machine.roster.view = run.machine.roster.first_view(1, Checkpoint())
+            run.machine.roster.view = run.machine.roster.first_view(1, ev.Checkpoint())
     why = WHY.replace("3:", f"{OVERDUE_MAX - 1}:")
-    assert told == Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
+    assert told == ev.Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
 
 
 def test_also_if_nobody_ever_waited_for_it_and_the_same_work_counts_once():
@@ -262,5 +241,5 @@ def test_also_if_nobody_ever_waited_for_it_and_the_same_work_counts_once():
     for n in range(OVERDUE_MAX):
         assert not reports(run.actions, "lost")
         for _ in range(3):
-            run.message(2, Overdue(f"{n}:0F1@p2", 4.5, 4.0))
+            run.message(2, ev.Overdue(f"{n}:0F1@p2", 4.5, 4.0))
     assert reports(run.actions, "lost")[0]["reason"].endswith("its Work was overdue 3 times of late")

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdt.membership.held_out_rows import HeldOutRows
-from jaxdt.protocol.events import HeldOutMeasured
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import TrainConfig
 from jaxdt.run.delay import NO_DELAY, Delay
@@ -16,7 +16,7 @@ def row(step):
 
 
 def measured(version, *microbatches):
-    return HeldOutMeasured(version, tuple((m, 2, 2.0 * version + 4 * m) for m in microbatches))
+    return ev.HeldOutMeasured(version, tuple((m, 2, 2.0 * version + 4 * m) for m in microbatches))
 
 
 def told(reports):
@@ -56,4 +56,4 @@ def test_a_row_before_a_rollback_gets_the_loss_that_is_measured_again():
     rows.measured(measured(2, 0), 2)
     rows.add(row(2), 3)
     rows.roll_back(2)
-    assert told(rows.measured(HeldOutMeasured(2, ((0, 1, 8.0), (1, 1, 6.0))), 2)) == [(1, 7.0)]
+    assert told(rows.measured(ev.HeldOutMeasured(2, ((0, 1, 8.0), (1, 1, 6.0))), 2)) == [(1, 7.0)]

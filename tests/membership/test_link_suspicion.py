@@ -9,7 +9,7 @@ from report_fields import report_fields
 from jaxdt.membership.liveness.eviction_history import BACKOFF_STEPS_MAX
 from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import Member, View
+from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CUT, Fault
 from jaxdt.sim.fuzz.cases import draw_case, play
 
@@ -19,9 +19,9 @@ PATIENCE_S = 1.0
 
 def roster(admissions=(), joining=(), stages=STAGES):
     """Everybody was admitted in view 1, but for `admissions`."""
-    members = tuple(Member(peer, stage, dict(admissions).get(peer, 1)) for peer, stage in stages.items())
+    members = tuple(ev.Member(peer, stage, dict(admissions).get(peer, 1)) for peer, stage in stages.items())
     found = Roster(stages, 2, 1)
-    found.adopt(View(5, 1, 0, members, (1, 1), 0, joining=joining))
+    found.adopt(ev.View(5, 1, 0, members, (1, 1), 0, joining=joining))
     return found
 
 

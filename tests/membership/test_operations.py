@@ -12,56 +12,19 @@ from test_membership import from_coordinator, member
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import load_durable_state, load_operator_state
-from jaxdt.protocol.events import (
-    OPERATOR_IDS,
-    PEER_IDS,
-    TEMPORARY_IDS,
-    Checkpoint,
-    Committed,
-    Connect,
-    Disconnect,
-    Drain,
-    Ended,
-    Header,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Interrupted,
-    Join,
-    Leaving,
-    LinkChanged,
-    OperatorAnswer,
-    OperatorRequest,
-    Persist,
-    Persisted,
-    Profiled,
-    Received,
-    Record,
-    Revoke,
-    Revoked,
-    Saved,
-    Send,
-    Started,
-    Stop,
-    StopRequested,
-    Updated,
-    View,
-    Welcome,
-    WriteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import NoteReport, OperatorReport
-from jaxdt.runtime.reporting.report_lines import line_of
 
-OPERATOR = OPERATOR_IDS + 7
+OPERATOR = ev.OPERATOR_IDS + 7
 
 
 def ask(run, command, peer=None, now_s=0.0):
     """The coordinator's answer, and its actions until what has to be durable for it is so."""
-    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest(command, peer)), now_s)
-    if [persist for persist in of(actions, Persist) if persist.name == "operator"]:
-        assert OPERATOR not in sent(actions, OperatorAnswer), "what is not durable may be forgotten by a restart"
-        actions = actions + run.event(Persisted("operator"))
-    return sent(actions, OperatorAnswer)[OPERATOR], actions
+    actions = run.event(ev.Received(ev.Header("", 0, 0, OPERATOR), ev.OperatorRequest(command, peer)), now_s)
+    if [persist for persist in of(actions, ev.Persist) if persist.name == "operator"]:
+        assert OPERATOR not in sent(actions, ev.OperatorAnswer), "what is not durable may be forgotten by a restart"
+        actions = actions + run.event(ev.Persisted("operator"))
+    return sent(actions, ev.OperatorAnswer)[OPERATOR], actions
 
 
 @pytest.fixture
@@ -76,36 +39,36 @@ def run():
 
 def test_a_pause_holds_back_the_step_that_all_are_prepared_for(run):
     answer, actions = ask(run, "pause")
-    assert answer == OperatorAnswer(True, "pauses: step 1 is computed, and committed when the run is resumed")
-    assert [persist.value["paused"] for persist in of(actions, Persist)] == [True]
-    assert not of(run.prepare(0), Persist)
+    assert answer == ev.OperatorAnswer(True, "pauses: step 1 is computed, and committed when the run is resumed")
+    assert [persist.value["paused"] for persist in of(actions, ev.Persist)] == [True]
+    assert not of(run.prepare(0), ev.Persist)
     answer, actions = ask(run, "resume")
-    assert [persist.name for persist in of(actions, Persist)] == ["operator", "steps"]
-    assert set(sent(run.event(Persisted("steps")), Committed)) == set(STAGE_OF)
+    assert [persist.name for persist in of(actions, ev.Persist)] == ["operator", "steps"]
+    assert set(sent(run.event(ev.Persisted("steps")), ev.Committed)) == set(STAGE_OF)
     assert [report["command"] for report in reports(run.actions, "operator")] == ["pause", "resume"]
 
 
 def test_a_pause_outlives_the_coordinator(run):
     ask(run, "pause")
-    disk = {action.name: action.value for action in of(run.actions, Persist)}
+    disk = {action.name: action.value for action in of(run.actions, ev.Persist)}
     assert load_operator_state(disk).paused
     disk["coordinator_term"] = 1
     again = Driver()
     again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk))
-    again.event(Started())
-    again.event(Persisted("coordinator_term"))
-    assert not of(again.prepare(0), Persist)
-    assert "steps" in [persist.name for persist in of(ask(again, "resume")[1], Persist)]
+    again.event(ev.Started())
+    again.event(ev.Persisted("coordinator_term"))
+    assert not of(again.prepare(0), ev.Persist)
+    assert "steps" in [persist.name for persist in of(ask(again, "resume")[1], ev.Persist)]
 
 
 def test_the_step_under_way_at_a_restart_has_no_known_time(run):
     """It began under the earlier coordinator, at a moment that the later one does not know."""
     run.commit(0, now_s=2.0)
-    disk = {action.name: action.value for action in of(run.actions, Persist)} | {"coordinator_term": 1}
+    disk = {action.name: action.value for action in of(run.actions, ev.Persist)} | {"coordinator_term": 1}
     again = Driver()
     again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk))
-    again.event(Started(), 17.0)
-    (last,) = reports(again.event(Persisted("coordinator_term"), 17.0), "step")
+    again.event(ev.Started(), 17.0)
+    (last,) = reports(again.event(ev.Persisted("coordinator_term"), 17.0), "step")
     (first,) = reports(again.commit(1, now_s=21.2), "step")
     (second,) = reports(again.commit(2, now_s=22.2), "step")
     assert [report["step"] for report in (last, first, second)] == [0, 1, 2]
@@ -114,8 +77,8 @@ def test_the_step_under_way_at_a_restart_has_no_known_time(run):
 
 
 def test_the_next_record_asks_for_a_checkpoint_and_the_one_after_it_does_not(run):
-    assert ask(run, "checkpoint")[0] == OperatorAnswer(True, "makes a checkpoint of 1 steps")
-    records = [body.record for step in (0, 1) for body in [sent(run.commit(step), Committed)[0]]]
+    assert ask(run, "checkpoint")[0] == ev.OperatorAnswer(True, "makes a checkpoint of 1 steps")
+    records = [body.record for step in (0, 1) for body in [sent(run.commit(step), ev.Committed)[0]]]
     assert [record.checkpoint for record in records] == [True, False]
 
 
@@ -124,44 +87,44 @@ def test_a_stop_waits_for_its_checkpoint_and_commits_no_further_step(run, paused
     if paused:
         ask(run, "pause")
     assert ask(run, "stop")[0].text == "stops when the checkpoint of 1 steps is complete"
-    assert sent(run.commit(0), Committed)[0].record.checkpoint
-    assert not of(run.prepare(1), Persist)
-    assert not of(run.message(0, Saved(1, 0)), Stop)
-    assert not of(run.message(1, Saved(1, 1)), Stop)
+    assert sent(run.commit(0), ev.Committed)[0].record.checkpoint
+    assert not of(run.prepare(1), ev.Persist)
+    assert not of(run.message(0, ev.Saved(1, 0)), ev.Stop)
+    assert not of(run.message(1, ev.Saved(1, 1)), ev.Stop)
     assert_over(
-        run.event(Persisted("checkpoint")), 0, "stopped by an operator after 1 steps, of which there is a checkpoint"
+        run.event(ev.Persisted("checkpoint")), 0, "stopped by an operator after 1 steps, of which there is a checkpoint"
     )
 
 
 def test_the_first_interrupt_ends_the_run_with_a_checkpoint(run):
     run.commit(0)
-    actions = run.event(StopRequested())
+    actions = run.event(ev.StopRequested())
     assert [report.answer for report in of(actions, OperatorReport)] == [
         "stops when the checkpoint of 2 steps is complete; interrupt it again to end it at once"
     ]
     run.commit(1)
-    assert not of(run.prepare(2), Persist)
-    run.message(0, Saved(2, 0))
-    run.message(1, Saved(2, 1))
-    assert_over(run.event(Persisted("checkpoint")), 130, "interrupted after 2 steps, of which there is a checkpoint")
+    assert not of(run.prepare(2), ev.Persist)
+    run.message(0, ev.Saved(2, 0))
+    run.message(1, ev.Saved(2, 1))
+    assert_over(run.event(ev.Persisted("checkpoint")), 130, "interrupted after 2 steps, of which there is a checkpoint")
 
 
 def test_an_interrupt_ends_a_paused_run_with_a_checkpoint_too(run):
     run.commit(0)
     ask(run, "pause")
-    assert [persist.name for persist in of(run.event(StopRequested()), Persist)] == ["operator"]
-    run.event(Persisted("operator"))
-    assert of(run.prepare(1), Persist)
+    assert [persist.name for persist in of(run.event(ev.StopRequested()), ev.Persist)] == ["operator"]
+    run.event(ev.Persisted("operator"))
+    assert of(run.prepare(1), ev.Persist)
 
 
 def test_an_interrupt_without_a_step_to_save_ends_the_run_at_once(run):
-    assert_over(run.event(StopRequested()), 130, "interrupted")
+    assert_over(run.event(ev.StopRequested()), 130, "interrupted")
 
 
 def test_a_second_interrupt_ends_the_run_at_once(run):
     run.commit(0)
-    assert not of(run.event(StopRequested()), Stop)
-    assert_over(run.event(Interrupted()), 130, "interrupted")
+    assert not of(run.event(ev.StopRequested()), ev.Stop)
+    assert_over(run.event(ev.Interrupted()), 130, "interrupted")
 
 
 def test_a_stop_outlives_a_rollback():
@@ -169,23 +132,23 @@ def test_a_stop_outlives_a_rollback():
     run.begin()
     ask(run, "stop")
     run.commit(0)
-    run.machine._roll_back(run.machine.roster.roll_back(Checkpoint()))
-    run.event(Persisted("view"))
-    assert sent(run.commit(0), Committed)[0].record.checkpoint
-    run.message(0, Saved(1, 0), generation=1)
-    run.message(1, Saved(1, 1), generation=1)
-    assert of(run.event(Persisted("checkpoint")), Stop)
+    run.machine._roll_back(run.machine.roster.roll_back(ev.Checkpoint()))
+    run.event(ev.Persisted("view"))
+    assert sent(run.commit(0), ev.Committed)[0].record.checkpoint
+    run.message(0, ev.Saved(1, 0), generation=1)
+    run.message(1, ev.Saved(1, 1), generation=1)
+    assert of(run.event(ev.Persisted("checkpoint")), ev.Stop)
 
 
 def test_a_peer_writes_the_checkpoint_that_a_record_asks_for():
-    record = Record(0, (), 1.0, 4, "apply", 0, True)
-    assert WriteCheckpoint(1) not in member().handle(1.0, Updated(1, 1))
+    record = ev.Record(0, (), 1.0, 4, "apply", 0, True)
+    assert ev.WriteCheckpoint(1) not in member().handle(1.0, ev.Updated(1, 1))
     machine = member()
-    machine.handle(1.0, from_coordinator(Committed(record)))
-    assert WriteCheckpoint(1) in machine.handle(1.0, Updated(1, 1))
+    machine.handle(1.0, from_coordinator(ev.Committed(record)))
+    assert ev.WriteCheckpoint(1) in machine.handle(1.0, ev.Updated(1, 1))
     machine = member()
     machine.handle(1.0, from_coordinator(replace(machine.view, number=2, records=(record,))))
-    assert WriteCheckpoint(1) in machine.handle(1.0, Updated(1, 1))
+    assert ev.WriteCheckpoint(1) in machine.handle(1.0, ev.Updated(1, 1))
 
 
 # ---------------------------------------------------------------------------------------------------------------- peers
@@ -193,61 +156,65 @@ def test_a_peer_writes_the_checkpoint_that_a_record_asks_for():
 
 def test_a_drained_peer_leaves_as_if_it_had_been_asked_on_its_host(run):
     answer, actions = ask(run, "drain", 2)
-    assert answer == OperatorAnswer(True, "peer 2 (stage 0) is asked to leave")
-    assert sent(actions, Drain) == {2: Drain()}
+    assert answer == ev.OperatorAnswer(True, "peer 2 (stage 0) is asked to leave")
+    assert sent(actions, ev.Drain) == {2: ev.Drain()}
     machine = member()
-    said, letter = machine.handle(1.0, from_coordinator(Drain()))
+    said, letter = machine.handle(1.0, from_coordinator(ev.Drain()))
     assert type(letter.body).__name__ == "Leaving"
-    assert "a second interrupt ends it at once" in line_of(said)
-    assert machine.admit(Header("r", 0, 1, 0), Drain()) == "drop"  # another peer may not ask for it
+    assert "a second interrupt ends it at once" in said.line
+    assert machine.admit(ev.Header("r", 0, 1, 0), ev.Drain()) == "drop"  # another peer may not ask for it
 
 
 def test_an_evicted_peer_goes_at_once_and_only_its_next_process_comes_back(run):
     answer, actions = ask(run, "evict", 2)
-    assert answer == OperatorAnswer(True, "peer 2 (stage 0) is put out; its process ends, and may be started again")
+    assert answer == ev.OperatorAnswer(True, "peer 2 (stage 0) is put out; its process ends, and may be started again")
     assert_lost(actions, 2, "peer 2 (stage 0): lost, put out by an operator")
-    run.event(Persisted("view"))
-    ended = sent(run.message(2, Hello(2, 0, "f", "h2:1")), Ended)
-    assert ended == {2: Ended(3, "peer 2: put out by an operator")}
-    run.message(2, Hello(2, 0, "f", "h2:1", process=6))
-    assert [fields["peer"] for fields in reports(run.message(2, Profiled({}, 0, 6)), "candidate")] == [2]
+    run.event(ev.Persisted("view"))
+    ended = sent(run.message(2, ev.Hello(2, 0, "f", "h2:1")), ev.Ended)
+    assert ended == {2: ev.Ended(3, "peer 2: put out by an operator")}
+    run.message(2, ev.Hello(2, 0, "f", "h2:1", process=6))
+    assert [fields["peer"] for fields in reports(run.message(2, ev.Profiled({}, 0, 6)), "candidate")] == [2]
 
 
 def test_the_last_replica_of_a_stage_is_not_evicted_and_is_drained_later(run):
     ask(run, "evict", 2)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     answer, actions = ask(run, "evict", 0)
     assert answer.text == "evict: peer 0 (stage 0) is the last replica of its stage, whose state would be lost"
-    assert not answer.accepted and not of(actions, Persist)
+    assert not answer.accepted and not of(actions, ev.Persist)
     assert ask(run, "drain", 0)[0].text.endswith("it is the last of its stage, and stays until another joins")
 
 
 def test_a_revoked_peer_is_put_out_after_that_is_durable_and_all_have_heard_of_it(run):
-    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest("revoke", 2)))
-    assert not of(actions, Revoke) and not of(actions, Disconnect)
-    actions = run.event(Persisted("operator"))
-    assert actions[0] == Revoke((2,))
-    assert set(sent(actions, Revoked)) == set(STAGE_OF)
+    actions = run.event(ev.Received(ev.Header("", 0, 0, OPERATOR), ev.OperatorRequest("revoke", 2)))
+    assert not of(actions, ev.Revoke) and not of(actions, ev.Disconnect)
+    actions = run.event(ev.Persisted("operator"))
+    assert actions[0] == ev.Revoke((2,))
+    assert set(sent(actions, ev.Revoked)) == set(STAGE_OF)
     assert_lost(actions, 2, "peer 2 (stage 0): lost, revoked by an operator")
 
 
 def test_a_revoked_peer_stays_out(run):
     ask(run, "revoke", 2)
-    run.event(Persisted("view"))
-    for src, body in ((2, Hello(2, 0, "f", "h2:1", 9)), (2, Heartbeat(1, {})), (TEMPORARY_IDS + 2, Join(2))):
-        actions = run.event(Received(Header("r", 0, 2, src), body))
-        assert not of(actions, Send) and reports(actions, "dropped")
-    told = run.message(3, Hello(3, 1, "f", "h3:1"))
-    assert sent(told, Revoked) == {3: Revoked((2,))}
+    run.event(ev.Persisted("view"))
+    for src, body in (
+        (2, ev.Hello(2, 0, "f", "h2:1", 9)),
+        (2, ev.Heartbeat(1, {})),
+        (ev.TEMPORARY_IDS + 2, ev.Join(2)),
+    ):
+        actions = run.event(ev.Received(ev.Header("r", 0, 2, src), body))
+        assert not of(actions, ev.Send) and reports(actions, "dropped")
+    told = run.message(3, ev.Hello(3, 1, "f", "h3:1"))
+    assert sent(told, ev.Revoked) == {3: ev.Revoked((2,))}
     again = Driver(revoked=(2,))
-    again.event(Started())
-    assert Revoke((2,)) in again.event(Persisted("coordinator_term"))
-    assert not of(again.join(2), Connect)
+    again.event(ev.Started())
+    assert ev.Revoke((2,)) in again.event(ev.Persisted("coordinator_term"))
+    assert not of(again.join(2), ev.Connect)
 
 
 def test_a_peer_refuses_those_that_are_revoked():
-    assert member().handle(1.0, from_coordinator(Revoked((0,)))) == [Revoke((0,))]
-    assert member().admit(Header("r", 0, 1, 0), Revoked((1,))) == "drop"
+    assert member().handle(1.0, from_coordinator(ev.Revoked((0,)))) == [ev.Revoke((0,))]
+    assert member().admit(ev.Header("r", 0, 1, 0), ev.Revoked((1,))) == "drop"
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -266,7 +233,7 @@ def test_status(run):
 
 
 def test_status_says_when_each_peer_was_heard(run):
-    run.message(2, Heartbeat(1, {}), 1.5)
+    run.message(2, ev.Heartbeat(1, {}), 1.5)
     answer, _ = ask(run, "status", now_s=2.0)
     silences = {peer["peer"]: peer["silent_s"] for peer in json.loads(answer.text)["members"]}
     assert silences == {0: 2.0, 1: 2.0, 2: 0.5, 3: 2.0}
@@ -277,7 +244,7 @@ def test_status_says_when_each_peer_was_heard(run):
 
 def note_to(run, peer):
     """The note in the coordinator's answer to a heartbeat."""
-    return sent(run.message(peer, Heartbeat(1, {})), HeartbeatAck)[peer].note
+    return sent(run.message(peer, ev.Heartbeat(1, {})), ev.HeartbeatAck)[peer].note
 
 
 def test_a_peers_heartbeat_is_answered_with_why_the_run_does_not_go_on(run):
@@ -286,8 +253,8 @@ def test_a_peers_heartbeat_is_answered_with_why_the_run_does_not_go_on(run):
     assert {note_to(run, peer) for peer in STAGE_OF} == {"the run is paused by an operator, until fleet.py resume"}
     ask(run, "resume")
     lose(run, 1)
-    run.event(Persisted("view"))
-    run.message(3, Leaving())
+    run.event(ev.Persisted("view"))
+    run.message(3, ev.Leaving())
     stays = "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
     assert [note_to(run, peer) for peer in (0, 2, 3)] == ["", "", stays]
 
@@ -295,10 +262,11 @@ def test_a_peers_heartbeat_is_answered_with_why_the_run_does_not_go_on(run):
 def test_a_peer_says_once_why_the_run_does_not_go_on_and_once_that_it_does():
     machine = member()
     said = [
-        machine.handle(1.0, from_coordinator(HeartbeatAck(n, 1.0, note))) for n, note in enumerate(("", "p", "p", ""))
+        machine.handle(1.0, from_coordinator(ev.HeartbeatAck(n, 1.0, note)))
+        for n, note in enumerate(("", "p", "p", ""))
     ]
     assert said == [[], [NoteReport("p")], [], [NoteReport("")]]
-    assert [line_of(NoteReport(text)) for text in ("p", "")] == ["p", "the run goes on"]
+    assert [NoteReport(text).line for text in ("p", "")] == ["p", "the run goes on"]
 
 
 REFUSED = {
@@ -314,7 +282,7 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused_in_one_line(run, request_, words):
     answer, actions = ask(run, *request_)
     assert not answer.accepted and words in answer.text and "\n" not in answer.text
-    assert [type(action) for action in actions if isinstance(action, Send | Persist | Stop)] == [Send]
+    assert [type(action) for action in actions if isinstance(action, ev.Send | ev.Persist | ev.Stop)] == [ev.Send]
 
 
 def test_before_the_first_view_only_status_and_revoke_are_answered():
@@ -328,13 +296,13 @@ def test_before_the_first_view_only_status_and_revoke_are_answered():
 
 
 def test_a_peer_is_no_operator(run):
-    assert not of(run.message(1, OperatorRequest("stop")), Send)
-    assert not of(run.event(Received(Header("", 0, 0, TEMPORARY_IDS), OperatorRequest("stop"))), Send)
+    assert not of(run.message(1, ev.OperatorRequest("stop")), ev.Send)
+    assert not of(run.event(ev.Received(ev.Header("", 0, 0, ev.TEMPORARY_IDS), ev.OperatorRequest("stop"))), ev.Send)
 
 
 def test_nothing_is_kept_of_an_operator_that_is_gone(run):
     ask(run, "status")
-    assert run.event(LinkChanged(OPERATOR, False)) == [Disconnect(OPERATOR)]
+    assert run.event(ev.LinkChanged(OPERATOR, False)) == [ev.Disconnect(OPERATOR)]
 
 
 # ------------------------------------------------------------------------------------- newcomers with a certificate
@@ -342,9 +310,9 @@ def test_nothing_is_kept_of_an_operator_that_is_gone(run):
 
 def join(run, peer, now_s=0.0, nonce=0):
     """The messages of the coordinator to a newcomer with the certificate of a peer."""
-    src = TEMPORARY_IDS + nonce * PEER_IDS + peer
-    actions = run.event(Received(Header("", 0, 0, src), Join(peer, is_new=True)), now_s)
-    return [action.body for action in of(actions, Send) if action.dst == src]
+    src = ev.TEMPORARY_IDS + nonce * ev.PEER_IDS + peer
+    actions = run.event(ev.Received(ev.Header("", 0, 0, src), ev.Join(peer, is_new=True)), now_s)
+    return [action.body for action in of(actions, ev.Send) if action.dst == src]
 
 
 def test_a_newcomer_with_a_certificate_keeps_its_id(run):
@@ -352,14 +320,14 @@ def test_a_newcomer_with_a_certificate_keeps_its_id(run):
     lost."""
     (welcome,) = join(run, 40)
     assert (welcome.peer, welcome.stage, welcome.fingerprint) == (40, 0, "f")
-    run.message(40, Hello(40, 0, "f", "h40:1", 1), view=1)
-    run.message(40, Profiled({}, 0, process=1))
+    run.message(40, ev.Hello(40, 0, "f", "h40:1", 1), view=1)
+    run.message(40, ev.Profiled({}, 0, process=1))
     run.commit(0)
-    run.event(Persisted("view"))
+    run.event(ev.Persisted("view"))
     assert 40 in run.machine.roster.members
     assert join(run, 40, now_s=10.0, nonce=3) == []
     assert lose(run, 40, now_s=10.0)
-    welcome = sent(run.actions, Welcome)[TEMPORARY_IDS + 3 * PEER_IDS + 40]
+    welcome = sent(run.actions, ev.Welcome)[ev.TEMPORARY_IDS + 3 * ev.PEER_IDS + 40]
     assert (welcome.peer, welcome.stage, welcome.fingerprint) == (40, 0, "f")
 
 
@@ -370,4 +338,4 @@ def test_two_newcomers_with_one_certificate_do_not_both_come(run):
 
 def test_views_go_to_members_only(run):
     ask(run, "evict", 2)
-    assert set(sent(run.event(Persisted("view")), View)) == {0, 1, 3}
+    assert set(sent(run.event(ev.Persisted("view")), ev.View)) == {0, 1, 3}

@@ -5,12 +5,11 @@ import importlib
 import inspect
 import pkgutil
 import textwrap
-import typing
 
 import pytest
 
 from jaxdt import membership, sync, wiring
-from jaxdt.protocol.events import Committed, Event, Message
+from jaxdt.protocol import events as ev
 from jaxdt.run.delay import Delay
 from jaxdt.run.plan import Plan
 from jaxdt.wiring.base import StepShape
@@ -20,7 +19,7 @@ from jaxdt.wiring.load_report import LoadReporter
 
 PLAN = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (2,))
 
-READABLE = {kind.__name__ for kind in (*typing.get_args(Event), *typing.get_args(Message))} - {"Received"}
+READABLE = (ev.Event.kinds.keys() | ev.Message.kinds.keys()) - {"Received"}
 
 
 def machines():
@@ -37,10 +36,10 @@ def matched(machine):
     """Names of events and messages that the methods of a class match, or compare a type with."""
     names = set()
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(machine)))):
-        if isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name):
-            names.add(node.cls.id)
+        kinds = [node.cls] if isinstance(node, ast.MatchClass) else []
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is):
-            names |= {one.id for one in node.comparators if isinstance(one, ast.Name)}
+            kinds = node.comparators
+        names |= {kind.attr for kind in kinds if isinstance(kind, ast.Attribute)}  # such as ev.Updated
     return names & READABLE
 
 
@@ -70,4 +69,4 @@ def test_a_wiring_around_others_reads_all_that_they_read():
     wirings = [FixedWiring(PLAN, StepShape(0, 0, 2, 2, 1, ((1, 0),))) for _ in range(2)]
     delayed = DelayedUpdate(0, 0, wirings, Delay(1))
     assert FixedWiring.READS <= delayed.READS == LoadReporter(delayed, 1.0).READS
-    assert Committed in delayed.READS
+    assert ev.Committed in delayed.READS

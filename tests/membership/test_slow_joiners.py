@@ -9,7 +9,7 @@ from report_fields import report_fields
 
 from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import COORDINATOR, FETCHED, Fetch, Heartbeat, Member, Send, View
+from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.fuzz import cases, symbolic_tensors
 from jaxdt.sim.fuzz.cases import LINK_OF_NEWCOMERS, draw_case, play
@@ -31,12 +31,12 @@ class Stalled(Mutant):
     def handle(self, now_s, event):
         actions = []
         for action in self.machine.handle(now_s, event):
-            body = action.body if isinstance(action, Send) else None
-            if isinstance(body, Fetch) and not self.left:
+            body = action.body if isinstance(action, ev.Send) else None
+            if isinstance(body, ev.Fetch) and not self.left:
                 continue
-            self.left -= isinstance(body, Fetch)
-            if isinstance(body, Heartbeat) and not self.n_slices:
-                action = replace(action, body=Heartbeat(body.count, {}))
+            self.left -= isinstance(body, ev.Fetch)
+            if isinstance(body, ev.Heartbeat) and not self.n_slices:
+                action = replace(action, body=ev.Heartbeat(body.count, {}))
             actions.append(action)
         return actions
 
@@ -56,7 +56,7 @@ def case_with_a_newcomer(seed=0):
 
 
 def newcomers_are(mutant, case):
-    return lambda peer, machine, tensors: machine if peer in (COORDINATOR, *case.plan.peers) else mutant(machine)
+    return lambda peer, machine, tensors: machine if peer in (ev.COORDINATOR, *case.plan.peers) else mutant(machine)
 
 
 @pytest.mark.parametrize("mutant", [Stalled, StalledLater])
@@ -96,15 +96,15 @@ class Judge:
     """The JoinProgress of a run of two stages that peer 7 joins."""
 
     def __init__(self):
-        members = tuple(Member(peer, stage, 1) for peer, stage in (STAGES | {7: 0}).items())
+        members = tuple(ev.Member(peer, stage, 1) for peer, stage in (STAGES | {7: 0}).items())
         self.roster = Roster(STAGES | {7: 0}, 2, 1)
-        self.roster.adopt(View(5, 1, 0, members, (1, 1), 0, joining=(7,)))
+        self.roster.adopt(ev.View(5, 1, 0, members, (1, 1), 0, joining=(7,)))
         self.joiners = JoinProgress(FLOOR_S)
         assert self.at(0.0) is None
 
     def at(self, now_s, *fetched_bytes):
         if fetched_bytes:
-            self.joiners.heartbeat(now_s, 7, dict(zip(FETCHED, fetched_bytes, strict=True)))
+            self.joiners.heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
         found = self.joiners.stalled(now_s, self.roster)
         assert found is None or found[0] == 7
         return found and found[1]

@@ -7,14 +7,14 @@ import pytest
 from test_coordinator import STAGE_OF, Driver, of, prepared, reports, sent
 
 from jaxdt.membership.state_check import TOLERANCE, deviations, relative_difference
-from jaxdt.protocol.events import Persist, Persisted, Repair, Send, StateDigest
+from jaxdt.protocol import events as ev
 
 SUMS = (3.0, 4.0)
-EQUAL = StateDigest(0, 1, 77, 100.0, SUMS)
+EQUAL = ev.StateDigest(0, 1, 77, 100.0, SUMS)
 
 
 def state(stage, version, digest=77, shift=0.0):
-    return StateDigest(stage, version, digest, 100.0, (SUMS[0] + shift, SUMS[1]))
+    return ev.StateDigest(stage, version, digest, 100.0, (SUMS[0] + shift, SUMS[1]))
 
 
 def vote(run, peer, step, digest=77, shift=0.0):
@@ -62,12 +62,12 @@ def test_a_difference_within_the_tolerance_is_told_once_and_holds_nobody_up():
         vote(run, peer, 1)
     (persist,) = vote(run, 2, 1, digest=78, shift=0.5 * TOLERANCE * 100)
     assert persist.name == "steps"
-    (told,) = reports(run.event(Persisted("steps")), "unequal_bits")
+    (told,) = reports(run.event(ev.Persisted("steps")), "unequal_bits")
     assert (told["peer"], told["reference"], told["stage"], told["version"]) == (2, 0, 0, 1)
     assert told["difference"] == pytest.approx(0.5 * TOLERANCE)
     for peer in STAGE_OF:
         vote(run, peer, 2, digest=79 if peer == 2 else 77)
-    assert reports(run.event(Persisted("steps")), "unequal_bits") == []
+    assert reports(run.event(ev.Persisted("steps")), "unequal_bits") == []
 
 
 @pytest.mark.parametrize(("version", "shift"), [(1, 2 * TOLERANCE * 100), (1, math.nan), (0, 0.0)])
@@ -77,12 +77,12 @@ def test_beyond_it_the_step_waits_until_the_replica_has_the_others_state(version
     for peer in (0, 1, 3):
         vote(run, peer, version)
     actions = vote(run, 2, version, digest=78, shift=shift)
-    repairs = {2: Repair(version, 78, donor=0), 0: Repair(version, 77, donor=0)}
-    assert not of(actions, Persist) and sent(actions, Repair) == repairs
+    repairs = {2: ev.Repair(version, 78, donor=0), 0: ev.Repair(version, 77, donor=0)}
+    assert not of(actions, ev.Persist) and sent(actions, ev.Repair) == repairs
     (told,) = reports(actions, "repair")
     assert (told["peer"], told["donor"], told["version"]) == (2, 0, version)
-    assert not of(vote(run, 2, version), Persist)
-    assert of(vote(run, 0, version), Persist)
+    assert not of(vote(run, 2, version), ev.Persist)
+    assert of(vote(run, 0, version), ev.Persist)
 
 
 def test_a_vote_that_comes_twice_before_the_repair_is_answered_again():
@@ -91,7 +91,7 @@ def test_a_vote_that_comes_twice_before_the_repair_is_answered_again():
         vote(run, peer, 1)
     for _ in range(2):
         actions = vote(run, 2, 1, digest=78, shift=1.0)
-        assert sent(actions, Repair)[2] == Repair(1, 78, 0)
+        assert sent(actions, ev.Repair)[2] == ev.Repair(1, 78, 0)
         vote(run, 0, 1)
 
 
@@ -102,7 +102,7 @@ def test_a_reference_whose_state_has_changed_since_votes_with_another_digest():
         vote(run, peer, 1)
     vote(run, 2, 1, digest=78, shift=1.0)
     vote(run, 2, 1, digest=99, shift=5.0)
-    assert of(vote(run, 0, 1, digest=99, shift=5.0), Persist)
+    assert of(vote(run, 0, 1, digest=99, shift=5.0), ev.Persist)
 
 
 def test_two_wrong_replicas_are_both_repaired():
@@ -110,8 +110,8 @@ def test_two_wrong_replicas_are_both_repaired():
     actions = []
     for peer in (3, 2, 1, 0):
         actions = vote(run, peer, 1, digest=77 + peer, shift=float(peer))
-    donors = {action.dst: action.body.donor for action in actions if isinstance(action, Send)}
+    donors = {action.dst: action.body.donor for action in actions if isinstance(action, ev.Send)}
     assert donors == {0: 0, 1: 1, 2: 0, 3: 1}
     for peer, digest, shift in ((0, 77, 0.0), (2, 77, 0.0), (1, 78, 1.0)):
-        assert not of(vote(run, peer, 1, digest=digest, shift=shift), Persist)
-    assert of(vote(run, 3, 1, digest=78, shift=1.0), Persist)
+        assert not of(vote(run, peer, 1, digest=digest, shift=shift), ev.Persist)
+    assert of(vote(run, 3, 1, digest=78, shift=1.0), ev.Persist)

@@ -1,7 +1,7 @@
 import pytest
 
 from jaxdt.membership.liveness.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
-from jaxdt.protocol.events import Overdue
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import Work
 
 TICK_S = 0.5
@@ -23,7 +23,7 @@ def overdue(machine, work, until_s, step_s=TICK_S):
 
 def test_a_work_that_takes_many_times_the_median_of_its_kind_is_overdue():
     assert overdue(watch(), FORWARD, FACTOR) == []
-    assert overdue(watch(), FORWARD, FACTOR + 1) == [Overdue("7:0F3@p1", FACTOR + TICK_S, FACTOR)]
+    assert overdue(watch(), FORWARD, FACTOR + 1) == [ev.Overdue("7:0F3@p1", FACTOR + TICK_S, FACTOR)]
 
 
 def test_it_is_told_again_each_time_it_has_doubled():
@@ -36,7 +36,7 @@ def test_that_the_run_waits_for_it_is_told_once():
     machine = watch()
     assert machine.blocked() is None
     overdue(machine, FORWARD, FACTOR + 1)
-    assert machine.blocked() == Overdue("7:0F3@p1", FACTOR + 1, FACTOR, blocks=True) and machine.blocked() is None
+    assert machine.blocked() == ev.Overdue("7:0F3@p1", FACTOR + 1, FACTOR, blocks=True) and machine.blocked() is None
     machine.done(FORWARD, 40.0)
     assert machine.blocked() is None
 

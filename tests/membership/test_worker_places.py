@@ -10,31 +10,11 @@ from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.membership.roster import Roster
 from jaxdt.membership.worker_places import JOIN_RULES, WorkerPlaces
-from jaxdt.protocol.events import (
-    OPERATOR_IDS,
-    TEMPORARY_IDS,
-    Ended,
-    Header,
-    Heartbeat,
-    Hello,
-    Join,
-    Member,
-    OperatorRequest,
-    Persisted,
-    Received,
-    Send,
-    Started,
-    View,
-    Welcome,
-    WorkerGone,
-    WorkerHere,
-    WorkerStatus,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport, Report
 from jaxdt.run import config as configs
 from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
 from jaxdt.run.model import GPTConfig
-from jaxdt.runtime.reporting.report_lines import line_of
 
 PLANNED = {4: (0, 0), 5: (1, 1)}
 
@@ -92,7 +72,7 @@ def test_a_balanced_pool_asks_for_no_measurement():
 def test_a_second_process_of_a_worker_gets_the_server_that_has_the_first():
     places = WorkerPlaces(PLANNED)
     assert places.place(7, ({0, 2}, set())) == (0, 0)
-    places.counted(1.0, 0, 3, (WorkerStatus(7, 0, 0.1),))
+    places.counted(1.0, 0, 3, (ev.WorkerStatus(7, 0, 0.1),))
     assert places.place(7, ({0, 2}, set())) == (0, 0)  # though server 2 has none
     assert places.place(7, ({2}, set())) == (0, 2)  # server 0 is gone
     places.counted(2.0, 0, 3, ())
@@ -101,8 +81,8 @@ def test_a_second_process_of_a_worker_gets_the_server_that_has_the_first():
 
 def test_an_operator_sees_the_workers_of_servers_that_are_here():
     places = WorkerPlaces(PLANNED)
-    places.counted(1.0, 0, 2, (WorkerStatus(4, 30, 0.5), WorkerStatus(9, 0, 0.0)))
-    places.counted(1.5, 1, 1, (WorkerStatus(5, 12, 7.25),))
+    places.counted(1.0, 0, 2, (ev.WorkerStatus(4, 30, 0.5), ev.WorkerStatus(9, 0, 0.0)))
+    places.counted(1.5, 1, 1, (ev.WorkerStatus(5, 12, 7.25),))
     rows = places.rows(2.0, ({0}, {1, 3}))
     assert rows == [
         {"worker": 4, "stage": 0, "server": 0, "n_counted": 30, "silent_s": 1.5},
@@ -115,22 +95,22 @@ def test_an_operator_sees_the_workers_of_servers_that_are_here():
 def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_is_here():
     coordinator, plan = coordinator_of("pool")
     for server in plan.peers:
-        hello = Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
-        coordinator.handle(0.0, Received(Header("r", 0, 0, server), hello))
+        hello = ev.Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
+        coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 0, server), hello))
     reported = []
-    for body in (WorkerHere(3), WorkerGone(3, "hung up", 2), WorkerHere(3)):
-        actions = coordinator.handle(1.0, Received(Header("r", 0, 0, 1), body))
-        reported += [line_of(action) for action in actions if isinstance(action, Report)]
+    for body in (ev.WorkerHere(3), ev.WorkerGone(3, "hung up", 2), ev.WorkerHere(3)):
+        actions = coordinator.handle(1.0, ev.Received(ev.Header("r", 0, 0, 1), body))
+        reported += [action.line for action in actions if isinstance(action, Report)]
     assert reported == [
         "worker 3: computes for peer 1",
         "worker 3: is lost to peer 1 (hung up); 2 microbatches that it had not handed in are computed again",
         "worker 3: is back, and computes for peer 1",
     ]
-    beat = Heartbeat(1, {"workers": 1.0}, None, {}, (WorkerStatus(3, 8, 0.5, 4.5),))
-    actions = coordinator.handle(2.0, Received(Header("r", 0, 0, 1), beat))
+    beat = ev.Heartbeat(1, {"workers": 1.0}, None, {}, (ev.WorkerStatus(3, 8, 0.5, 4.5),))
+    actions = coordinator.handle(2.0, ev.Received(ev.Header("r", 0, 0, 1), beat))
     assert [action.worker_cpu_s for action in actions if isinstance(action, HeartbeatReport)] == [{3: 4.5}]
-    asked = Received(Header("", 0, 0, OPERATOR_IDS), OperatorRequest("status"))
-    [answer] = [action.body for action in coordinator.handle(3.0, asked) if isinstance(action, Send)]
+    asked = ev.Received(ev.Header("", 0, 0, ev.OPERATOR_IDS), ev.OperatorRequest("status"))
+    [answer] = [action.body for action in coordinator.handle(3.0, asked) if isinstance(action, ev.Send)]
     lines = fleet.table(json.loads(answer.text)).splitlines()
     assert lines[-2:] == [
         "  worker  stage  server  microbatches  last heard",
@@ -141,14 +121,14 @@ def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_i
 def test_the_coordinator_has_a_worker_measure_its_links_before_it_gets_a_place():
     coordinator, plan = coordinator_of("pool", join_rule="bandwidth")
     for server in plan.peers:
-        hello = Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
-        coordinator.handle(0.0, Received(Header("r", 0, 0, server), hello))
+        hello = ev.Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
+        coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 0, server), hello))
 
     def answer(join):
-        [sent] = coordinator.handle(1.0, Received(Header("", 0, 0, TEMPORARY_IDS), join))[-1:]
+        [sent] = coordinator.handle(1.0, ev.Received(ev.Header("", 0, 0, ev.TEMPORARY_IDS), join))[-1:]
         return sent.body
 
-    asks = Join(None, is_new=True, is_worker=True)
+    asks = ev.Join(None, is_new=True, is_worker=True)
     first = answer(asks)
     assert (first.servers, first.server) == (((0, "h0:1"), (1, "h1:1")), None) and set(first.job) == {"config", "plan"}
     placed = answer(replace(asks, peer=first.peer, gbps=((0, 0.1), (1, 0.2))))
@@ -164,8 +144,8 @@ def coordinator_of(kind: str, **wiring):
     config = RunConfig(model=model, plan=plan_config, wiring=WiringConfig(kind, **wiring))
     plan = default_plan(config)
     coordinator = build_coordinator(config, plan, RunStart("r"))
-    coordinator.handle(0.0, Started())
-    coordinator.handle(0.0, Persisted("coordinator_term"))
+    coordinator.handle(0.0, ev.Started())
+    coordinator.handle(0.0, ev.Persisted("coordinator_term"))
     return coordinator, plan
 
 
@@ -175,28 +155,33 @@ def answer_of(kind: str, *, peer: int | None, hello: bool = True):
     if hello:
         fingerprint = coordinator.config.fingerprint
         for server in plan.peers:
-            said = Hello(server, server, fingerprint, address=f"h{server}:1")
-            coordinator.handle(0.0, Received(Header("r", 0, 0, server), said))
-    asks = Received(Header("", 0, 0, TEMPORARY_IDS), Join(peer, is_new=True, is_worker=True))
-    (sent,) = [action for action in coordinator.handle(0.0, asks) if isinstance(action, Send)]
-    assert sent.dst == TEMPORARY_IDS
+            said = ev.Hello(server, server, fingerprint, address=f"h{server}:1")
+            coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 0, server), said))
+    asks = ev.Received(ev.Header("", 0, 0, ev.TEMPORARY_IDS), ev.Join(peer, is_new=True, is_worker=True))
+    (sent,) = [action for action in coordinator.handle(0.0, asks) if isinstance(action, ev.Send)]
+    assert sent.dst == ev.TEMPORARY_IDS
     return sent.body
 
 
 def test_the_coordinator_says_where_the_server_is_once_that_is_here():
     said = answer_of("pool", peer=3)
-    assert isinstance(said, Welcome) and (said.peer, said.stage, said.server, said.server_address) == (3, 1, 1, "h1:1")
+    assert isinstance(said, ev.Welcome) and (said.peer, said.stage, said.server, said.server_address) == (
+        3,
+        1,
+        1,
+        "h1:1",
+    )
     assert set(said.job) == {"config", "plan"}
     waits = answer_of("pool", peer=3, hello=False)
-    assert isinstance(waits, Welcome) and waits.server is None
+    assert isinstance(waits, ev.Welcome) and waits.server is None
     newcomer = answer_of("pool", peer=None)
-    assert isinstance(newcomer, Welcome) and newcomer.peer > 3 and newcomer.server == 0
+    assert isinstance(newcomer, ev.Welcome) and newcomer.peer > 3 and newcomer.server == 0
 
 
 def test_the_coordinator_refuses_a_worker_where_there_are_none_and_one_with_a_members_id():
-    assert answer_of("swarm", peer=9) == Ended(2, "asks to be a worker, and the wiring of this run has none")
+    assert answer_of("swarm", peer=9) == ev.Ended(2, "asks to be a worker, and the wiring of this run has none")
     said = answer_of("pool", peer=1)
-    assert isinstance(said, Ended) and said.code == 2 and "peer 1 (stage 1): is a member of the run" in said.reason
+    assert isinstance(said, ev.Ended) and said.code == 2 and "peer 1 (stage 1): is a member of the run" in said.reason
 
 
 @pytest.mark.parametrize(
@@ -208,7 +193,7 @@ def test_a_lost_server_gives_all_stages_of_a_pool_another_round(workers, between
     steps as well: the members begin the next one while the view is made durable."""
     stage_of = {0: 0, 1: 1, 2: 0, 3: 1}
     roster = Roster(stage_of, 2, 1, workers=workers)
-    roster.adopt(View(5, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in stage_of.items()), (1, 1), 0))
+    roster.adopt(ev.View(5, 1, 0, tuple(ev.Member(peer, stage, 1) for peer, stage in stage_of.items()), (1, 1), 0))
     roster.lose(0.0, 2, is_dead=True)
     view = roster.next_view(between_steps, 3, (), None)
     assert view and view.number == 6 and view.stage_views == stage_views

@@ -17,7 +17,7 @@ from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
-from jaxdt.protocol.events import Checkpoint, Part, WriteCheckpoint
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import GPTConfig
@@ -229,10 +229,12 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
         store = Held((params, opt_state))
-        Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, (2, stage)).save(WriteCheckpoint(4), store, told.put)
+        Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, (2, stage)).save(
+            ev.WriteCheckpoint(4), store, told.put
+        )
         wrote = told.get(timeout=60)
-        parts.append(Part(4, stage, wrote.digest, wrote.n_words))
-    mark_complete(tmp_path, Checkpoint(4, 0, tuple(parts)), about_run(config, "abc"))
+        parts.append(ev.Part(4, stage, wrote.digest, wrote.n_words))
+    mark_complete(tmp_path, ev.Checkpoint(4, 0, tuple(parts)), about_run(config, "abc"))
     names = stage_entries(config.model, 0, 2)
     assert {"sender_001", "receiver_001"} <= set(names)
     assert {"sender_001"} == set(stage_entries(config.model, 0, 1)) - {"tok", "pos", "block_000"}
@@ -253,7 +255,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
 def test_a_resume_that_would_add_or_remove_a_pair_is_refused(tmp_path, made_with, resumed_with, said):
     folder = step_folder(tmp_path, 4)
     folder.mkdir(parents=True)
-    mark_complete(tmp_path, Checkpoint(4), about_run(run_of(*made_with), "abc"))
+    mark_complete(tmp_path, ev.Checkpoint(4), about_run(run_of(*made_with), "abc"))
     assert check_resumable(folder, about_run(run_of(*made_with), "abc")).version == 4
     with pytest.raises(BadInput, match=re.escape(said)):
         check_resumable(folder, about_run(run_of(*resumed_with), "abc"))

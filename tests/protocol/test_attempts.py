@@ -1,7 +1,7 @@
 """The step that a picture of the pipeline shows, for a run that went back and computed some steps again."""
 
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.attempts import attempts, typical_attempt
-from jaxdt.protocol.events import COORDINATOR
 
 
 def run(peer, step, at_s, seconds, kind="B"):
@@ -14,7 +14,7 @@ def step_of(step, begin_s, seconds=0.2):
 
 
 def test_the_first_attempt_and_the_second_are_not_one():
-    back = {"what": "report", "peer": COORDINATOR, "t": 14.0, "kind": "rollback", "fields": {"to": 1}}
+    back = {"what": "report", "peer": ev.COORDINATOR, "t": 14.0, "kind": "rollback", "fields": {"to": 1}}
     records = [record for step in range(4) for record in step_of(step, 0.3 * step)]
     records += [back, *(record for step in range(1, 7) for record in step_of(step, 14.0 + 0.3 * step))]
     assert [attempt.step for attempt in attempts(records)] == [0, 1, 2, 3, 1, 2, 3, 4, 5, 6]

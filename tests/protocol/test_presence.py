@@ -1,10 +1,10 @@
 """Peers per stage while a stage waits for its last replica, which stays a member of the view; workers per stage."""
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.presence import peers_there, workers_there
 
 
-def said(at_s, kind, by=COORDINATOR, **fields):
+def said(at_s, kind, by=ev.COORDINATOR, **fields):
     return {"what": "report", "peer": by, "t": at_s, "kind": kind, "fields": fields}
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
-from jaxdt.protocol.events import COORDINATOR, Key, SliceKey
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.errors import BadInput
@@ -14,8 +14,8 @@ def step_report(step, step_s):
     return StepReport(step, 2.5, step_s, 10.0, 1.0, "apply")
 
 
-ACT = Key("act", 1, 2, 5)
-SHARD = SliceKey(RoundId(RoundKind.GRADIENT, 1, 3, view=1), 10, 20, 4)
+ACT = ev.Key("act", 1, 2, 5)
+SHARD = ev.SliceKey(RoundId(RoundKind.GRADIENT, 1, 3, view=1), 10, 20, 4)
 
 
 def two_peers(n_steps=float("inf")):
@@ -23,13 +23,13 @@ def two_peers(n_steps=float("inf")):
     lines = []
     out = trace.Trace(lines.append, n_steps)
     out.run(0, 0.0, 1.0, Work(0, "F", 0, 0, 0))
-    out.send(0, 1.0, 1, Key("act", 0, 1, 0), 100)
-    out.recv(1, 1.5, 0, Key("act", 0, 1, 0))
+    out.send(0, 1.0, 1, ev.Key("act", 0, 1, 0), 100)
+    out.recv(1, 1.5, 0, ev.Key("act", 0, 1, 0))
     out.run(1, 1.5, 1.0, Work(1, "B", 0, 1, 0))
-    out.send(1, 2.5, 0, Key("grad", 0, 1, 0), 100)
-    out.send(1, 2.5, 0, Key("grad", 0, 1, 1), 7)
+    out.send(1, 2.5, 0, ev.Key("grad", 0, 1, 0), 100)
+    out.send(1, 2.5, 0, ev.Key("grad", 0, 1, 1), 7)
     out.run(0, 2.0, 2.0, Work(0, "B", 0, 0, 0))
-    out.report(COORDINATOR, 4.0, step_report(0, 4.0))
+    out.report(ev.COORDINATOR, 4.0, step_report(0, 4.0))
     out.run(1, 4.0, 0.0, Work(1, "U", None, 1, 1))
     return lines
 
@@ -46,7 +46,7 @@ def test_all_kinds_of_records():
     assert records[2] == {"what": "recv", "peer": 1, "from": 0, "t": 1.5, "tensor": "0:act1.0"}
     assert records[7] == {
         "what": "report",
-        "peer": COORDINATOR,
+        "peer": ev.COORDINATOR,
         "t": 4.0,
         "kind": "step",
         "fields": {
@@ -63,7 +63,7 @@ def test_all_kinds_of_records():
 def test_tensor_names():
     assert trace.tensor_name(ACT) == "1:act2.5"
     assert trace.tensor_name(SHARD) == "3:stage1[10:20]p4"
-    assert trace.tensor_name(SliceKey(SHARD.round, 10, 20)) == "3:stage1[10:20]sum"
+    assert trace.tensor_name(ev.SliceKey(SHARD.round, 10, 20)) == "3:stage1[10:20]sum"
     assert (trace.step_of(ACT), trace.step_of(SHARD)) == (1, 3)
 
 
@@ -74,9 +74,9 @@ def test_a_bounded_trace_keeps_the_reports_of_all_steps(first):
     out = trace.Trace(lines.append, n_steps=1)
     for step in (first, first + 1):
         out.run(0, step, 1.0, Work(0, "F", 0, 0, step))
-        out.send(0, step, 1, Key("act", step, 1, 0), 1)
-        out.recv(1, step, 0, Key("act", step, 1, 0))
-        out.report(COORDINATOR, step, step_report(step, 1.0))
+        out.send(0, step, 1, ev.Key("act", step, 1, 0), 1)
+        out.recv(1, step, 0, ev.Key("act", step, 1, 0))
+        out.report(ev.COORDINATOR, step, step_report(step, 1.0))
     assert [json.loads(line)["what"] for line in lines] == ["run", "send", "recv", "report", "report"]
 
 

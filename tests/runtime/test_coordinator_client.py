@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jaxdt.protocol.events import OPERATOR_IDS, Checkpoint, OperatorRequest
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_address
 from jaxdt.runtime.identity import authority
@@ -64,8 +64,10 @@ def own(tmp_path):
 def refusal(address, credentials, patience_s=0.0):
     path = authority.operator_file(credentials) if credentials else None
     with pytest.raises(BadInput) as refused:
-        request = OperatorRequest("status")
-        ask_coordinator("status", OPERATOR_IDS + 1, request, address, load(path) if path else None, False, patience_s)
+        request = ev.OperatorRequest("status")
+        ask_coordinator(
+            "status", ev.OPERATOR_IDS + 1, request, address, load(path) if path else None, False, patience_s
+        )
     return str(refused.value)
 
 
@@ -119,7 +121,7 @@ def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
     )
     command = f"python scripts/launch.py --resume --run_dir={tmp_path}"
     ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; to go on"
-    mark_complete(tmp_path, Checkpoint(7), {})
+    mark_complete(tmp_path, ev.Checkpoint(7), {})
     for name in ("best", "00000007.backup", "00000009"):  # the user's, and one that is not whole
         (tmp_path / "checkpoints" / name).mkdir()
         (tmp_path / "checkpoints" / name / "complete.json").touch()

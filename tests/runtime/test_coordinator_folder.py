@@ -9,7 +9,7 @@ import pytest
 
 from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.membership.member import NOT_JOINED
-from jaxdt.protocol.events import Checkpoint, Member, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OutageReport, ReadyReport, StillReadyReport, UnreachedReport
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
@@ -39,13 +39,13 @@ class Job(SimpleNamespace):
         return self.checkpoint
 
 
-def job(tmp_path, run="run 2", checkpoint=Checkpoint(6, 1)):
-    resume = tmp_path if checkpoint != Checkpoint() else None
+def job(tmp_path, run="run 2", checkpoint=ev.Checkpoint(6, 1)):
+    resume = tmp_path if checkpoint != ev.Checkpoint() else None
     return Job(run=run, run_dir=tmp_path, resume=resume, checkpoint=checkpoint, data=SimpleNamespace(checksum="c"))
 
 
 def view(number, n_committed):
-    return serialize.write(View(number, 1, 1, (Member(0, 0, 1),), (1,), n_committed))
+    return serialize.write(ev.View(number, 1, 1, (ev.Member(0, 0, 1),), (1,), n_committed))
 
 
 def begun(tmp_path, run="run 2"):
@@ -59,21 +59,21 @@ def begun(tmp_path, run="run 2"):
 
 def test_a_restarted_coordinator_knows_the_newest_complete_checkpoint(tmp_path):
     store = begun(tmp_path)
-    store.put(CHECKPOINT, serialize.write(Checkpoint(8, 1, n_reseeds=1)))
+    store.put(CHECKPOINT, serialize.write(ev.Checkpoint(8, 1, n_reseeds=1)))
     found = load_beginning(job(tmp_path, checkpoint=None), store)
-    assert found.durable_state is not None and found.durable_state.checkpoint == Checkpoint(8, 1, n_reseeds=1)
+    assert found.durable_state is not None and found.durable_state.checkpoint == ev.Checkpoint(8, 1, n_reseeds=1)
 
 
 def test_a_restarted_coordinator_of_a_resumed_run_goes_on_from_its_own_state(tmp_path):
     found = load_beginning(job(tmp_path, checkpoint=None), begun(tmp_path))
-    assert (found.start.checkpoint, found.start.last_term) == (Checkpoint(6, 1), 1)
+    assert (found.start.checkpoint, found.start.last_term) == (ev.Checkpoint(6, 1), 1)
     assert found.durable_state is not None and found.durable_state.checkpoint is None
     assert (found.durable_state.view.number, found.durable_state.view.n_committed) == (3, 9)
 
 
 def test_the_state_of_an_earlier_run_is_not_that_of_a_resumed_one(tmp_path):
     store = begun(tmp_path, run="run 1")
-    resumed = job(tmp_path, checkpoint=Checkpoint(8, 1))
+    resumed = job(tmp_path, checkpoint=ev.Checkpoint(8, 1))
     beginning = load_beginning(resumed, store)
     assert beginning.durable_state is None and beginning.start.last_term == 1
     begin_run(resumed, store, beginning)
@@ -94,7 +94,7 @@ def test_a_resumed_run_that_has_ended_is_not_done_again_by_its_own_flags(tmp_pat
     end_run(store)
     with pytest.raises(BadInput, match="holds 9 steps of a run that has ended"):
         load_beginning(job(tmp_path), store)
-    later = load_beginning(job(tmp_path, checkpoint=Checkpoint(9, 1)), store)
+    later = load_beginning(job(tmp_path, checkpoint=ev.Checkpoint(9, 1)), store)
     assert later.durable_state is None and later.start.checkpoint.version == 9
     assert load_beginning(job(tmp_path, run="run 3"), store).start.checkpoint.version == 6
     with pytest.raises(BadInput, match="holds 9 steps of a run that has ended"):
@@ -131,13 +131,13 @@ def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):
     """The same command line once more begins a run from the beginning, and would empty the metrics."""
     store = begun(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
-    assert load_beginning(job(tmp_path, checkpoint=Checkpoint()), store).durable_state, "a coordinator that died"
+    assert load_beginning(job(tmp_path, checkpoint=ev.Checkpoint()), store).durable_state, "a coordinator that died"
     end_run(store)
     with pytest.raises(BadInput, match="holds 2 steps of a run that has ended; to begin anew: launch.py with --overw"):
-        load_beginning(job(tmp_path, checkpoint=Checkpoint()), store)
+        load_beginning(job(tmp_path, checkpoint=ev.Checkpoint()), store)
     (tmp_path / "summary.json").write_text('{"reason": "stopped by an operator"}')
     with pytest.raises(BadInput, match="has ended: stopped by an operator; .* holds no complete checkpoint"):
-        load_beginning(job(tmp_path, checkpoint=Checkpoint()), store)
+        load_beginning(job(tmp_path, checkpoint=ev.Checkpoint()), store)
     assert load_beginning(job(tmp_path, run="run 3"), store).durable_state is None, "a resumed run"
 
 
@@ -205,7 +205,7 @@ def test_a_coordinator_that_is_started_again_names_a_remedy_for_a_damaged_file(t
     (tmp_path / "run").write_text("run 2\n")
     (tmp_path / "config.json").write_text('{"train": {"steps": 9}}')
     (tmp_path / "coordinator" / f"{name}.json").write_text("[")
-    mark_complete(tmp_path, Checkpoint(4), {})
+    mark_complete(tmp_path, ev.Checkpoint(4), {})
     remedy = "restore that file; or to go on from step 4: .*launch.py --resume"
     with pytest.raises(BadInput, match=f"{name}.json: cannot .*; {remedy}"):
         load_beginning(job(tmp_path), store)

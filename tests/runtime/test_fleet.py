@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from jaxdt.protocol.events import OperatorAnswer
+from jaxdt.protocol import events as ev
 from jaxdt.run.plan import Plan
 from jaxdt.runtime import fleet
 from jaxdt.runtime.run_folders import ADDRESS
@@ -97,7 +97,7 @@ def test_a_run_ends_when_all_its_peers_have_ended_and_no_other_is_there(fleet_of
 
     def ask(*arguments, **options):
         asked.append(answers.pop() if answers else nobody)
-        return OperatorAnswer(True, json.dumps(asked[-1]))
+        return ev.OperatorAnswer(True, json.dumps(asked[-1]))
 
     monkeypatch.setattr(fleet, "ask_coordinator", ask)
     monkeypatch.setattr(fleet, "DESERTED_S", 0.5)

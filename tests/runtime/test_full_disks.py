@@ -7,15 +7,7 @@ import threading
 
 import pytest
 
-from jaxdt.protocol.events import (
-    Checkpoint,
-    CheckpointFailed,
-    Interrupted,
-    MarkCheckpoint,
-    Started,
-    Stop,
-    WriteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import RefusedReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace, read
 from jaxdt.runtime.loop import Loop
@@ -57,7 +49,7 @@ class OneEvent:
         self.actions = actions
 
     def handle(self, now_s, event):
-        return [*self.actions, Stop(0, "done")] if isinstance(event, Started) else []
+        return [*self.actions, ev.Stop(0, "done")] if isinstance(event, ev.Started) else []
 
 
 class NoTransport:
@@ -79,7 +71,7 @@ def test_a_trace_on_a_full_disk_ends_nobody(tmp_path):
     problems = []
     trace = LateFile(tmp_path / "coordinator.jsonl", problems.append, by_line=True)
     stop, found = run(OneEvent(RefusedReport("a"), RefusedReport("b")), trace.write)
-    assert stop == Stop(0, "done") and found == [RefusedReport("a"), RefusedReport("b")]
+    assert stop == ev.Stop(0, "done") and found == [RefusedReport("a"), RefusedReport("b")]
     assert problems == [f"{tmp_path / 'coordinator.jsonl'}: No space left on device"]
     trace.close()
 
@@ -133,8 +125,8 @@ def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
         def mark_complete(self, checkpoint, post):
             raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
 
-    stop, found = run(OneEvent(MarkCheckpoint(Checkpoint(2))), checkpointer=Writer())
-    assert stop == Stop(0, "done")
+    stop, found = run(OneEvent(ev.MarkCheckpoint(ev.Checkpoint(2))), checkpointer=Writer())
+    assert stop == ev.Stop(0, "done")
     assert found == [WriteFailedReport("checkpoint of 2 steps: complete.json: No space left on device")]
 
 
@@ -150,9 +142,9 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_alone(tmp_path, monkeyp
     writer = Checkpointer(tmp_path, "r", {}, 1, (1, 0))
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     for version in (2, 4):
-        writer.save(WriteCheckpoint(version), Store(), outcomes.append)
+        writer.save(ev.WriteCheckpoint(version), Store(), outcomes.append)
         writer.wait()
-    assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * 2
+    assert [type(outcome) for outcome in outcomes] == [ev.CheckpointFailed] * 2
     assert outcomes[0].reason.endswith("can't start new thread")
 
 
@@ -164,7 +156,7 @@ def test_a_checkpoint_of_a_state_that_has_changed_fails_and_is_never_written(tmp
             raise LookupError(f"the state is that of 5 steps by now, not of {version}")
 
     outcomes = []
-    Checkpointer(tmp_path, "r", {}, 1, (1, 0)).save(WriteCheckpoint(4), Store(), outcomes.append)
+    Checkpointer(tmp_path, "r", {}, 1, (1, 0)).save(ev.WriteCheckpoint(4), Store(), outcomes.append)
     (failed,) = outcomes
     assert failed.version == 4 and failed.reason.endswith("/stage_0: the state is that of 5 steps by now, not of 4")
     assert not list(tmp_path.iterdir())
@@ -180,7 +172,7 @@ def test_the_others_are_told_of_an_error_of_the_system(error, reason):
         heard = ()
 
         def handle(self, now_s, event):
-            self.heard += (event,) if isinstance(event, Interrupted) else ()
+            self.heard += (event,) if isinstance(event, ev.Interrupted) else ()
             return []
 
     class Durable:
@@ -193,4 +185,4 @@ def test_the_others_are_told_of_an_error_of_the_system(error, reason):
     loop._durable_writes.put(("view", {}))
     with pytest.raises(type(error)):
         loop.run("")
-    assert machine.heard == (Interrupted(2, reason),)
+    assert machine.heard == (ev.Interrupted(2, reason),)

@@ -13,7 +13,7 @@ from forks import run_scripts
 
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
-from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as configs
@@ -45,7 +45,7 @@ runpy.run_path({TRAIN!r}, run_name="__main__")
 """
 
 
-def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
+def come_with_another_shape(address: str, token: Path, run_dir: Path) -> ev.Stop:
     """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
     credential = credential_for(token, parse_address("coordinator", address))
     welcome = ask_to_join(parse_address("coordinator", address), credential)
@@ -61,9 +61,9 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
     settings = TransportSettings(incarnation=loop.process)
     loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks, settings)
     host, port = loop.transport.start()
-    loop.transport.connect(COORDINATOR, parse_address("coordinator", address))
+    loop.transport.connect(ev.COORDINATOR, parse_address("coordinator", address))
     loop.tensors = Keeps()
-    loop.post(Ready({}, 1000))
+    loop.post(ev.Ready({}, 1000))
     return loop.run(f"{host}:{port}")
 
 
@@ -123,7 +123,7 @@ class Asks:
     """A machine that fetches a slice from peer 1."""
 
     def handle(self, now_s, event):
-        return [Send(1, Fetch(StateKey(4, 0, 2)), header=Header("r", 0, 1, 0))]
+        return [ev.Send(1, ev.Fetch(ev.StateKey(4, 0, 2)), header=ev.Header("r", 0, 1, 0))]
 
 
 def test_a_slice_of_state_is_taken_only_from_whom_it_was_asked_of():
@@ -137,10 +137,10 @@ def test_a_slice_of_state_is_taken_only_from_whom_it_was_asked_of():
     loop = Loop(0, Asks(), Trace(lambda line: None, 0), lambda report: None)
     loop.tensors, loop.transport = Keeps(), Nowhere()
     table = [(np.dtype(np.int32), (3,))]
-    answer = Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2)))
+    answer = ev.Received(ev.Header("r", 0, 1, 1), ev.State(ev.StateKey(4, 0, 2)))
     with pytest.raises(BadInput, match="message.State: .* was not asked of peer 1"):
         loop.expect(1, answer, table)
-    loop._handle(Ready({}))
+    loop._handle(ev.Ready({}))
     assert len(loop.expect(1, answer, table)) == 1
     with pytest.raises(BadInput, match="was not asked of peer 2"):
         loop.expect(2, answer, table)

@@ -1,27 +1,13 @@
 """The loop: what goes to many is encoded once, how long it is busy at a time, and the order of what is computed."""
 
-from jaxdt.protocol.events import (
-    Ended,
-    Free,
-    Header,
-    HeartbeatAck,
-    Install,
-    Interrupted,
-    Restore,
-    Run,
-    Send,
-    Started,
-    Stop,
-    WakeAt,
-    Woke,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.work import Work
 from jaxdt.runtime import loop as loop_module
 from jaxdt.runtime.loop import Loop
 from jaxdt.sim.tensors import NoTensors
 
-HEADER = Header("r", 0, 1, -1)
+HEADER = ev.Header("r", 0, 1, -1)
 
 
 class Transport:
@@ -43,7 +29,7 @@ class Sends:
         self.actions = actions
 
     def handle(self, now_s, event):
-        return [*self.actions, Stop(0, "done")] if isinstance(event, Started) else []
+        return [*self.actions, ev.Stop(0, "done")] if isinstance(event, ev.Started) else []
 
 
 def sent(*actions):
@@ -54,16 +40,18 @@ def sent(*actions):
 
 
 def test_a_message_to_many_is_encoded_once():
-    ended = Ended(0, "done")
-    heads = [head for _, head in sent(*(Send(peer, ended, header=Header("r", 0, 1, -1)) for peer in range(256)))]
+    ended = ev.Ended(0, "done")
+    heads = [head for _, head in sent(*(ev.Send(peer, ended, header=ev.Header("r", 0, 1, -1)) for peer in range(256)))]
     assert len(heads) == 256 and all(head is heads[0] for head in heads)
 
 
 def test_each_message_is_encoded_under_its_own_header():
-    ended = Ended(0, "done")
-    later = Header("r", 0, 2, -1)
+    ended = ev.Ended(0, "done")
+    later = ev.Header("r", 0, 2, -1)
     (_, first), (_, second), (_, third) = sent(
-        Send(0, ended, header=HEADER), Send(1, ended, header=later), Send(2, HeartbeatAck(1, 0.0), header=later)
+        ev.Send(0, ended, header=HEADER),
+        ev.Send(1, ended, header=later),
+        ev.Send(2, ev.HeartbeatAck(1, 0.0), header=later),
     )
     assert [head[0]["head"]["view"] for head in (first, second, third)] == [1, 2, 2]
     assert third[0]["kind"] == "HeartbeatAck"
@@ -76,22 +64,28 @@ def test_the_longest_time_without_a_pause_is_known(monkeypatch):
 
     class Slow:
         def handle(self, at_s, event):
-            if isinstance(event, Started):
-                return [WakeAt(0.0, "end")]
-            now_s[0] += {Interrupted: 2.0, Woke: 1.0}.get(type(event), 0.0)
-            return [Stop(0, "done")] if isinstance(event, Woke) else []
+            if isinstance(event, ev.Started):
+                return [ev.WakeAt(0.0, "end")]
+            now_s[0] += {ev.Interrupted: 2.0, ev.Woke: 1.0}.get(type(event), 0.0)
+            return [ev.Stop(0, "done")] if isinstance(event, ev.Woke) else []
 
     loop = Loop(-1, Slow(), Trace(lambda line: None), lambda report: None)
     loop.transport = Transport()
     for _ in range(3):
-        loop.post(Interrupted())
+        loop.post(ev.Interrupted())
     loop.run("")
     assert loop.busy_s_max == 6.0
 
 
 def test_the_compute_thread_gets_all_in_the_order_in_which_the_machine_asks(monkeypatch):
     """Also while a link is congested: else Work of before a Restore would run after it, with what it restored."""
-    asked = [Run(Work(0, "F", 0, 0, 3)), Free(3), Restore(2, 1), Run(Work(0, "F", 0, 0, 2)), Install(4, 1)]
+    asked = [
+        ev.Run(Work(0, "F", 0, 0, 3)),
+        ev.Free(3),
+        ev.Restore(2, 1),
+        ev.Run(Work(0, "F", 0, 0, 2)),
+        ev.Install(4, 1),
+    ]
     loop = Loop(0, Sends(asked), Trace(lambda line: None), lambda report: None)
     loop.transport, loop.tensors = Transport(), NoTensors(1)
     n_looks = iter([2, 1, *[0] * 9])

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxdt.protocol.events import Connect, Refused, Started, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.options import TransportCallbacks
@@ -20,9 +20,9 @@ class ConnectsTo:
         self.address = address
 
     def handle(self, now_s, event):
-        if isinstance(event, Started):
-            return [Connect(5, self.address)]
-        return [Stop(0, event.reason)] if isinstance(event, Refused) and event.peer == 5 else []
+        if isinstance(event, ev.Started):
+            return [ev.Connect(5, self.address)]
+        return [ev.Stop(0, event.reason)] if isinstance(event, ev.Refused) and event.peer == 5 else []
 
 
 def test_a_peer_that_gives_a_bad_address_ends_no_other_process():
@@ -31,7 +31,7 @@ def test_a_peer_that_gives_a_bad_address_ends_no_other_process():
         callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect)
         loop.transport = Transport(0, "run", None, None, callbacks)
         stop = loop.run("127.0.0.1:1")
-        assert isinstance(stop, Stop) and stop.reason.startswith("peer 5: got "), stop
+        assert isinstance(stop, ev.Stop) and stop.reason.startswith("peer 5: got "), stop
 
 
 def test_flag_files_listen_everywhere_and_advertise_the_host(tmp_path):

@@ -26,7 +26,6 @@ from jaxdt.protocol.reports import (
     WorkerProgressReport,
 )
 from jaxdt.runtime.reporting import peer_log
-from jaxdt.runtime.reporting.report_lines import line_of
 
 
 def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, capsys):
@@ -131,7 +130,7 @@ def test_the_last_line_of_a_peer_names_it_once():
     ],
 )
 def test_what_a_person_must_know_is_a_sentence(report, line):
-    assert line_of(report) == line
+    assert report.line == line
 
 
 # Reports that the live table, the journal or a peer's log show in a way of their own, and reports of the trace alone.
@@ -160,4 +159,4 @@ def test_no_report_is_printed_as_its_bare_fields():
         if kind not in OTHERWISE:
             hints = typing.get_type_hints(schema)
             report = schema(**{one.name: VALUES.get(hints[one.name], "text") for one in dataclasses.fields(schema)})
-            assert not line_of(report).startswith(f"{kind}: ") or kind == "refused", kind
+            assert not report.line.startswith(f"{kind}: ") or kind == "refused", kind

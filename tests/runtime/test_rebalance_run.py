@@ -12,21 +12,7 @@ from report_fields import report_fields
 
 from jaxdt.build import check_config
 from jaxdt.membership.member import Membership, PeerIdentity
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Evicted,
-    Load,
-    MoveTo,
-    Reassign,
-    Received,
-    Send,
-    Started,
-    Updated,
-    View,
-    ViewChanged,
-    WroteCheckpoint,
-)
-from jaxdt.protocol.events import Header as MessageHeader
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
@@ -35,14 +21,14 @@ from jaxdt.sim.fuzz.cases import RandomMoves, draw_case, play
 from jaxdt.wiring.load_report import LoadReporter
 
 CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]
-EMPTY = View(1, 1, 0, (), (1,), 0)
+EMPTY = ev.View(1, 1, 0, (), (1,), 0)
 
 
 # ----------------------------------------------------------------------------------------------------- what is reported
 
 
 class FakeWiring:
-    READS = frozenset({ViewChanged})
+    READS = frozenset({ev.ViewChanged})
     queue = (0, False)
 
     def handle(self, now_s, event):
@@ -52,18 +38,18 @@ class FakeWiring:
 def test_a_queue_is_averaged_over_time_in_whole_steps():
     wiring = FakeWiring()
     reporter = LoadReporter(wiring, 4.0)
-    reporter.handle(10.0, ViewChanged(EMPTY))
+    reporter.handle(10.0, ev.ViewChanged(EMPTY))
     wiring.queue = (3, True)
-    reporter.handle(11.0, ViewChanged(EMPTY))
-    reporter.handle(11.5, ViewChanged(EMPTY))
+    reporter.handle(11.0, ev.ViewChanged(EMPTY))
+    reporter.handle(11.5, ev.ViewChanged(EMPTY))
     wiring.queue = (0, False)
-    reporter.handle(12.0, ViewChanged(EMPTY))
-    assert reporter.handle(13.9, Updated(0, 1)) == [], "too short"
-    assert reporter.handle(14.0, Updated(0, 2)) == [Send(COORDINATOR, Load(queue=1.0, busy=0.25))]
-    reporter.handle(16.0, Evicted(EMPTY))
-    assert reporter.handle(20.0, Updated(0, 3)) == [], "outside it has no queue to speak of"
-    reporter.handle(21.0, ViewChanged(EMPTY))
-    assert reporter.handle(25.0, Updated(0, 4)) == [Send(COORDINATOR, Load(0.0, 0.0))]
+    reporter.handle(12.0, ev.ViewChanged(EMPTY))
+    assert reporter.handle(13.9, ev.Updated(0, 1)) == [], "too short"
+    assert reporter.handle(14.0, ev.Updated(0, 2)) == [ev.Send(ev.COORDINATOR, ev.Load(queue=1.0, busy=0.25))]
+    reporter.handle(16.0, ev.Evicted(EMPTY))
+    assert reporter.handle(20.0, ev.Updated(0, 3)) == [], "outside it has no queue to speak of"
+    reporter.handle(21.0, ev.ViewChanged(EMPTY))
+    assert reporter.handle(25.0, ev.Updated(0, 4)) == [ev.Send(ev.COORDINATOR, ev.Load(0.0, 0.0))]
 
 
 def test_rebalancing_needs_peers_that_may_have_any_stage():
@@ -103,7 +89,7 @@ def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
         case = calm(case, random_moves_s=case.random_moves_s or 2.0)
         outcome, _ = play(case)
         peers = set(case.plan.peers)
-        assert outcome.stopped[COORDINATOR].code == 0 and set(outcome.stopped) == peers | {COORDINATOR}
+        assert outcome.stopped[ev.COORDINATOR].code == 0 and set(outcome.stopped) == peers | {ev.COORDINATOR}
         n_moves += len(report_fields(outcome, "moving"))
         for view in views_of(outcome):
             assert set(view["members"]) <= peers
@@ -117,7 +103,7 @@ def test_who_wants_to_leave_while_it_is_to_move_leaves():
     case = calm(case, random_moves_s=0.5)
     leaver = case.plan.placement[0][0]
     outcome, _ = play(replace(case, faults=(Fault(1.0, LEAVE, leaver),)))
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     assert "left" in outcome.stopped[leaver].reason  # as a member, or on its way to another stage
 
 
@@ -129,7 +115,7 @@ def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_th
     faults = (Fault(2.0, JOIN, 0), *(Fault(1.9, POWER_OFF, peer) for peer in lost))
     outcome, _ = play(replace(case, faults=faults))
     asked, *_ = report_fields(outcome, "join_request")
-    assert outcome.stopped[COORDINATOR].code == 0 and asked["stage"] == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0 and asked["stage"] == 0
     assert views_of(outcome)[-1]["members"][asked["peer"]] == 1
 
 
@@ -144,12 +130,12 @@ def test_equal_seeds_move_equally():
 
 def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
     one = Membership(PeerIdentity("r", "f", 3, 0, 0, 0, 9, 1, 0.5, 4.0))
-    one.handle(0.0, Started())
-    wanted = Received(MessageHeader("r", 0, 0, COORDINATOR), Reassign(1))
+    one.handle(0.0, ev.Started())
+    wanted = ev.Received(ev.Header("r", 0, 0, ev.COORDINATOR), ev.Reassign(1))
     one._writing.add(4)
     assert one.handle(1.0, wanted) == []
-    assert MoveTo(1) in one.handle(2.0, WroteCheckpoint(4))
-    assert one.handle(3.0, Received(wanted.header, Reassign(0))) == [], "it is for that stage"
+    assert ev.MoveTo(1) in one.handle(2.0, ev.WroteCheckpoint(4))
+    assert one.handle(3.0, ev.Received(wanted.header, ev.Reassign(0))) == [], "it is for that stage"
 
 
 # --------------------------------------------------------------------------------------------------------- processes

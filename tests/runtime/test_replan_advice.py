@@ -11,7 +11,7 @@ import pytest
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.cli import replan_advice
 from jaxdt.cli.replan_advice import ReplanSearch, RunToReplan, device_kind, new_folder
-from jaxdt.protocol.events import Advised, OperatorRequest, Persisted, Started
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import ReplanReport, ViewReport
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
@@ -179,14 +179,14 @@ def test_advice_in_words(report, text):
 
 def test_the_status_has_the_advice_for_the_members_that_are_there():
     machine = build_coordinator(CONFIG, PLAN, RunStart("r"))
-    machine.handle(0.0, Started("here:1", 1, ""))
-    machine.handle(0.0, Persisted("coordinator_term"))
-    assert machine.handle(1.0, Advised(FOUND)) == [FOUND]
+    machine.handle(0.0, ev.Started("here:1", 1, ""))
+    machine.handle(0.0, ev.Persisted("coordinator_term"))
+    assert machine.handle(1.0, ev.Advised(FOUND)) == [FOUND]
 
     def status(members):
         roster = SimpleNamespace(view=None, members=members, candidates=(), coming=())
         progress = SimpleNamespace(n_committed=0, n_steps=1, checkpoint=0)
-        return json.loads(machine._operations.accept(OperatorRequest("status"), roster, progress))["replan"]
+        return json.loads(machine._operations.accept(ev.OperatorRequest("status"), roster, progress))["replan"]
 
     assert status({0, 1, 2}) == FOUND.text
     assert status({0, 1}) == ""

@@ -6,14 +6,14 @@ import pytest
 import transport_nodes
 
 from jaxdt.membership.link_echo import PADDING_BYTES_MAX, LinkEcho
-from jaxdt.protocol.events import TEMPORARY_IDS, Header, LinkProbed, ProbeLink, Received
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime import server_links
 from jaxdt.runtime.net.address import format_address
 from jaxdt.runtime.net.shaper import LinkShape
 
 start = transport_nodes.start  # a fixture
-OWN_ID = TEMPORARY_IDS + 5
+OWN_ID = ev.TEMPORARY_IDS + 5
 
 
 def echoing(start, server, gbps=None):
@@ -22,7 +22,7 @@ def echoing(start, server, gbps=None):
 
     def on_message(src, head, leaves):
         for send in echo.handle(0.0, from_plain(head)):
-            node.transport.send(send.dst, to_plain(Header("r", 0, 0, server), send.body))
+            node.transport.send(send.dst, to_plain(ev.Header("r", 0, 0, server), send.body))
 
     shape = None if gbps is None else lambda dst: LinkShape(0.0, gbps)
     node = start(server, on_message=on_message, shape=shape)
@@ -50,8 +50,8 @@ def test_a_time_near_zero_makes_no_link_faster_than_the_probes_can_tell(seconds,
 
 def test_an_answer_has_at_most_so_much_padding():
     def answer(n_bytes):
-        [send] = LinkEcho().handle(0.0, Received(Header("r", 0, 0, OWN_ID), ProbeLink(3, n_bytes)))
-        assert send.dst == OWN_ID and isinstance(send.body, LinkProbed) and send.body.number == 3
+        [send] = LinkEcho().handle(0.0, ev.Received(ev.Header("r", 0, 0, OWN_ID), ev.ProbeLink(3, n_bytes)))
+        assert send.dst == OWN_ID and isinstance(send.body, ev.LinkProbed) and send.body.number == 3
         return len(send.body.padding)
 
     assert [answer(n_bytes) for n_bytes in (-1, 0, 7, 1 << 40)] == [0, 0, 7, PADDING_BYTES_MAX]

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from jaxdt.protocol.events import Ran, Run
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.network import Link
@@ -53,7 +53,7 @@ class FakeLoop:
     def __init__(self, works):
         self.work = queue.SimpleQueue()
         for work in works:
-            self.work.put(Run(work))
+            self.work.put(ev.Run(work))
         self.work.put(None)
         self.posted = []
         self.post = self.posted.append
@@ -70,7 +70,7 @@ def test_both_pause_before_the_same_work(draws):
         loop = FakeLoop([work for work, _ in works])
         with mock.patch("jaxdt.runtime.compute.time.sleep") as sleep:
             compute(loop, lambda: "ready", stalls=PeerStalls(stalls, peer))
-        assert [type(event) for event in loop.posted[1:]] == [Ran] * len(works)
+        assert [type(event) for event in loop.posted[1:]] == [ev.Ran] * len(works)
         assert [call.args[0] == STALL_S for call in sleep.call_args_list] == stalled
         assert 0 < sum(stalled) < len(works)
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from jaxdt.protocol.events import Interrupted, Leave, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 
 
@@ -18,7 +18,7 @@ class Loop:
 @pytest.fixture
 def requests():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield StopRequests(Leave(), Leave(), stop_with_parent=False)
+    yield StopRequests(ev.Leave(), ev.Leave(), stop_with_parent=False)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -33,10 +33,10 @@ def test_without_a_loop_a_request_calls_what_was_given_for_that_time(requests):
     requests.end_by(called.append)
     assert not called
     interrupt()
-    assert (first.posted, called) == ([], [Leave()])
+    assert (first.posted, called) == ([], [ev.Leave()])
     requests.deliver_to(second)
     interrupt()
-    assert (second.posted, called) == ([Leave(), Interrupted()], [Leave()])
+    assert (second.posted, called) == ([ev.Leave(), ev.Interrupted()], [ev.Leave()])
 
 
 def test_a_request_that_came_earlier_counts_at_once(requests):
@@ -44,9 +44,9 @@ def test_a_request_that_came_earlier_counts_at_once(requests):
     interrupt()
     called = []
     requests.end_by(called.append)
-    assert called == [Leave()]
+    assert called == [ev.Leave()]
 
 
 def test_a_process_that_takes_no_part_ends_as_it_is_asked_to():
-    assert requested_stop(Leave(), "left") == Stop(0, "left")
-    assert requested_stop(Interrupted(5, "the launcher ends"), "left") == Stop(5, "the launcher ends")
+    assert requested_stop(ev.Leave(), "left") == ev.Stop(0, "left")
+    assert requested_stop(ev.Interrupted(5, "the launcher ends"), "left") == ev.Stop(5, "the launcher ends")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.protocol.events import Interrupted, Leave, Stop, Welcome
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime import worker_process
 from jaxdt.runtime.coordinator_client import CoordinatorAway
 from jaxdt.runtime.worker_process import WorkerOptions, _with_server, _without_server
 
-FOUND = Welcome("r", 4, 1, "f", {}, 3, server=2, server_address="h:1")
+FOUND = ev.Welcome("r", 4, 1, "f", {}, 3, server=2, server_address="h:1")
 NONE_YET = _without_server(FOUND)
 
 
@@ -57,12 +57,12 @@ def test_it_asks_until_there_is_a_server_and_says_once_for_what_it_waits(clock, 
 def test_it_ends_when_the_coordinator_is_away_for_too_long_or_when_it_is_asked_to(clock):
     away = CoordinatorAway("nobody listens there")
     stop = _with_server(NONE_YET, options(*[away] * 4), Requests(), 3.0)
-    assert isinstance(stop, Stop) and stop.code == 3 and stop.reason == "worker 4: nobody listens there"
+    assert isinstance(stop, ev.Stop) and stop.code == 3 and stop.reason == "worker 4: nobody listens there"
     asked = Requests()
-    asked.first = Leave()
-    assert _with_server(NONE_YET, options(), asked, 3.0) == Stop(0, "worker 4: left the run")
-    asked.first = Interrupted(130, "interrupted")
-    assert _with_server(NONE_YET, options(), asked, 3.0) == Stop(130, "interrupted")
+    asked.first = ev.Leave()
+    assert _with_server(NONE_YET, options(), asked, 3.0) == ev.Stop(0, "worker 4: left the run")
+    asked.first = ev.Interrupted(130, "interrupted")
+    assert _with_server(NONE_YET, options(), asked, 3.0) == ev.Stop(130, "interrupted")
 
 
 def test_a_server_that_does_not_listen_is_named(clock):

@@ -10,7 +10,7 @@ from experiments.reproduce.training.timed_run import TrainedAllReduce, TrainedGr
 from experiments.reproduce.training.whole_model import Samples, WholeModel
 
 from jaxdt.build import RunStart, build_coordinator, build_peers
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
@@ -74,7 +74,7 @@ def simulated_losses(config):
         peers[peer] = SimPeer(machine, store, f"h{peer}", dict.fromkeys("FBEGU", 1.0))
     environment = Environment(lambda src, dst: Link(0.1, 1e-4), cores={peer.host: 1 for peer in peers.values()})
     outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e5)
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     return [report.loss for report in outcome.of(StepReport)]
 
 

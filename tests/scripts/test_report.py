@@ -11,7 +11,7 @@ from forks import run_scripts
 from report_fields import report_fields
 
 from jaxdt.cli import plots, run_comparison
-from jaxdt.protocol.events import Member, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, read
 from jaxdt.run import config as configs
@@ -156,8 +156,8 @@ def test_a_run_on_several_hosts_says_which_traces_are_on_others(simulated, tmp_p
     (run_dir / "plan.json").write_text(json.dumps(to_json(plan)))
     (run_dir.parent / "coordinator.flags").touch()
     write_json(run_dir.parent / "launch.json", {"hosts": "10.0.0.1,10.0.0.2,10.0.0.2,10.0.0.3"})
-    members = (Member(1, 1, 1, "10.0.0.4:7"), Member(4, 0, 1, "10.0.0.5:7"))  # peer 1 was started again elsewhere
-    FileStore(run_dir / "coordinator").put("view", serialize.write(View(1, 1, 1, members, (1, 1), 4)))
+    members = (ev.Member(1, 1, 1, "10.0.0.4:7"), ev.Member(4, 0, 1, "10.0.0.5:7"))  # peer 1 was started again elsewhere
+    FileStore(run_dir / "coordinator").put("view", serialize.write(ev.View(1, 1, 1, members, (1, 1), 4)))
     script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
     command = [str(script), "--run_dir=my run"]
     ((code, out, error),) = run_scripts([tuple(command)], "from jaxdt.cli import plots", tmp_path)

@@ -12,7 +12,7 @@ from churn_comparison.run import ComparedRun
 from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots
-from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH
@@ -36,7 +36,7 @@ def sizes_after(faults):
         if fault.kind == CRASH:
             del stage_of[fault.peer]
         else:
-            stage_of[TEMPORARY_IDS + fault.peer] = min((0, 1), key=lambda stage: (sizes[stage], stage))
+            stage_of[ev.TEMPORARY_IDS + fault.peer] = min((0, 1), key=lambda stage: (sizes[stage], stage))
         yield tuple(Counter(stage_of.values())[stage] for stage in (0, 1))
 
 
@@ -105,7 +105,7 @@ class FakeMachine:
         n = sum(what == "join" for _, what, _ in self.done)
         log.write_text(f"peer {8 + n}: joins for stage 0\n")
         self.done.append((self.now_s, "join", n))
-        newcomer = type("Newcomer", (), dict(pid=TEMPORARY_IDS + n, kill=lambda _: None, wait=lambda _: 0))
+        newcomer = type("Newcomer", (), dict(pid=ev.TEMPORARY_IDS + n, kill=lambda _: None, wait=lambda _: 0))
         return newcomer()
 
     def _objects(self, path):

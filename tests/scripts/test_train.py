@@ -15,7 +15,7 @@ import os, runpy, sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from jaxdt.cli import run_flags
-from jaxdt.protocol.events import Stop, Welcome
+from jaxdt.protocol import events as ev
 from jaxdt.runtime import joining
 
 code, refused, *argv = sys.argv[1:]

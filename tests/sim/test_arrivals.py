@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from report_fields import report_fields
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.network import uniform
@@ -59,7 +59,9 @@ def test_a_newcomer_is_as_fast_as_its_machine():
 def test_a_crash_hits_the_newcomer_with_a_temporary_number():
     undisturbed = run_with_faults(scenario(), N_STEPS)
     outcome = run_with_faults(
-        scenario(), N_STEPS, [*GOES_AND_COMES, Fault(8.0, CRASH, TEMPORARY_IDS), Fault(8.0, CRASH, TEMPORARY_IDS + 9)]
+        scenario(),
+        N_STEPS,
+        [*GOES_AND_COMES, Fault(8.0, CRASH, ev.TEMPORARY_IDS), Fault(8.0, CRASH, ev.TEMPORARY_IDS + 9)],
     )
     assert [fields["peer"] for fields in report_fields(outcome, "lost")] == [4, 6]
     assert outcome.stopped[6].reason == "crashed"
@@ -81,7 +83,7 @@ def test_a_peer_that_rebalancing_moves_does_not_end_the_simulation():
     lost_two_of_a_stage = [Fault(1.0, CRASH, 4), Fault(1.0, CRASH, 2)]
     outcome = run_with_faults(scenario(rebalance_s=5.0), 12, lost_two_of_a_stage)
     assert report_fields(outcome, "moving") == [{"to_stage": 0}]
-    assert outcome.stopped[COORDINATOR] == Stop(0, "done: 12 steps")
+    assert outcome.stopped[ev.COORDINATOR] == ev.Stop(0, "done: 12 steps")
 
 
 def test_a_newcomer_that_is_sent_to_another_stage_leaves_the_next_machine_to_the_next_newcomer():
@@ -92,7 +94,7 @@ def test_a_newcomer_that_is_sent_to_another_stage_leaves_the_next_machine_to_the
     outcome = run_with_faults(scenario(), 12, faults)
     assert report_fields(outcome, "moving") == [{"to_stage": 1}]
     assert [fields["peer"] for fields in report_fields(outcome, "join_request")] == [6, 7]
-    assert outcome.stopped[COORDINATOR] == Stop(0, "done: 12 steps")
+    assert outcome.stopped[ev.COORDINATOR] == ev.Stop(0, "done: 12 steps")
 
 
 def test_a_predicted_step_is_one_of_the_plan_whatever_rebalancing_would_do():
@@ -119,7 +121,7 @@ def test_equal_faults_give_an_equal_run():
     ("fault", "text"),
     [
         (Fault(2.0, JOIN, 3, others=(5,)), "2.000 s: join newcomer 3 on the machine of p5"),
-        (Fault(2.0, CRASH, TEMPORARY_IDS + 3), "2.000 s: crash newcomer 3"),
+        (Fault(2.0, CRASH, ev.TEMPORARY_IDS + 3), "2.000 s: crash newcomer 3"),
     ],
 )
 def test_a_newcomer_is_printed_by_its_number(fault, text):

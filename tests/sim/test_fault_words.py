@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.sim.fault_report import EFFECTS, sentence
 from jaxdt.sim.faults import CLOG, CRASH, CUT, DATA, DRAWERS, DUPLICATE, JOIN, SLOW, Fault
 
@@ -11,10 +11,10 @@ from jaxdt.sim.faults import CLOG, CRASH, CUT, DATA, DRAWERS, DUPLICATE, JOIN, S
     ("fault", "text"),
     [
         (
-            Fault(1.5, DUPLICATE, 4, 0.25, others=(COORDINATOR, 0, 1)),
+            Fault(1.5, DUPLICATE, 4, 0.25, others=(ev.COORDINATOR, 0, 1)),
             "some messages from peer 4 to peers 0, 1 and the coordinator arrive twice for 0.250 s",
         ),
-        (Fault(1.5, CRASH, TEMPORARY_IDS + 2), "the process of newcomer 2 is killed"),
+        (Fault(1.5, CRASH, ev.TEMPORARY_IDS + 2), "the process of newcomer 2 is killed"),
         (Fault(1.5, SLOW, 1, 2.0, factor=10.0), "peer 1 takes 10 times as long for its work for 2.000 s"),
         (
             Fault(1.5, CLOG, 1, 2.0, others=(3,), factor=0.1),
@@ -25,7 +25,7 @@ from jaxdt.sim.faults import CLOG, CRASH, CUT, DATA, DRAWERS, DUPLICATE, JOIN, S
             "tensors from peer 1 to peer 3 are held back for 2.000 s",
         ),
         (
-            Fault(1.5, CUT, 2, 8.0, beside=(1,), others=(COORDINATOR,)),
+            Fault(1.5, CUT, 2, 8.0, beside=(1,), others=(ev.COORDINATOR,)),
             "peers 1, 2 cannot reach the coordinator, nor the other way round, for 8.000 s, which both sides notice "
             "after 6 s",
         ),

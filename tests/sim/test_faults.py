@@ -4,25 +4,7 @@ import json
 
 import pytest
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    TEMPORARY_IDS,
-    Boundary,
-    Connect,
-    Disconnect,
-    Header,
-    Heartbeat,
-    Inventory,
-    Key,
-    LinkChanged,
-    Ran,
-    Received,
-    Run,
-    Send,
-    Started,
-    WakeAt,
-    Woke,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.run.work import Work
@@ -61,26 +43,26 @@ class Talker:
         self.script, self.heard = dict(script), []
 
     def handle(self, now_s, event):
-        if isinstance(event, Started):
-            return [WakeAt(at_s, str(at_s)) for at_s in self.script]
-        if isinstance(event, Woke):
+        if isinstance(event, ev.Started):
+            return [ev.WakeAt(at_s, str(at_s)) for at_s in self.script]
+        if isinstance(event, ev.Woke):
             return self.script[float(event.tag)]
-        if isinstance(event, Received | LinkChanged | Ran):
-            self.heard.append((now_s, event.body if isinstance(event, Received) else event))
+        if isinstance(event, ev.Received | ev.LinkChanged | ev.Ran):
+            self.heard.append((now_s, event.body if isinstance(event, ev.Received) else event))
         return []
 
 
 def heartbeat(number, dst=1):
-    return Send(dst, Heartbeat(number, {}), header=Header("r", 0, 0, 0))
+    return ev.Send(dst, ev.Heartbeat(number, {}), header=ev.Header("r", 0, 0, 0))
 
 
 def activation(number, n_bytes=0, dst=1):
-    return Send(dst, Boundary(Key("act", 0, 1, number)), n_bytes, header=Header("r", 0, 0, 0))
+    return ev.Send(dst, ev.Boundary(ev.Key("act", 0, 1, number)), n_bytes, header=ev.Header("r", 0, 0, 0))
 
 
 def play(faults, script, until_s=100.0):
     """The events that peer 0, which does the script, and peer 1 hear."""
-    talkers = {0: Talker(script), 1: Talker(), COORDINATOR: Talker()}
+    talkers = {0: Talker(script), 1: Talker(), ev.COORDINATOR: Talker()}
     simulate(talkers, faults, until_s)
     return talkers[0].heard, talkers[1].heard
 
@@ -89,7 +71,7 @@ def simulate(talkers, faults, until_s=100.0):
     seconds = {kind: 1.0 for kind in "FBEGU"}
     peers = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
     environment = Environment(lambda src, dst: Link(LATENCY_S, 1.0), cores={"h0": 1, "h1": 1})
-    simulation = Simulation(talkers[COORDINATOR], peers, environment, faults)
+    simulation = Simulation(talkers[ev.COORDINATOR], peers, environment, faults)
     try:
         simulation.run(until_s)
     except RuntimeError as error:
@@ -98,8 +80,8 @@ def simulate(talkers, faults, until_s=100.0):
 
 def numbers(heard):
     """(when, number) of the messages."""
-    bodies = [(now_s, body) for now_s, body in heard if isinstance(body, Heartbeat | Boundary)]
-    return [(now_s, body.count if isinstance(body, Heartbeat) else body.key.microbatch) for now_s, body in bodies]
+    bodies = [(now_s, body) for now_s, body in heard if isinstance(body, ev.Heartbeat | ev.Boundary)]
+    return [(now_s, body.count if isinstance(body, ev.Heartbeat) else body.key.microbatch) for now_s, body in bodies]
 
 
 STEADY = {float(at): [heartbeat(at), activation(at)] for at in range(10)}
@@ -111,23 +93,23 @@ STEADY = {float(at): [heartbeat(at), activation(at)] for at in range(10)}
 def test_a_cut_makes_messages_late_and_leaves_them_in_order():
     _, heard = play([Fault(2.5, CUT, 0, 4.0, others=(1,))], STEADY)
     late = lambda at: 6.5 if 2.5 <= at + LATENCY_S < 6.5 else at + LATENCY_S  # noqa: E731
-    for kind in (Heartbeat, Boundary):
+    for kind in (ev.Heartbeat, ev.Boundary):
         assert numbers([item for item in heard if isinstance(item[1], kind)]) == [(late(at), at) for at in range(10)]
-    assert not [event for _, event in heard if isinstance(event, LinkChanged)], "shorter than breaks_s"
+    assert not [event for _, event in heard if isinstance(event, ev.LinkChanged)], "shorter than breaks_s"
 
 
 def test_both_ends_see_a_long_cut_break_and_heal():
     silent, heard = play([Fault(1.0, CUT, 0, 5.0, others=(1,), breaks_s=2.0)], {})
-    assert heard == [(3.0, LinkChanged(0, False, CUT)), (6.0, LinkChanged(0, True))]
-    assert silent == [(3.0, LinkChanged(1, False, CUT)), (6.0, LinkChanged(1, True))]
+    assert heard == [(3.0, ev.LinkChanged(0, False, CUT)), (6.0, ev.LinkChanged(0, True))]
+    assert silent == [(3.0, ev.LinkChanged(1, False, CUT)), (6.0, ev.LinkChanged(1, True))]
 
 
 def test_a_peer_that_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_heals_meanwhile():
     """Otherwise it would believe for ever that a link is down which has healed."""
     cut = Fault(1.0, CUT, 0, 1.5, others=(1,), breaks_s=0.25)
-    dials, _ = play([cut], {at: [Connect(1, "")] for at in (1.125, 2.0, 2.4375)})
-    down = [now_s for now_s, event in dials if event == LinkChanged(1, False, CUT)]
-    assert down == [1.25, 2.0 + CRASH_SEEN_S] and dials[-1] == (2.5, LinkChanged(1, True))
+    dials, _ = play([cut], {at: [ev.Connect(1, "")] for at in (1.125, 2.0, 2.4375)})
+    down = [now_s for now_s, event in dials if event == ev.LinkChanged(1, False, CUT)]
+    assert down == [1.25, 2.0 + CRASH_SEEN_S] and dials[-1] == (2.5, ev.LinkChanged(1, True))
 
 
 def test_overlapping_cuts_last_until_the_last_is_healed():
@@ -142,25 +124,27 @@ def test_a_link_is_not_up_again_before_the_last_cut_that_both_ends_see_is_healed
         Fault(5.5, CUT, 0, 1.0, others=(1,), breaks_s=2.0),  # which nobody sees
     ]
     _, heard = play(faults, {})
-    assert [now_s for now_s, event in heard if event == LinkChanged(0, True)] == [6.0]
+    assert [now_s for now_s, event in heard if event == ev.LinkChanged(0, True)] == [6.0]
 
 
 def test_who_is_hung_up_on_dials_again_unless_it_hangs_up_too():
     """Else the two would hang up on each other for ever."""
-    _, heard = play([Fault(50.0, PAUSE, 0)], {1.0: [Disconnect(1)]})
+    _, heard = play([Fault(50.0, PAUSE, 0)], {1.0: [ev.Disconnect(1)]})
     assert [event.up for _, event in heard] == [False, True]
 
     class HangsUp(Talker):
         def handle(self, now_s, event):
             actions = super().handle(now_s, event)
-            return [*actions, Disconnect(0)] if isinstance(event, LinkChanged) else actions
+            return [*actions, ev.Disconnect(0)] if isinstance(event, ev.LinkChanged) else actions
 
-    talkers = {0: Talker({1.0: [Disconnect(1)]}), 1: HangsUp(), COORDINATOR: Talker()}
+    talkers = {0: Talker({1.0: [ev.Disconnect(1)]}), 1: HangsUp(), ev.COORDINATOR: Talker()}
     simulate(talkers, [Fault(50.0, PAUSE, 0)])
     assert [event.up for _, event in talkers[1].heard] == [False] and talkers[0].heard == []
 
 
-@pytest.mark.parametrize(("channel", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])
+@pytest.mark.parametrize(
+    ("channel", "late"), [("", {ev.Heartbeat, ev.Boundary}), (CONTROL, {ev.Heartbeat}), (DATA, {ev.Boundary})]
+)
 def test_one_channel_may_stand_still_one_way(channel, late):
     script = {1.0: [heartbeat(0), activation(0)]}
     _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.0, channel=channel)], script)
@@ -176,7 +160,7 @@ def test_a_clogged_link_has_less_bandwidth_while_it_is_clogged():
 
 
 def test_work_that_begins_on_a_slow_device_takes_longer():
-    script = {at: [Run(Work(0, "F", 0, 0, 0))] for at in (0.0, 3.0, 20.0)}
+    script = {at: [ev.Run(Work(0, "F", 0, 0, 0))] for at in (0.0, 3.0, 20.0)}
     heard, _ = play([Fault(2.0, SLOW, 0, 4.0, factor=5.0), Fault(2.5, SLOW, 0, 1.0, factor=2.0)], script)
     assert [event.seconds for _, event in heard] == pytest.approx([1.0, 10.0, 1.0])
 
@@ -184,8 +168,11 @@ def test_work_that_begins_on_a_slow_device_takes_longer():
 def test_messages_of_a_crashed_process_arrive_and_those_of_a_machine_that_lost_power_do_not():
     script = {1.0: [heartbeat(1)], 2.0: [heartbeat(2)]}
     crash, power_off = (play([Fault(1.125, kind, 0)], script)[1] for kind in (CRASH, POWER_OFF))
-    assert crash == [(1.125 + CRASH_SEEN_S, LinkChanged(0, False, "crashed", gone=True)), (1.25, Heartbeat(1, {}))]
-    assert power_off == [(1.125 + DEAD_LINK_S, LinkChanged(0, False, "crashed"))]
+    assert crash == [
+        (1.125 + CRASH_SEEN_S, ev.LinkChanged(0, False, "crashed", gone=True)),
+        (1.25, ev.Heartbeat(1, {})),
+    ]
+    assert power_off == [(1.125 + DEAD_LINK_S, ev.LinkChanged(0, False, "crashed"))]
 
 
 def test_messages_that_a_cut_holds_are_lost_when_their_sender_crashes():
@@ -199,27 +186,27 @@ def test_a_peer_that_wakes_up_hears_messages_before_timers():
             self.heard.append(event)
             return super().handle(now_s, event)
 
-    talkers = {0: Order({1.0: []}), 1: Talker({1.5: [heartbeat(1, 0)]}), COORDINATOR: Talker()}
+    talkers = {0: Order({1.0: []}), 1: Talker({1.5: [heartbeat(1, 0)]}), ev.COORDINATOR: Talker()}
     peers = {peer: SimPeer(talkers[peer], NoTensors(1), "h", {}) for peer in (0, 1)}
     environment = Environment(lambda src, dst: Link(), cores={"h": 2})
     with pytest.raises(RuntimeError, match="nothing left"):
-        Simulation(talkers[COORDINATOR], peers, environment, [Fault(0.5, PAUSE, 0, 3.0)]).run()
+        Simulation(talkers[ev.COORDINATOR], peers, environment, [Fault(0.5, PAUSE, 0, 3.0)]).run()
     kinds = [type(event) for event in talkers[0].heard if not isinstance(event, tuple)]
-    assert kinds.index(Received) < kinds.index(Woke)
+    assert kinds.index(ev.Received) < kinds.index(ev.Woke)
 
 
 @pytest.mark.parametrize("kind", [DUPLICATE, REORDER])
 def test_only_harmless_messages_come_twice_or_out_of_order(kind):
     script = {
-        0.1 * at: [heartbeat(at), activation(at), Send(1, Inventory(at, (), ()), header=Header("r", 0, 0, 0))]
+        0.1 * at: [heartbeat(at), activation(at), ev.Send(1, ev.Inventory(at, (), ()), header=ev.Header("r", 0, 0, 0))]
         for at in range(50)
     }
     _, heard = play([Fault(0.0, kind, 0, 60.0, others=(1,))], script)
-    beats = [body.count for _, body in heard if isinstance(body, Heartbeat)]
+    beats = [body.count for _, body in heard if isinstance(body, ev.Heartbeat)]
     assert set(beats) == set(range(50)) and beats != sorted(set(beats))
     assert (len(beats) > 50) == (kind == DUPLICATE)
-    assert [body.key.microbatch for _, body in heard if isinstance(body, Boundary)] == list(range(50))
-    assert [body.step for _, body in heard if isinstance(body, Inventory)] == list(range(50))
+    assert [body.key.microbatch for _, body in heard if isinstance(body, ev.Boundary)] == list(range(50))
+    assert [body.step for _, body in heard if isinstance(body, ev.Inventory)] == list(range(50))
 
 
 def test_a_fault_that_the_simulator_cannot_do_is_refused():
@@ -266,7 +253,7 @@ def test_a_trace_of_node_counts_gives_crashes_and_joins(tmp_path):
     whole = from_trace(path, STAGES, seed=1, until_s=1e9)
     assert [fault.kind for fault in whole] == [CRASH] * 2 + [JOIN] + [CRASH] * 4
     assert whole[2].others == (whole[0].peer,), "the machine that has been away for longest comes back first"
-    assert {fault.peer for fault in whole[3:]} == {*range(5), TEMPORARY_IDS} - {fault.peer for fault in whole[:2]}
+    assert {fault.peer for fault in whole[3:]} == {*range(5), ev.TEMPORARY_IDS} - {fault.peer for fault in whole[:2]}
     assert whole == from_trace(path, STAGES, seed=1, until_s=1e9) != from_trace(path, STAGES, seed=2, until_s=1e9)
 
 

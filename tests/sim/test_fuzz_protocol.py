@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import ReturnedReport, RollbackReport, VacantReport
 from jaxdt.sim.faults import (
     COMMAND_OF,
@@ -63,7 +63,7 @@ def test_a_run_that_loses_a_stage_ends_for_all():
     cases = (draw_case(seed) for seed in range(N_SEEDS))
     stop = [case for case in cases if case.config.wiring.on_stage_lost == "stop"]
     fatal = [case for case in stop if not spares_every_stage(case.faults, case.plan.placement)]
-    codes = {play(case)[0].stopped[COORDINATOR].code for case in fatal}
+    codes = {play(case)[0].stopped[ev.COORDINATOR].code for case in fatal}
     assert 3 in codes
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.faults import CRASH
 from jaxdt.sim.fuzz.independent.cases import HARMLESS_KINDS, LOSSES, draw_case, finding, kinds_of, play
@@ -24,7 +24,7 @@ def test_the_seeds_draw_all_kinds():
     """Otherwise the fuzzer would check less than it claims."""
     drawn = [draw_case(seed) for seed in range(600)]
     assert kinds_of(drawn) >= {*HARMLESS_KINDS, *LOSSES}
-    assert any(fault.kind == CRASH and fault.peer == COORDINATOR for case in drawn for fault in case.faults)
+    assert any(fault.kind == CRASH and fault.peer == ev.COORDINATOR for case in drawn for fault in case.faults)
     groups = [case.config.sync.groups for case in drawn if case.config.sync.kind == "groups"]
     windows = [one for one in groups if one.match == "window"]
     assert {one.match for one in groups} == {"window", "all", "pairs", "none"}
@@ -54,7 +54,7 @@ def test_the_rules_are_put_to_the_test():
     for seed in (7, 8, 12, 16, 19, 25, 27, 39, 47, 59):
         case = draw_case(seed)
         outcome, invariants = play(case)
-        codes[outcome.stopped[COORDINATOR].code] += 1
+        codes[outcome.stopped[ev.COORDINATOR].code] += 1
         groups = outcome.of(GroupReport)
         sizes |= {len(group.members) for group in groups}
         enforced += sum(group.enforced for group in groups)
@@ -67,7 +67,7 @@ def test_pipelines_that_formed_groups_crosswise_before_a_restart_do_not_wait_for
     case = draw_case(2228, "groups")
     assert case.config.sync.groups.match == "window" and not case.config.sync.groups.window_s
     outcome, _ = play(case)
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
 
 
 def test_equal_seeds_play_equally():

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from independent_mutants import MUTANTS, old_messages_count, wants_are_told_again
 
-from jaxdt.protocol.events import COORDINATOR, GroupFormed, Received
+from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 from jaxdt.sim.fuzz.cases import Busy
 from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
@@ -54,13 +54,13 @@ def without_some_members(case):
     told = defaultdict(list)
 
     def observe(now_s, peer, event, actions):
-        if isinstance(event, Received) and isinstance(event.body, GroupFormed):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.GroupFormed):
             told[event.body.round].append(now_s)
 
     play(case, observer=observe)
     first_s, *_, last_s = next(times for times in told.values() if times[0] < times[-1])
     at_s = (first_s + last_s) / 2
-    return replace(case, faults=(Fault(at_s, POWER_OFF, COORDINATOR), Fault(at_s + 8.0, RESTART, COORDINATOR)))
+    return replace(case, faults=(Fault(at_s, POWER_OFF, ev.COORDINATOR), Fault(at_s + 8.0, RESTART, ev.COORDINATOR)))
 
 
 def test_a_replica_that_gets_another_group_than_the_one_that_was_formed_before_a_restart_is_found():

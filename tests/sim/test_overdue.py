@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from mutants import UsesBothResults, of_peers
 
-from jaxdt.protocol.events import COORDINATOR, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
     LateResultReport,
     LostReport,
@@ -41,7 +41,7 @@ def case(wiring, pipelines=3, faults=(), delay=0):
     plan = default_plan(config)
     seconds = {peer: {"F": 0.1, "B": 0.2, "E": 0.1, "G": 0.01, "U": UPDATE_S} for peer in plan.peers}
     link = next(iter(drawn.links.values()))
-    ends = [COORDINATOR, *plan.peers]
+    ends = [ev.COORDINATOR, *plan.peers]
     links = {(src, dst): replace(link, latency_s=0.01, bandwidth_gbps=1.0) for src in ends for dst in ends}
     return replace(
         drawn,
@@ -68,7 +68,7 @@ def test_a_step_takes_a_deadline_longer_and_the_next_ones_as_long_as_ever(wiring
     calm = max(steps_s(play(case(wiring, delay=delay))[0])[1:])
     fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=factor)
     outcome, _ = play(case(wiring, faults=[fault], delay=delay))
-    assert outcome.stopped[COORDINATOR] == Stop(0, f"done: {N_STEPS} steps")
+    assert outcome.stopped[ev.COORDINATOR] == ev.Stop(0, f"done: {N_STEPS} steps")
     assert {report.peer for report in outcome.of(OverdueReport)} == {2}
     measured_s = steps_s(outcome)
     bound_s = FLOOR_S + SEEN_S + AGAIN_STEPS * calm
@@ -94,7 +94,7 @@ def long_case(delay):
 def test_a_peer_that_is_free_again_before_the_step_waits_for_it_stays_and_what_came_second_is_not_used(delay):
     """The invariants see to it that each microbatch is counted once."""
     outcome, _ = play(long_case(delay))
-    assert outcome.stopped[COORDINATOR].code == 0 and not outcome.of(LostReport)
+    assert outcome.stopped[ev.COORDINATOR].code == 0 and not outcome.of(LostReport)
     assert [report.blocks for report in outcome.of(OverdueReport)] == [False]
     rerouted = {(report.step, report.microbatch) for report in outcome.of(ReroutedReport) if report.src == 2}
     late = [(report.step, report.microbatch) for report in outcome.of(LateResultReport) if report.peer == 2]
@@ -113,13 +113,13 @@ def test_a_peer_that_is_overdue_again_and_again_is_put_out():
     lost = [report.reason for report in outcome.of(LostReport) if report.peer == 2]
     assert len(lost) == 3 and lost[-1].endswith("; its Work was overdue 3 times of late")
     assert outcome.stopped[2].code == 2 and "has run for" in outcome.stopped[2].reason
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
 
 
 def test_the_last_replica_of_a_stage_is_waited_for_and_the_run_says_so():
     fault = Fault(4.0, SLOW, 1, 5.0, factor=200.0)
     outcome, _ = play(case("fixed", pipelines=1, faults=[fault]))
-    assert outcome.stopped[COORDINATOR].code == 0 and not outcome.of(LostReport)
+    assert outcome.stopped[ev.COORDINATOR].code == 0 and not outcome.of(LostReport)
     overdue = outcome.of(OverdueReport)
     assert {report.peer for report in overdue} == {1} and len(overdue) <= 8  # told again each time it has doubled
 
@@ -129,11 +129,11 @@ def test_a_newcomer_gets_the_state_of_a_last_replica_that_is_never_done_and_take
     """Its device hangs, and it still gives its state. So the run need not wait, and nothing is lost."""
     faults = [Fault(2.0, CRASH, 3), Fault(4.0, SLOW, 1, FOR_EVER_S, factor=NEVER_DONE), Fault(5.0, JOIN, 0)]
     outcome, _ = play(case(wiring, pipelines=2, faults=faults))
-    assert outcome.stopped[COORDINATOR] == Stop(0, f"done: {N_STEPS} steps")
+    assert outcome.stopped[ev.COORDINATOR] == ev.Stop(0, f"done: {N_STEPS} steps")
     assert 1 in {report.peer for report in outcome.of(LostReport)} and not outcome.of(RollbackReport)
 
 
 def test_a_device_that_is_a_little_slower_is_left_alone():
     fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=7.0)
     outcome, _ = play(case("swarm", faults=[fault]))
-    assert not outcome.of(OverdueReport) and outcome.stopped[COORDINATOR].code == 0
+    assert not outcome.of(OverdueReport) and outcome.stopped[ev.COORDINATOR].code == 0

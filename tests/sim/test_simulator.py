@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
-from jaxdt.protocol.events import COORDINATOR, Committed, Run, Send, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as run_config
 from jaxdt.run.config import default_plan
@@ -102,7 +102,7 @@ def test_the_step_after_one_that_is_evaluated_is_longer():
 
 
 def test_a_commit_costs_a_round_trip_to_the_coordinator_and_the_record():
-    link = lambda src, dst: Link(0.25) if COORDINATOR in (src, dst) else Link()  # noqa: E731
+    link = lambda src, dst: Link(0.25) if ev.COORDINATOR in (src, dst) else Link()  # noqa: E731
     config = make_config(1)
     assert step_s(config, link=link, persist_s=0.125) == pytest.approx(F_S + B_S + 2 * 0.25 + 0.125)
 
@@ -113,14 +113,14 @@ def test_the_exchange_of_two_replicas_is_two_halves_each_way():
     plan = default_plan(config)
     (group,) = sync_groups(config, plan)
     half = Link(0.5, 1e-4).transfer_s(4 * (group.n_elements // 2))
-    link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
+    link = lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
     assert step_s(config, plan, link=link) == pytest.approx(F_S + B_S + 2 * half, rel=1e-3)
 
 
 def test_small_slices_let_the_two_halves_overlap():
     """A whole shard arrives, latency included, before its sum can leave. In slices the first sums are ready while a
     peer's own shards still leave, so a link is busy from the start with the whole vector, and one latency remains."""
-    link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
+    link = lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
     config = make_config(1, pipelines=2, microbatches=2, slice_bytes=64)
     (group,) = sync_groups(config, default_plan(config))
     assert step_s(config, link=link) == pytest.approx(F_S + B_S + Link(0.5, 1e-4).transfer_s(4 * group.n_elements))
@@ -131,13 +131,13 @@ def test_small_slices_let_the_two_halves_overlap():
 
 def test_a_boundary_adds_its_latency_both_ways_to_one_microbatch():
     """S = 2, M = 1: F, latency, F, B, latency, B; the tensors are too small to count."""
-    link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(0.5)  # noqa: E731
+    link = lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(0.5)  # noqa: E731
     assert step_s(make_config(2), link=link) == pytest.approx(2 * (F_S + B_S) + 2 * 0.5)
 
 
 def test_more_in_flight_hides_latency():
     """With the usual depth, stage 0 of 2 waits for a round trip per microbatch; with more in flight it computes."""
-    link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(3.0)  # noqa: E731
+    link = lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(3.0)  # noqa: E731
     times = [
         step_s(make_config(2, microbatches=12, in_flight=in_flight), link=link)
         for in_flight in ("1,1", "2,1", "4,1", "6,1")
@@ -343,7 +343,7 @@ class Crashing:
         self.machine, self.crash_s = machine, crash_s
 
     def handle(self, now_s, event):
-        return [Stop(-9, "crashed")] if now_s >= self.crash_s else self.machine.handle(now_s, event)
+        return [ev.Stop(-9, "crashed")] if now_s >= self.crash_s else self.machine.handle(now_s, event)
 
 
 class Watched:
@@ -354,8 +354,10 @@ class Watched:
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        self.updates += [a.work.step for a in actions if isinstance(a, Run) and a.work.kind == "U"]
-        self.announced += [a.body.record.step for a in actions if isinstance(a, Send) and isinstance(a.body, Committed)]
+        self.updates += [a.work.step for a in actions if isinstance(a, ev.Run) and a.work.kind == "U"]
+        self.announced += [
+            a.body.record.step for a in actions if isinstance(a, ev.Send) and isinstance(a.body, ev.Committed)
+        ]
         return actions
 
 
@@ -364,13 +366,13 @@ def run_with_a_crash(victim, crash_s):
     config = make_config(2, pipelines=2, microbatches=6, steps=8, net=dict(heartbeat_s=1.0, deadline_floor_s=6.0))
     plan = default_plan(config)
     machines = {peer: build_peer(config, plan, peer, START) for peer in plan.peers}
-    machines[COORDINATOR] = build_coordinator(config, plan, START)
+    machines[ev.COORDINATOR] = build_coordinator(config, plan, START)
     watched = {peer: Watched(machine) for peer, machine in machines.items()}
     driven = watched | {victim: Crashing(watched[victim], crash_s)}
     how = conditions(plan)
     peers = {p: SimPeer(driven[p], NoTensors(1), how.host_of[p], how.seconds[p]) for p in plan.peers}
     environment = Environment(lambda src, dst: Link(0.3), how.cores, persist_s=0.2)
-    return Simulation(driven[COORDINATOR], peers, environment).run(), watched
+    return Simulation(driven[ev.COORDINATOR], peers, environment).run(), watched
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -380,8 +382,8 @@ def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
     outcome, watched = run_with_a_crash(victim, crash_s)
     others = {peer for peer in outcome.stopped if peer != victim}
     assert {outcome.stopped[peer].code for peer in others} == {0}
-    assert sorted(set(watched[COORDINATOR].announced)) == list(range(8))
-    for peer in others - {COORDINATOR}:
+    assert sorted(set(watched[ev.COORDINATOR].announced)) == list(range(8))
+    for peer in others - {ev.COORDINATOR}:
         assert watched[peer].updates == list(range(8))
     assert watched[victim].updates == list(range(len(watched[victim].updates)))
     assert len(watched[victim].updates) < 8
@@ -389,11 +391,11 @@ def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
 
 @pytest.mark.parametrize("crash_s", [5.0, 16.7, 17.2, 17.9, 40.0])
 def test_a_crash_of_the_coordinator_stops_every_peer_with_what_was_committed(crash_s):
-    outcome, watched = run_with_a_crash(COORDINATOR, crash_s)
-    peers = {peer: stop for peer, stop in outcome.stopped.items() if peer != COORDINATOR}
+    outcome, watched = run_with_a_crash(ev.COORDINATOR, crash_s)
+    peers = {peer: stop for peer, stop in outcome.stopped.items() if peer != ev.COORDINATOR}
     assert {stop.code for stop in peers.values()} == {3}
     assert all(stop.reason.startswith("coordinator: lost, silent") for stop in peers.values())
-    announced = sorted(set(watched[COORDINATOR].announced))
+    announced = sorted(set(watched[ev.COORDINATOR].announced))
     assert all(watched[peer].updates == announced for peer in peers)
 
 
@@ -462,6 +464,6 @@ def test_device_links_put_the_coordinator_beside_a_device():
     network = uniform(3, 0.1, 2.0)
     link = device_links(network, coordinator_device=1)
     assert link(0, 2) == Link(0.1, 2.0)
-    assert link(0, COORDINATOR) == Link(0.1, 2.0)
-    assert link(COORDINATOR, 1) == Link()
+    assert link(0, ev.COORDINATOR) == Link(0.1, 2.0)
+    assert link(ev.COORDINATOR, 1) == Link()
     assert device_links(None)(0, 1) == Link()

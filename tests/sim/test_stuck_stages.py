@@ -9,7 +9,7 @@ import os
 import random
 from unittest import mock
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
@@ -45,7 +45,7 @@ def is_stuck(seed):
     everywhere = dict.fromkeys(plan.peers, seconds)
     conditions = Conditions(everywhere, lambda src, dst: Link(), hosts, cores, stalls=stalls)
     outcome = simulate(config, plan, conditions, until_s=LIMIT_S)
-    return COORDINATOR not in outcome.stopped
+    return ev.COORDINATOR not in outcome.stopped
 
 
 def test_no_system_is_stuck():

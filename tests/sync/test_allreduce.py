@@ -12,36 +12,7 @@ from hypothesis import strategies as st
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Accumulated,
-    Committed,
-    Drained,
-    Evicted,
-    Free,
-    Header,
-    Hello,
-    Member,
-    Persisted,
-    Post,
-    Prepared,
-    Profiled,
-    Ran,
-    Received,
-    Record,
-    Reduced,
-    Run,
-    Send,
-    Shard,
-    SliceKey,
-    Sum,
-    Summed,
-    Suspect,
-    Tally,
-    Updated,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.seq_lengths import SeqLengths
@@ -66,8 +37,8 @@ class Wire:
     def __init__(self, stage_of, groups, n_microbatches, slice_bytes=8, clip_norm=0.0):
         self.stage_of, self.n_microbatches = stage_of, n_microbatches
         n_stages = max(stage_of.values()) + 1
-        members = tuple(Member(peer, stage, 1) for peer, stage in sorted(stage_of.items()))
-        self.view = View(1, 1, 0, members, (1,) * n_stages, STEP)
+        members = tuple(ev.Member(peer, stage, 1) for peer, stage in sorted(stage_of.items()))
+        self.view = ev.View(1, 1, 0, members, (1,) * n_stages, STEP)
         self.groups = {peer: tuple(g for g in groups if stage in g.stages) for peer, stage in stage_of.items()}
         self.machines = {
             peer: AllReduce(
@@ -79,8 +50,8 @@ class Wire:
         self.vectors, self.slices = {}, {}
         self.waiting, self.said, self.internal = [], [], []
         for peer in stage_of:
-            self.tell(peer, ViewChanged(self.view))
-        assert self.internal == [(peer, Updated(stage, STEP)) for peer, stage in stage_of.items()]
+            self.tell(peer, ev.ViewChanged(self.view))
+        assert self.internal == [(peer, ev.Updated(stage, STEP)) for peer, stage in stage_of.items()]
         self.internal.clear()
 
     def compute(self, peer, microbatches, n_samples=1, loss=None):
@@ -88,8 +59,8 @@ class Wire:
         stage = self.stage_of[peer]
         for m in microbatches:
             self.items[peer].append(m)
-            self.tell(peer, Accumulated(STEP, stage, m, n_samples, loss))
-        self.tell(peer, Drained(STEP))
+            self.tell(peer, ev.Accumulated(STEP, stage, m, n_samples, loss))
+        self.tell(peer, ev.Drained(STEP))
 
     def tell(self, peer, event):
         for action in self.machines[peer].handle(0.0, event):
@@ -97,27 +68,27 @@ class Wire:
 
     def act(self, peer, action):
         match action:
-            case Send(dst, body) if dst == COORDINATOR:
+            case ev.Send(dst, body) if dst == ev.COORDINATOR:
                 self.said.append((peer, body))
-            case Send(dst, body):
+            case ev.Send(dst, body):
                 tensor = self.tensor(peer, body.key)
                 assert action.n_bytes == 4 * len(tensor)
                 self.waiting.append((dst, peer, body, tensor))
-            case Post(letters):
+            case ev.Post(letters):
                 for letter in letters:
-                    self.act(peer, Send(*letter))
-            case Run(Work(kind="G") as work):
+                    self.act(peer, ev.Send(*letter))
+            case ev.Run(Work(kind="G") as work):
                 for group in self.groups[peer]:
                     parts = [gradient(self.stage_of[peer], m, group.n_elements) for m in self.items[peer]]
                     self.vectors[peer, group.stage] = [sum(column) for column in zip(*parts, strict=True)]
-                self.tell(peer, Ran(work, 0.0, 0.0))
-            case Sum(key, members):
+                self.tell(peer, ev.Ran(work, 0.0, 0.0))
+            case ev.Sum(key, members):
                 own = self.vectors[peer, key.round.stage][key.lo : key.hi]
                 parts = [own if m == peer else self.slices[peer, replace(key, src=m)] for m in members]
                 total = [sum(column) for column in zip(*parts, strict=True)]
                 self.slices[peer, key] = total
                 digest = zlib.crc32(repr(total).encode())
-                self.tell(peer, Summed(key, digest, float(sum(x * x for x in total))))
+                self.tell(peer, ev.Summed(key, digest, float(sum(x * x for x in total))))
             case _:
                 self.internal.append((peer, action))
 
@@ -128,7 +99,7 @@ class Wire:
         """Let the message at `index` arrive, with some of its fields changed."""
         dst, src, body, tensor = self.waiting.pop(index)
         self.slices[dst, body.key] = tensor
-        self.tell(dst, Received(Header("r", 0, 1, src), replace(body, **changes)))
+        self.tell(dst, ev.Received(ev.Header("r", 0, 1, src), replace(body, **changes)))
 
     def deliver_all(self, choose=lambda n: 0):
         while self.waiting:
@@ -139,7 +110,7 @@ class Wire:
         return [x for key in keys for x in self.slices[peer, key]]
 
     def prepared(self):
-        return {peer: body for peer, body in self.said if isinstance(body, Prepared)}
+        return {peer: body for peer, body in self.said if isinstance(body, ev.Prepared)}
 
     def expected(self, group):
         parts = [gradient(s, m, group.n_elements) for s in group.stages for m in range(self.n_microbatches)]
@@ -154,7 +125,7 @@ def replicas(n, n_elements=7, n_microbatches=4, **options):
 
 def record(wire, *groups, verdict="apply", sq_norm=16.0, n_samples=4):
     rounds = tuple(RoundId(RoundKind.GRADIENT, group.stage, STEP, view=1) for group in groups)
-    return Record(STEP, rounds, sq_norm, n_samples, verdict)
+    return ev.Record(STEP, rounds, sq_norm, n_samples, verdict)
 
 
 # ----------------------------------------------------------------------------------------------------------- exchange
@@ -180,8 +151,8 @@ def test_any_shares_and_any_order_of_arrival_give_all_members_the_whole_sum(who,
             stage = wire.stage_of[peer]
             for m in [m for m in range(len(holder_of)) if holder_of[m] == peer]:
                 wire.items[peer].append(m)
-                wire.tell(peer, Accumulated(STEP, stage, m, m + 1, None))
-            wire.tell(peer, Drained(STEP))
+                wire.tell(peer, ev.Accumulated(STEP, stage, m, m + 1, None))
+            wire.tell(peer, ev.Drained(STEP))
         else:
             wire.deliver(index - len(ready))
     total = wire.expected(group)
@@ -212,7 +183,7 @@ def test_a_single_member_is_prepared_at_once_and_sends_nothing():
     wire.compute(0, [0, 1, 2, 3], n_samples=3, loss=2.0)
     assert not wire.waiting
     (prepared,) = wire.prepared().values()
-    assert (prepared.results[0].tally, prepared.results[0].n_samples) == (Tally(8.0, 12), 12)
+    assert (prepared.results[0].tally, prepared.results[0].n_samples) == (ev.Tally(8.0, 12), 12)
     assert wire.result(0, 0) == wire.expected(group)
 
 
@@ -228,9 +199,9 @@ def test_more_members_than_numbers():
 def test_nothing_is_added_up_before_the_own_set_is_final():
     wire, _ = replicas(2)
     wire.compute(0, [0, 1])
-    wire.tell(1, Accumulated(STEP, 0, 2, 1, None))
+    wire.tell(1, ev.Accumulated(STEP, 0, 2, 1, None))
     wire.deliver_all()
-    assert not wire.said and (1, SliceKey(ROUND, 3, 5)) not in wire.slices
+    assert not wire.said and (1, ev.SliceKey(ROUND, 3, 5)) not in wire.slices
     wire.compute(1, [3])
     wire.items[1].insert(0, 2)
     wire.deliver_all()
@@ -241,13 +212,13 @@ def test_losses_travel_with_prepared_and_are_forgotten_with_the_step():
     wire, _ = replicas(1, n_microbatches=2)
     wire.compute(0, [0, 1], n_samples=2, loss=1.5)
     (prepared,) = wire.prepared().values()
-    assert prepared.results[0].tally == Tally(3.0, 4)
+    assert prepared.results[0].tally == ev.Tally(3.0, 4)
 
 
 def test_prepared_names_the_admission_of_the_view():
     wire, _ = replicas(1, n_microbatches=1)
-    view = replace(wire.view, number=2, members=(Member(0, 0, 6),))
-    wire.tell(0, ViewChanged(view))
+    view = replace(wire.view, number=2, members=(ev.Member(0, 0, 6),))
+    wire.tell(0, ev.ViewChanged(view))
     wire.compute(0, [0])
     assert wire.prepared()[0].admission == 6
 
@@ -256,7 +227,7 @@ def test_prepared_names_the_admission_of_the_view():
 
 
 def suspected(wire):
-    return [body.reason for _, body in wire.said if isinstance(body, Suspect)]
+    return [body.reason for _, body in wire.said if isinstance(body, ev.Suspect)]
 
 
 def test_an_overlap_is_reported_and_never_summed():
@@ -300,7 +271,7 @@ def test_a_sum_with_a_wrong_cover_is_not_accepted(cover):
     wire, _ = replicas(2, slice_bytes=400)
     wire.compute(0, [0, 1])
     wire.compute(1, [2, 3])
-    while not isinstance(wire.waiting[0][2], Reduced):
+    while not isinstance(wire.waiting[0][2], ev.Reduced):
         wire.deliver()
     dst = wire.waiting[0][0]
     wire.deliver(0, cover=cover)
@@ -328,7 +299,7 @@ def test_slices_of_another_round_or_cut_are_ignored(change):
     for _, _, body, _ in list(wire.waiting):
         wrong = replace(body, key=replace(body.key, **change))
         for receiver, sender in ((0, 1), (1, 0)):
-            wire.tell(receiver, Received(Header("r", 0, 1, sender), wrong))
+            wire.tell(receiver, ev.Received(ev.Header("r", 0, 1, sender), wrong))
     assert not wire.said
     wire.deliver_all()
     assert set(wire.prepared()) == {0, 1}
@@ -339,8 +310,8 @@ def test_a_sum_counts_only_from_its_owner():
     for peer in range(3):
         wire.compute(peer, [peer])
     cover = ((0, 1, 2), (((0, 0),), ((0, 1),), ((0, 2),)))
-    forged = Reduced(SliceKey(ROUND, 1, 2), cover, 99, 0, 0.0)
-    wire.tell(0, Received(Header("r", 0, 1, 2), forged))
+    forged = ev.Reduced(ev.SliceKey(ROUND, 1, 2), cover, 99, 0, 0.0)
+    wire.tell(0, ev.Received(ev.Header("r", 0, 1, 2), forged))
     wire.deliver_all()
     assert wire.prepared()[0] == wire.prepared()[1] == wire.prepared()[2]
 
@@ -352,8 +323,8 @@ def test_a_repeated_sum_changes_nothing():
     while wire.waiting:
         dst, src, body, _ = wire.waiting[0]
         wire.deliver()
-        if isinstance(body, Reduced):
-            wire.tell(dst, Received(Header("r", 0, 1, src), body))
+        if isinstance(body, ev.Reduced):
+            wire.tell(dst, ev.Received(ev.Header("r", 0, 1, src), body))
     assert sorted(peer for peer, _ in wire.said) == [0, 1]
 
 
@@ -363,15 +334,15 @@ def test_shards_of_the_next_step_may_come_early():
     wire.compute(0, [0])
     wire.compute(1, [1])
     wire.deliver_all()
-    key = SliceKey(RoundId(RoundKind.GRADIENT, 0, STEP + 1, view=1), 0, 3, 1)
+    key = ev.SliceKey(RoundId(RoundKind.GRADIENT, 0, STEP + 1, view=1), 0, 3, 1)
     wire.slices[0, key] = [1, 2, 3]
-    wire.tell(0, Received(Header("r", 0, 1, 1), Shard(key, ((0, 1),), 1)))
-    wire.tell(0, Received(Header("r", 0, 1, COORDINATOR), Committed(record(wire, group))))
-    wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 0.0))
-    wire.tell(0, Accumulated(STEP + 1, 0, 0, 1, None))
-    wire.tell(0, Drained(STEP + 1))
+    wire.tell(0, ev.Received(ev.Header("r", 0, 1, 1), ev.Shard(key, ((0, 1),), 1)))
+    wire.tell(0, ev.Received(ev.Header("r", 0, 1, ev.COORDINATOR), ev.Committed(record(wire, group))))
+    wire.tell(0, ev.Ran(Work(0, "U", None, 0, STEP), 0.0, 0.0))
+    wire.tell(0, ev.Accumulated(STEP + 1, 0, 0, 1, None))
+    wire.tell(0, ev.Drained(STEP + 1))
     assert [body.key.round.number for _, _, body, _ in wire.waiting] == [1, 1]
-    assert [type(body) for _, _, body, _ in wire.waiting] == [Shard, Reduced]
+    assert [type(body) for _, _, body, _ in wire.waiting] == [ev.Shard, ev.Reduced]
 
 
 # ---------------------------------------------------------------------------------------------------------- tied head
@@ -406,12 +377,12 @@ def test_a_tied_table_counts_once_in_the_norm():
     terms = CoordinatorConfig("r", "f", wire.stage_of, 2, 0, 0, 5, SeqLengths(8), "stop", 1.0, 4.0)
     coordinator = Coordinator(terms, TwoPhaseCommit(terms))
     for peer, stage in wire.stage_of.items():
-        coordinator.handle(0.0, Received(Header("r", 0, 0, peer), Hello(peer, stage, "f", "")))
-        coordinator.handle(0.0, Received(Header("r", 0, 0, peer), Profiled({}, 0)))
-    coordinator.handle(0.0, Persisted("view"))
+        coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 0, peer), ev.Hello(peer, stage, "f", "")))
+        coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 0, peer), ev.Profiled({}, 0)))
+    coordinator.handle(0.0, ev.Persisted("view"))
     actions = []
     for peer, prepared in wire.prepared().items():
-        actions = coordinator.handle(0.0, Received(Header("r", 0, 1, peer), prepared))
+        actions = coordinator.handle(0.0, ev.Received(ev.Header("r", 0, 1, peer), prepared))
     (persist,) = actions
     assert persist.value[0]["record"]["sq_norm"] == sum(x * x for group in TIED for x in wire.expected(group))
     assert persist.value[0]["record"]["n_samples"] == 6
@@ -430,21 +401,21 @@ def prepared_pair():
 
 
 def commit(wire, peer, value):
-    wire.tell(peer, Received(Header("r", 0, 1, COORDINATOR), Committed(value)))
+    wire.tell(peer, ev.Received(ev.Header("r", 0, 1, ev.COORDINATOR), ev.Committed(value)))
 
 
 def test_nothing_is_applied_without_a_record():
     wire, group = prepared_pair()
     assert not wire.internal
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
+    assert wire.internal == [(0, ev.Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
 
 
 def test_the_step_ends_when_the_update_ran():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
-    wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
-    assert wire.internal[1:] == [(0, Free(STEP, (ROUND,))), (0, Updated(0, 1))]
+    wire.tell(0, ev.Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
+    assert wire.internal[1:] == [(0, ev.Free(STEP, (ROUND,))), (0, ev.Updated(0, 1))]
 
 
 def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile():
@@ -452,24 +423,24 @@ def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile()
     when it left, and may be the one whose result it fetches now."""
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
-    key = SliceKey(RoundId(RoundKind.GRADIENT, 0, 1, view=1), 0, 1, 1)
-    wire.tell(0, Received(Header("r", 0, 1, 1), Shard(key, (), 0)))
+    key = ev.SliceKey(RoundId(RoundKind.GRADIENT, 0, 1, view=1), 0, 1, 1)
+    wire.tell(0, ev.Received(ev.Header("r", 0, 1, 1), ev.Shard(key, (), 0)))
     without = replace(wire.view, number=2, members=wire.view.members[1:], n_committed=1)
-    wire.tell(0, Evicted(without))
+    wire.tell(0, ev.Evicted(without))
     back = replace(without, number=3, members=wire.view.members, joining=(0,))
-    wire.tell(0, ViewChanged(back))
+    wire.tell(0, ev.ViewChanged(back))
     wire.internal.clear()
-    wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
-    assert wire.internal == [(0, Free(STEP, (ROUND,)))]
+    wire.tell(0, ev.Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
+    assert wire.internal == [(0, ev.Free(STEP, (ROUND,)))]
 
 
 def test_a_skipped_step_advances_without_an_update():
     wire, group = prepared_pair()
     commit(wire, 1, record(wire, group, verdict="skip", sq_norm=math.inf))
     work = Work(0, "U", None, 1, STEP)
-    assert wire.internal == [(1, Run(work, 0.0, ()))]
-    wire.tell(1, Ran(work, 0.0, 1.0))
-    assert wire.internal[1:] == [(1, Free(STEP, (ROUND,))), (1, Updated(0, 1))]
+    assert wire.internal == [(1, ev.Run(work, 0.0, ()))]
+    wire.tell(1, ev.Ran(work, 0.0, 1.0))
+    assert wire.internal[1:] == [(1, ev.Free(STEP, (ROUND,))), (1, ev.Updated(0, 1))]
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])
@@ -482,7 +453,7 @@ def test_a_record_of_another_step_is_ignored(step):
 def test_a_record_is_repeated_in_vain_after_the_update():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
-    wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
+    wire.tell(0, ev.Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
     before = list(wire.internal)
     commit(wire, 0, record(wire, group))
     assert wire.internal == before
@@ -499,14 +470,14 @@ def test_a_record_is_repeated_in_vain_after_the_update():
     ],
 )
 def test_update_scale_is_the_mean_clipped_by_the_norm_of_the_mean(sq_norm, n_samples, clip_norm, scale):
-    assert update_scale(Record(0, (), sq_norm, n_samples, "apply"), clip_norm) == scale
+    assert update_scale(ev.Record(0, (), sq_norm, n_samples, "apply"), clip_norm) == scale
 
 
 def test_a_record_that_comes_twice_is_applied_once():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
+    assert wire.internal == [(0, ev.Run(Work(0, "U", None, 0, STEP), 0.25, (ROUND,)))]
 
 
 def test_a_record_of_another_round_is_reported_and_not_applied():

@@ -12,19 +12,7 @@ from test_group_replay import store_of as store_of_group
 from test_held_out import HeldOutTokens, evaluated
 from test_streaming import STREAMING
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    AskReplicaState,
-    Finished,
-    GroupClosed,
-    GroupFormed,
-    MeanEvaluated,
-    Received,
-    ResultHeld,
-    Send,
-    StepDone,
-    WantsGroup,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
@@ -42,15 +30,17 @@ ALL = make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov")
 def says(kind, is_it=lambda body: True):
     """The coordinator has just sent such a message."""
     return lambda peer, event, actions: (
-        peer == COORDINATOR
-        and any(isinstance(action, Send) and isinstance(action.body, kind) and is_it(action.body) for action in actions)
+        peer == ev.COORDINATOR
+        and any(
+            isinstance(action, ev.Send) and isinstance(action.body, kind) and is_it(action.body) for action in actions
+        )
     )
 
 
 def is_told(kind, is_it=lambda body: True):
     """Somebody has just been told such a thing."""
     return lambda peer, event, actions: (
-        isinstance(event, Received) and isinstance(event.body, kind) and is_it(event.body)
+        isinstance(event, ev.Received) and isinstance(event.body, kind) and is_it(event.body)
     )
 
 
@@ -58,28 +48,28 @@ is_group = lambda body: body.round.kind == RoundKind.MEAN  # noqa: E731
 is_result = lambda body: body.round.kind == RoundKind.STATE and body.round.number == N_STEPS  # noqa: E731
 is_first_state = lambda body: body.round.kind == RoundKind.STATE and body.round.stage == 0  # noqa: E731
 MOMENTS = {
-    "a replica wants a group": (WINDOW, is_told(WantsGroup), 7),
-    "the group is under way to its members": (WINDOW, says(GroupFormed, is_group), 8),
-    "one of its members is told": (WINDOW, is_told(GroupFormed, is_group), 15),
-    "a member holds the result": (ALL, is_told(ResultHeld, is_group), 4),
-    "all members have adopted": (ALL, says(GroupClosed, is_group), 2),
-    "the first of them hears that nobody asks any more": (ALL, is_told(GroupClosed, is_group), 5),
+    "a replica wants a group": (WINDOW, is_told(ev.WantsGroup), 7),
+    "the group is under way to its members": (WINDOW, says(ev.GroupFormed, is_group), 8),
+    "one of its members is told": (WINDOW, is_told(ev.GroupFormed, is_group), 15),
+    "a member holds the result": (ALL, is_told(ev.ResultHeld, is_group), 4),
+    "all members have adopted": (ALL, says(ev.GroupClosed, is_group), 2),
+    "the first of them hears that nobody asks any more": (ALL, is_told(ev.GroupClosed, is_group), 5),
     "a mean of a fragment is pending": (
         make_config("all", 3, microbatches=7, layers=4, **STREAMING),
-        is_told(GroupFormed, is_group),
+        is_told(ev.GroupFormed, is_group),
         5,
     ),
-    "a step is counted": (WINDOW, is_told(StepDone), 11),
-    "a pipeline has finished": (WINDOW, is_told(Finished), 2),
-    "the result is averaged": (WINDOW, is_told(ResultHeld, is_result), 3),
+    "a step is counted": (WINDOW, is_told(ev.StepDone), 11),
+    "a pipeline has finished": (WINDOW, is_told(ev.Finished), 2),
+    "the result is averaged": (WINDOW, is_told(ev.ResultHeld, is_result), 3),
     "a mean is under way to be evaluated": (
         evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
-        is_told(GroupFormed, lambda formed: formed.round.kind == RoundKind.HELD_OUT),
+        is_told(ev.GroupFormed, lambda formed: formed.round.kind == RoundKind.HELD_OUT),
         2,
     ),
     "a held-out loss is told": (
         evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
-        is_told(MeanEvaluated),
+        is_told(ev.MeanEvaluated),
         1,
     ),
 }
@@ -101,7 +91,7 @@ def time_of(config, happens, number):
 
 def restart(at_s, kind=POWER_OFF):
     """The coordinator dies, with what is on its way to others, and comes back."""
-    return [Fault(at_s + 1e-6, kind, COORDINATOR), Fault(at_s + AWAY_S, RESTART, COORDINATOR)]
+    return [Fault(at_s + 1e-6, kind, ev.COORDINATOR), Fault(at_s + AWAY_S, RESTART, ev.COORDINATOR)]
 
 
 def assert_equals_replay(config, outcome, states, lost=()):
@@ -133,7 +123,7 @@ def test_it_may_die_while_it_asks():
     asked = []
 
     def observe(now_s, peer, event, actions):
-        if is_told(AskReplicaState)(peer, event, actions):
+        if is_told(ev.AskReplicaState)(peer, event, actions):
             asked.append(now_s)
 
     simulated(WINDOW, faults=faults, observer=observe)
@@ -156,7 +146,7 @@ def test_a_pipeline_may_be_lost_meanwhile(name):
 def test_nobody_obeys_the_one_that_was_taken_for_dead():
     config, happens, number = MOMENTS["one of its members is told"]
     at_s = time_of(config, happens, number)
-    stale = Fault(at_s + AWAY_S + 1.0, STALE, COORDINATOR, 3000.0)
+    stale = Fault(at_s + AWAY_S + 1.0, STALE, ev.COORDINATOR, 3000.0)
     outcome, states = simulated(config, faults=[*restart(at_s), stale])
     assert_equals_replay(config, outcome, states)
 
@@ -165,7 +155,7 @@ def test_a_checkpoint_says_whose_mean_it_is_also_after_a_restart():
     """The part of the first stage was written before, that of the second after it."""
     config = replace(WINDOW, train=replace(WINDOW.train, checkpoint_every_steps=3))
     at_s = time_of(
-        config, is_told(ResultHeld, lambda held: (held.round.kind, held.round.stage) == (RoundKind.STATE, 0)), 3
+        config, is_told(ev.ResultHeld, lambda held: (held.round.kind, held.round.stage) == (RoundKind.STATE, 0)), 3
     )
     outcome, states = simulated(config, faults=restart(at_s))
     assert [report.version for report in outcome.of(CheckpointReport)][-1] == N_STEPS
@@ -203,14 +193,14 @@ def test_what_an_operator_was_promised_survives_it(name, dies_s, kind):
     config = of_groups if name == "groups" else test_server.make_config(1, 2, steps=20)
     outcome = without_arithmetic(config)
     at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, StepReport) and report.step == 2)
-    dies = [Fault(at_s + dies_s, kind, COORDINATOR), Fault(at_s + dies_s + 20.0, RESTART, COORDINATOR)]
-    outcome = without_arithmetic(config, [Fault(at_s, SAVE, COORDINATOR), *dies])
+    dies = [Fault(at_s + dies_s, kind, ev.COORDINATOR), Fault(at_s + dies_s + 20.0, RESTART, ev.COORDINATOR)]
+    outcome = without_arithmetic(config, [Fault(at_s, SAVE, ev.COORDINATOR), *dies])
     assert len(outcome.of(RestartedReport)) == 1
     (version, last) = (report.version for report in outcome.of(CheckpointReport))
     assert version < last == 20
-    outcome = without_arithmetic(config, [Fault(at_s, STOP, COORDINATOR), *dies])
+    outcome = without_arithmetic(config, [Fault(at_s, STOP, ev.COORDINATOR), *dies])
     assert [report.version for report in outcome.of(CheckpointReport)] == [version]
-    stop = outcome.stopped[COORDINATOR]
+    stop = outcome.stopped[ev.COORDINATOR]
     assert (stop.code, stop.reason) == (
         0,
         f"stopped by an operator after {version} steps, of which there is a checkpoint",
@@ -221,7 +211,7 @@ def test_a_promise_that_is_kept_is_not_made_again():
     """The coordinator dies when the checkpoint is complete, and nobody wants another one."""
     outcome = without_arithmetic(WINDOW)
     at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, StepReport) and report.step == 2)
-    saves = Fault(at_s, SAVE, COORDINATOR)
+    saves = Fault(at_s, SAVE, ev.COORDINATOR)
     outcome = without_arithmetic(WINDOW, [saves])
     at_s = next(at_s for at_s, _, report in outcome.reports if isinstance(report, CheckpointReport))
     again = without_arithmetic(WINDOW, [saves, *restart(at_s)])
@@ -230,7 +220,7 @@ def test_a_promise_that_is_kept_is_not_made_again():
 
 
 def test_the_last_row_is_told_again_as_it_was():
-    outcome, _ = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(StepDone), 11)))
+    outcome, _ = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(ev.StepDone), 11)))
     told = outcome.of(StepReport)
     assert len(told) == N_STEPS + 1 and len(set(told)) == N_STEPS
 
@@ -243,13 +233,13 @@ def test_steps_that_a_lost_pipeline_has_done_count_if_its_last_stage_is_there_to
     ends_s = []
 
     def observe(now_s, peer, event, actions):
-        if peer == COORDINATOR and isinstance(event, Received) and isinstance(event.body, Finished):
+        if peer == ev.COORDINATOR and isinstance(event, ev.Received) and isinstance(event.body, ev.Finished):
             ends_s.append(now_s)
 
     play(case, observer=observe)
     at_s = max(ends_s) + 0.01
     lost = Fault(at_s + 0.05, CRASH, case.plan.placement[0][0])
-    faults = (Fault(at_s, POWER_OFF, COORDINATOR), lost, Fault(at_s + 8.0, RESTART, COORDINATOR))
+    faults = (Fault(at_s, POWER_OFF, ev.COORDINATOR), lost, Fault(at_s + 8.0, RESTART, ev.COORDINATOR))
     outcome, _ = play(replace(case, faults=faults))
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert outcome.of(LostReport) and rows == list(range(case.config.train.steps))

@@ -2,14 +2,14 @@
 
 import pytest
 
-from jaxdt.protocol.events import StateKey
+from jaxdt.protocol import events as ev
 from jaxdt.sync.download import FetchedStates
 
 N_WORDS = 10
 
 
 def slices(version, label):
-    return [(StateKey(version, lo, min(lo + 4, N_WORDS)), f"{label} {lo}") for lo in range(0, N_WORDS, 4)]
+    return [(ev.StateKey(version, lo, min(lo + 4, N_WORDS)), f"{label} {lo}") for lo in range(0, N_WORDS, 4)]
 
 
 def test_slices_of_the_next_version_come_before_the_one_before_is_taken():

@@ -18,7 +18,7 @@ from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
-from jaxdt.protocol.events import COORDINATOR, SliceKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.incarnations import Incarnations
 from jaxdt.protocol.reports import (
     CheckpointReport,
@@ -99,7 +99,7 @@ def simulated(config, stores=None, trace=None, faults=(), **options):
     stores = {} if stores is None else stores
     stores |= {peer: store_of(config, peer) for peer in plan.peers}
     outcome = simulation(config, stores, trace=trace, faults=faults, **options).run(until_s=1e5)
-    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    assert outcome.stopped[ev.COORDINATOR].code == 0, outcome.stopped[ev.COORDINATOR].reason
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
 
 
@@ -126,7 +126,7 @@ def simulation(config, tensors, **options):
 
 def incarnations_of(config, outcome):
     kinds = (PipelineJoinReport, PipelineEndReport)
-    log = [report for _, peer, report in outcome.reports if peer == COORDINATOR and isinstance(report, kinds)]
+    log = [report for _, peer, report in outcome.reports if peer == ev.COORDINATOR and isinstance(report, kinds)]
     return Incarnations(run_config.default_plan(config).n_pipelines, log)
 
 
@@ -340,7 +340,7 @@ class Sent:
 
     def send(self, peer, now_s, dst, key, n_bytes):
         self.n_bytes += (
-            n_bytes if isinstance(key, SliceKey) and key.round.kind in (RoundKind.MEAN, RoundKind.HELD_OUT) else 0
+            n_bytes if isinstance(key, ev.SliceKey) and key.round.kind in (RoundKind.MEAN, RoundKind.HELD_OUT) else 0
         )
 
     def run(self, *arguments):

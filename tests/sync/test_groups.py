@@ -6,25 +6,7 @@ import pytest
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.member import NOT_JOINED
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Forget,
-    GroupClosed,
-    GroupFormed,
-    Header,
-    Member,
-    Ran,
-    Received,
-    Reduced,
-    ResultHeld,
-    Run,
-    Shard,
-    SliceKey,
-    Sum,
-    Summed,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import GroupsConfig, default_plan, parse
@@ -70,7 +52,7 @@ def ends(outcome):
 @pytest.mark.parametrize("match", ["all", "pairs", "none", "window"])
 def test_pipelines_of_one_speed_do_equal_shares(match):
     outcome = outcome_of(make_config(match))
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     assert [report.step for report in outcome.of(StepReport)] == list(range(N_STEPS))
     assert ends(outcome) == {0: N_STEPS, 1: N_STEPS}
 
@@ -100,7 +82,7 @@ def test_a_window_without_end_forms_the_groups_of_all():
 def test_the_others_do_what_a_lost_pipeline_leaves_undone(match, kind):
     """Peer 3 of its pipeline is told at once that it is out, and waits until the run is over."""
     outcome = outcome_of(make_config(match), faults=[Fault(30.0, kind, 2)])
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     assert [sorted(report.members) for report in outcome.of(ViewReport)] == [[0, 1, 2, 3], [0, 1]]
     assert [report.step for report in outcome.of(StepReport)] == list(range(N_STEPS))
     steps = ends(outcome)
@@ -112,7 +94,7 @@ def test_the_others_do_what_a_lost_pipeline_leaves_undone(match, kind):
 @pytest.mark.parametrize("kind", [CRASH, LEAVE])
 def test_a_run_ends_in_one_line_when_the_last_pipeline_is_lost(kind):
     outcome = outcome_of(make_config("window"), faults=[Fault(30.0, CRASH, 2), Fault(40.0, kind, 1)])
-    stop = outcome.stopped[COORDINATOR]
+    stop = outcome.stopped[ev.COORDINATOR]
     assert stop.code == 3 and "peer 1 (stage 1)" in stop.reason and "its pipeline was the last one" in stop.reason
     assert outcome.stopped[0] == outcome.stopped[3] == stop
 
@@ -121,7 +103,7 @@ def test_pipelines_that_are_lost_at_once_leave_at_once():
     """The groups that form then name none of them."""
     faults = [Fault(30.0, CRASH, 0), Fault(30.0, CRASH, 5)]
     outcome = outcome_of(make_config("all", 3), faults=faults)
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     assert [sorted(report.members) for report in outcome.of(ViewReport)] == [[0, 1, 2, 3, 4, 5], [2, 3]]
     sizes = [len(report.members) for report in outcome.of(GroupReport)]
     assert sizes == [3] * sizes.index(1) + [1] * (len(sizes) - sizes.index(1))
@@ -132,31 +114,31 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
     place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
     options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), n_elements=4, slice_elements=2)
     machine = Groups(default_plan(make_config()), place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
-    view = View(1, 1, 0, (Member(0, 0, admission=1), Member(1, 0, admission=1)), (1,), n_committed=0)
-    machine.handle(0.0, ViewChanged(view))
+    view = ev.View(1, 1, 0, (ev.Member(0, 0, admission=1), ev.Member(1, 0, admission=1)), (1,), n_committed=0)
+    machine.handle(0.0, ev.ViewChanged(view))
 
     def hear(src, body):
         """The actions of the machine, after the Work and the sums that it asks for are done too."""
-        todo, done = [Received(Header("r", 0, 1, src), body)], []
+        todo, done = [ev.Received(ev.Header("r", 0, 1, src), body)], []
         while todo:
             for action in machine.handle(0.0, todo.pop(0)):
                 done.append(action)
-                todo += [Ran(action.work, 0.0, 1.0)] if isinstance(action, Run) else []
-                todo += [Summed(action.key, 1, 1.0)] if isinstance(action, Sum) else []
+                todo += [ev.Ran(action.work, 0.0, 1.0)] if isinstance(action, ev.Run) else []
+                todo += [ev.Summed(action.key, 1, 1.0)] if isinstance(action, ev.Sum) else []
         return done
 
     for k in range(3):
         round = RoundId(RoundKind.MEAN, 0, k, view=1)
-        shard = Shard(SliceKey(round, 0, 2, 1), ((1, k),), 1)
+        shard = ev.Shard(ev.SliceKey(round, 0, 2, 1), ((1, k),), 1)
         assert hear(1, shard) == []
-        assert any(isinstance(action, Sum) for action in hear(COORDINATOR, GroupFormed(round, (0, 1))))
+        assert any(isinstance(action, ev.Sum) for action in hear(ev.COORDINATOR, ev.GroupFormed(round, (0, 1))))
         cover = ((0, 1), (((0, 0),), ((1, k),)))
-        told = hear(1, Reduced(SliceKey(round, 2, 4), cover, 1, 1, 1.0))
-        assert [send.body.round for send in told if isinstance(getattr(send, "body", None), ResultHeld)] == [round]
+        told = hear(1, ev.Reduced(ev.SliceKey(round, 2, 4), cover, 1, 1, 1.0))
+        assert [send.body.round for send in told if isinstance(getattr(send, "body", None), ev.ResultHeld)] == [round]
         if k == 1:  # the other one has not got the result, and is lost: this one holds it, and contributes no more
-            again = hear(COORDINATOR, GroupFormed(replace(round, attempt=1), (0,)))
+            again = hear(ev.COORDINATOR, ev.GroupFormed(replace(round, attempt=1), (0,)))
             assert [action.body for action in again] == [told[0].body]
-        assert hear(COORDINATOR, GroupClosed(round)) == [Forget(round)]
+        assert hear(ev.COORDINATOR, ev.GroupClosed(round)) == [ev.Forget(round)]
         assert hear(1, shard) == [] and not machine._early
 
 
@@ -164,13 +146,13 @@ def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
     config = make_config("none")
     plan = default_plan(config)
     scheduler, row = build_coordinator(config, plan, RunStart("r"))._agreement, plan.placement[0]
-    members = tuple(Member(peer, plan.seat(peer)[0], admission=1) for peer in plan.peers)
-    scheduler.adopt_view(0.0, View(1, 1, 0, members, (1, 1), n_committed=0))
+    members = tuple(ev.Member(peer, plan.seat(peer)[0], admission=1) for peer in plan.peers)
+    scheduler.adopt_view(0.0, ev.View(1, 1, 0, members, (1, 1), n_committed=0))
     for version in (3, 6, 9):
         round = RoundId(RoundKind.STATE, 0, version, view=1)
         scheduler._open.open(round, row)
         for peer in row:
-            scheduler.hear(0.0, peer, ResultHeld(round, 5, (version,) * len(row)), {})
+            scheduler.hear(0.0, peer, ev.ResultHeld(round, 5, (version,) * len(row)), {})
     for version in (6, 6, 9):
         assert scheduler.mean_of(version) == (tuple((peer, version) for peer in row), ())
     assert list(scheduler._snapshots._mean_of) == [(9, 0)]

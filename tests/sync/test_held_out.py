@@ -12,7 +12,7 @@ from test_stash import stashing
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.model.group_replay import mean_tree
-from jaxdt.protocol.events import StopRequested
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
 from jaxdt.run import config as run_config
 
@@ -103,7 +103,7 @@ def test_a_stop_ends_the_run_with_a_checkpoint_of_the_mean(every, monkeypatch):
             if self.n_committed < 4 or self.is_asked:
                 return actions
             self.is_asked = True
-            return [*actions, *super().handle(now_s, StopRequested())]
+            return [*actions, *super().handle(now_s, ev.StopRequested())]
 
     def build(*arguments):
         coordinator = build_coordinator(*arguments)

@@ -20,7 +20,7 @@ from test_held_out import HeldOutTokens, evaluated
 from test_stash import stashing
 from test_streaming import STREAMING
 
-from jaxdt.protocol.events import FetchResult, GroupFormed, Post, Ran, Received, ResultHeld, Send, Shard
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LostReport, StepReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
@@ -38,8 +38,8 @@ def sends(kind, is_it=lambda body: True):
     """The moment at which a peer sends such a message."""
 
     def happens(event, actions):
-        bodies = [action.body for action in actions if isinstance(action, Send)]
-        bodies += [body for action in actions if isinstance(action, Post) for _, body, _ in action.letters]
+        bodies = [action.body for action in actions if isinstance(action, ev.Send)]
+        bodies += [body for action in actions if isinstance(action, ev.Post) for _, body, _ in action.letters]
         return any(isinstance(body, kind) and is_it(body) for body in bodies)
 
     return happens
@@ -48,12 +48,12 @@ def sends(kind, is_it=lambda body: True):
 def hears(is_it):
     """The moment at which it is told of such a group."""
     return lambda event, actions: (
-        isinstance(event, Received) and isinstance(event.body, GroupFormed) and is_it(event.body.round)
+        isinstance(event, ev.Received) and isinstance(event.body, ev.GroupFormed) and is_it(event.body.round)
     )
 
 
 def has_run(kind):
-    return lambda event, actions: isinstance(event, Ran) and event.work.kind == kind
+    return lambda event, actions: isinstance(event, ev.Ran) and event.work.kind == kind
 
 
 is_state = lambda round: round.kind == RoundKind.STATE  # noqa: E731
@@ -61,27 +61,31 @@ WINDOW = dict(window_s=3.0, connectivity_groups=4)
 MOMENTS = {
     "it has computed": (make_config("all", 3, microbatches=7), has_run(BACKWARD), 3),
     "its group has formed": (make_config("window", 3, microbatches=7, **WINDOW), hears(lambda round: True), 3),
-    "it has sent its parts": (make_config("pairs", 3, microbatches=7), sends(Shard), 2),
+    "it has sent its parts": (make_config("pairs", 3, microbatches=7), sends(ev.Shard), 2),
     "it has the outer optimizer's step": (
         make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov"),
         has_run(ADOPT),
         1,
     ),
-    "it has told that it holds the mean": (make_config("all", 3, microbatches=7, every_steps=4), sends(ResultHeld), 1),
+    "it has told that it holds the mean": (
+        make_config("all", 3, microbatches=7, every_steps=4),
+        sends(ev.ResultHeld),
+        1,
+    ),
     "a mean of a fragment is pending": (
         make_config("all", 3, microbatches=7, layers=4, **STREAMING),
-        sends(Shard, lambda shard: not is_state(shard.key.round)),
+        sends(ev.Shard, lambda shard: not is_state(shard.key.round)),
         2,
     ),
     "its forwards run ahead": (stashing("window", 3, 8, **WINDOW), has_run(BACKWARD), 3),
     "the result is averaged": (
         make_config("window", 3, microbatches=7, **WINDOW),
-        sends(Shard, lambda shard: is_state(shard.key.round) and shard.key.round.number == N_STEPS),
+        sends(ev.Shard, lambda shard: is_state(shard.key.round) and shard.key.round.number == N_STEPS),
         1,
     ),
     "a held-out loss is measured": (
         evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
-        sends(ResultHeld, lambda held: held.round.kind == RoundKind.HELD_OUT),
+        sends(ev.ResultHeld, lambda held: held.round.kind == RoundKind.HELD_OUT),
         1,
     ),
 }
@@ -127,10 +131,10 @@ def test_what_one_of_the_others_holds_is_fetched_by_the_rest():
 
     def observe(now_s, peer, event, actions):
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.body, GroupFormed):
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.GroupFormed):
                 seen["again"] += action.body.round.attempt > 0
                 seen["held"] += bool(action.body.holders)
-            seen["fetched"] += isinstance(action, Send) and isinstance(action.body, FetchResult)
+            seen["fetched"] += isinstance(action, ev.Send) and isinstance(action.body, ev.FetchResult)
 
     for seed in (1, 14, 17, 21):
         case, times = replace(draw_case(seed, "groups"), faults=()), defaultdict(list)

@@ -16,7 +16,7 @@ from test_group_replay import (
 from test_stash import stashing
 from test_streaming import STREAMING
 
-from jaxdt.protocol.events import COORDINATOR, DonorWaits, Received, State
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
     CandidateReport,
     CheckpointReport,
@@ -75,7 +75,7 @@ def time_of(config, faults, happens):
     times = []
 
     def observe(now_s, peer, event, actions):
-        if isinstance(event, Received) and happens(peer, event.body):
+        if isinstance(event, ev.Received) and happens(peer, event.body):
             times.append(now_s)
 
     simulated(config, faults=faults, observer=observe)
@@ -100,7 +100,7 @@ def test_a_peer_that_did_nothing_for_a_while_comes_back_without_a_start():
     assert_equals_replay(ALL, outcome, states)
 
 
-@pytest.mark.parametrize("kind", [DonorWaits, State])
+@pytest.mark.parametrize("kind", [ev.DonorWaits, ev.State])
 @pytest.mark.parametrize("config", [ALL, WINDOW], ids=["all", "window"])
 def test_another_donor_takes_the_place_of_one_that_is_lost(config, kind):
     """When it has said that it waits, and when a slice of its state has come."""
@@ -112,7 +112,7 @@ def test_another_donor_takes_the_place_of_one_that_is_lost(config, kind):
 
 @pytest.mark.parametrize("joiner", [LOST, LOST + 1])
 def test_the_others_go_on_if_a_peer_that_joins_is_lost(joiner):
-    at_s = time_of(WINDOW, DIES, lambda peer, body: peer == joiner and isinstance(body, State))
+    at_s = time_of(WINDOW, DIES, lambda peer, body: peer == joiner and isinstance(body, ev.State))
     outcome, states = simulated(WINDOW, faults=[*DIES, Fault(at_s + 1e-6, CRASH, joiner)])
     assert not returns(outcome) and len(outcome.of(LostReport)) == 2
     assert_equals_replay(WINDOW, outcome, states, away={1})
@@ -120,7 +120,7 @@ def test_the_others_go_on_if_a_peer_that_joins_is_lost(joiner):
 
 def test_a_pipeline_may_be_lost_and_come_back_twice():
     config = replace(WINDOW, train=replace(WINDOW.train, steps=N_STEPS))
-    at_s = time_of(config, DIES, lambda peer, body: peer == LOST and isinstance(body, State))
+    at_s = time_of(config, DIES, lambda peer, body: peer == LOST and isinstance(body, ev.State))
     again = [Fault(at_s + 1.0, CRASH, LOST), Fault(at_s + 20.0, RESTART, LOST)]
     outcome, states = simulated(config, faults=[*DIES, *again])
     assert returns(outcome)[-1] == (1, 0)
@@ -128,7 +128,7 @@ def test_a_pipeline_may_be_lost_and_come_back_twice():
 
 
 @pytest.mark.parametrize("kind", [CRASH, POWER_OFF])
-@pytest.mark.parametrize("moment", [DonorWaits, State, "joined"])
+@pytest.mark.parametrize("moment", [ev.DonorWaits, ev.State, "joined"])
 def test_the_coordinator_may_die_in_the_middle(moment, kind):
     """Before the states are there, while they come, and when the view in which the pipeline is whole is durable."""
     if moment == "joined":
@@ -137,7 +137,7 @@ def test_the_coordinator_may_die_in_the_middle(moment, kind):
         at_s = views[-1] - 0.05
     else:
         at_s = time_of(ALL, DIES, lambda peer, body: peer == LOST and isinstance(body, moment))
-    faults = [*DIES, Fault(at_s + 1e-6, kind, COORDINATOR), Fault(at_s + AWAY_S, RESTART, COORDINATOR)]
+    faults = [*DIES, Fault(at_s + 1e-6, kind, ev.COORDINATOR), Fault(at_s + AWAY_S, RESTART, ev.COORDINATOR)]
     outcome, states = simulated(ALL, faults=faults)
     assert returns(outcome) == [(1, 0)]
     assert_equals_replay(ALL, outcome, states)

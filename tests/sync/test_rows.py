@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from jaxdt.protocol.events import StepDone, Tally
+from jaxdt.protocol import events as ev
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.sync.scheduling.rows import Rows
 
@@ -16,7 +16,7 @@ def rows_at(begun_s, *heard_s):
     rows.begin(begun_s)
     reports = []
     for row, now_s in enumerate(heard_s):
-        rows.add(0, StepDone(row, 4, Tally(8.0, 4), 1.0))
+        rows.add(0, ev.StepDone(row, 4, ev.Tally(8.0, 4), 1.0))
         reports.append(rows.next(now_s, row, math.inf))
     return reports
 
@@ -44,7 +44,7 @@ def losses_of_rows(arrivals, first_open=None):
     rows, losses, n_steps = Rows(2, SeqLengths(16), by_step=True), [], [0, 0]
     for pipeline, step in arrivals:
         n_steps[pipeline] += 1
-        rows.add(pipeline, StepDone(step, 1, Tally(10.0 * step + 2 * pipeline, 1), 1.0))
+        rows.add(pipeline, ev.StepDone(step, 1, ev.Tally(10.0 * step + 2 * pipeline, 1), 1.0))
         while row := rows.next(0.0, len(losses), min(n_steps) if first_open is None else first_open):
             losses.append(row.loss)
     return losses
@@ -69,5 +69,5 @@ def test_a_skipped_step_is_that_of_its_row():
     rows = Rows(2, SeqLengths(16), by_step=True)
     rows.skipped(0, 1)
     for pipeline, step in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        rows.add(pipeline, StepDone(step, 1, Tally(1.0, 1), 1.0))
+        rows.add(pipeline, ev.StepDone(step, 1, ev.Tally(1.0, 1), 1.0))
     assert [rows.next(0.0, row, math.inf).verdict for row in range(2)] == ["apply", "skip"]

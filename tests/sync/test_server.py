@@ -14,21 +14,7 @@ from jaxdt.build import RunStart, build_coordinator, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Header,
-    Member,
-    Ran,
-    Received,
-    Run,
-    Shard,
-    SliceKey,
-    Sum,
-    Summed,
-    Tally,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import KeptReport, PipelineEndReport, PullReport, PushReport, SnapshotReport, StepReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
@@ -106,10 +92,10 @@ def simulated(config, make_tensors, seed=0, faults=()):
     processes = ProcessFactory(lambda peer, stage: pytest.fail("no peer is started"), again)
     coordinator = build_coordinator(config, plan, RunStart("r"))
     outcome = Simulation(coordinator, peers, environment, faults, processes=processes).run(until_s=1e5)
-    assert COORDINATOR in outcome.stopped, "the run stands still"
+    assert ev.COORDINATOR in outcome.stopped, "the run stands still"
     servers = {peer for row in plan.roles.servers for peer in row}
     lost_servers = {fault.peer for fault in faults} & servers
-    assert outcome.stopped[COORDINATOR].code == (3 if lost_servers else 0), outcome.stopped[COORDINATOR].reason
+    assert outcome.stopped[ev.COORDINATOR].code == (3 if lost_servers else 0), outcome.stopped[ev.COORDINATOR].reason
     return outcome
 
 
@@ -178,7 +164,7 @@ def test_a_run_that_loses_a_server_ends_in_one_line():
     config = make_config()
     (server,) = run_config.default_plan(config).roles.servers[0]
     outcome = simulated(config, lambda peer, stage: NoTensors(1), faults=[Fault(20.0, CRASH, server)])
-    reason = outcome.stopped[COORDINATOR].reason
+    reason = outcome.stopped[ev.COORDINATOR].reason
     assert f"peer {server} (stage 0): lost" in reason and "it is the server that holds its stage's parameters" in reason
 
 
@@ -233,17 +219,17 @@ def test_no_clock_is_further_ahead_than_the_bound_and_no_run_stands_still():
 def test_a_push_is_added_once():
     """Neither when its messages come again nor when they are those of an earlier admission."""
     server = ParameterServer(ServedStage(0, (9,), (4,), 8, n_elements=6, slice_elements=6, staleness=0, wave=1))
-    members = (Member(4, 0, admission=3), Member(9, 0, admission=1))
-    server.handle(0.0, ViewChanged(View(3, 1, 0, members, (3,), n_committed=0)))
+    members = (ev.Member(4, 0, admission=3), ev.Member(9, 0, admission=1))
+    server.handle(0.0, ev.ViewChanged(ev.View(3, 1, 0, members, (3,), n_committed=0)))
 
     def pushed(step, admission=3):
         round = RoundId(RoundKind.PUSH, 0, step, peer=4, view=admission)
-        shard = Shard(SliceKey(round, 0, 6, 4), ((4, step),), 1, Tally())
-        actions = server.handle(0.0, Received(Header("r", 0, 3, 4), shard))
-        sums = [action for action in actions if isinstance(action, Sum)]
-        actions += [answer for sum in sums for answer in server.handle(0.0, Summed(sum.key, 1, 1.0))]
-        for work in [action.work for action in actions if isinstance(action, Run)]:
-            actions += server.handle(0.0, Ran(work, 0.0, 1.0, {}))
+        shard = ev.Shard(ev.SliceKey(round, 0, 6, 4), ((4, step),), 1, ev.Tally())
+        actions = server.handle(0.0, ev.Received(ev.Header("r", 0, 3, 4), shard))
+        sums = [action for action in actions if isinstance(action, ev.Sum)]
+        actions += [answer for sum in sums for answer in server.handle(0.0, ev.Summed(sum.key, 1, 1.0))]
+        for work in [action.work for action in actions if isinstance(action, ev.Run)]:
+            actions += server.handle(0.0, ev.Ran(work, 0.0, 1.0, {}))
         return [action.step for action in actions if isinstance(action, PushReport)]
 
     assert [pushed(1), pushed(1), pushed(2, admission=2), pushed(2), pushed(1), pushed(2)] == [[1], [], [], [2], [], []]

@@ -13,16 +13,7 @@ from test_server import BATCH, N_STEPS, Tokens, make_config, replayed, trained
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    EvaluateMean,
-    GroupFormed,
-    MeanEvaluated,
-    Received,
-    ResultHeld,
-    SnapshotCut,
-    StopRequested,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
     CheckpointReport,
     HeldOutMeanReport,
@@ -134,12 +125,12 @@ def test_workers_go_on_while_a_loss_is_measured():
 
 
 MOMENTS = {
-    "the first server is asked": (GroupFormed, lambda body: not body.holders, 1),
-    "another server hears the cut": (SnapshotCut, lambda body: True, 1),
-    "a server has its snapshot": (ResultHeld, lambda body: True, 1),
-    "a worker is told to keep it": (GroupFormed, lambda body: body.holders, 1),
-    "a pipeline is told to measure": (EvaluateMean, lambda body: True, 2),
-    "the loss is told": (MeanEvaluated, lambda body: True, 1),
+    "the first server is asked": (ev.GroupFormed, lambda body: not body.holders, 1),
+    "another server hears the cut": (ev.SnapshotCut, lambda body: True, 1),
+    "a server has its snapshot": (ev.ResultHeld, lambda body: True, 1),
+    "a worker is told to keep it": (ev.GroupFormed, lambda body: body.holders, 1),
+    "a pipeline is told to measure": (ev.EvaluateMean, lambda body: True, 2),
+    "the loss is told": (ev.MeanEvaluated, lambda body: True, 1),
 }
 
 
@@ -149,7 +140,7 @@ def time_of(config, name, monkeypatch):
     times = []
 
     def observe(now_s, peer, event, actions):
-        if isinstance(event, Received) and isinstance(event.body, kind) and is_it(event.body):
+        if isinstance(event, ev.Received) and isinstance(event.body, kind) and is_it(event.body):
             times.append(now_s)
 
     simulation = test_server.Simulation
@@ -165,7 +156,9 @@ def test_a_coordinator_that_is_started_again_goes_on_with_them(name, kind, store
     """With POWER_OFF what is on its way is lost."""
     config = kept_aside(1, 2)
     at_s = time_of(config, name, monkeypatch) + 1e-6
-    outcome, _ = trained(config, faults=[Fault(at_s, kind, COORDINATOR), Fault(at_s + 2500.0, RESTART, COORDINATOR)])
+    outcome, _ = trained(
+        config, faults=[Fault(at_s, kind, ev.COORDINATOR), Fault(at_s + 2500.0, RESTART, ev.COORDINATOR)]
+    )
     assert len(outcome.of(RestartedReport)) == 1 and not outcome.of(LostReport)
     losses, versions = assert_kept_aside_as_replayed(config, outcome, stores)
     assert N_STEPS in losses and N_STEPS in versions
@@ -200,7 +193,7 @@ def test_a_stop_ends_the_run_with_a_checkpoint_of_the_servers_parameters(every, 
             if self.n_committed < 4 or self.is_asked:
                 return actions
             self.is_asked = True
-            return [*actions, *super().handle(now_s, StopRequested())]
+            return [*actions, *super().handle(now_s, ev.StopRequested())]
 
     def build(*arguments):
         coordinator = build_coordinator(*arguments)

@@ -26,7 +26,7 @@ from test_group_replay import (
 from jaxdt.build import check
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import mean_tree
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
@@ -166,7 +166,7 @@ def timed(n_stages, n_pipelines, n_steps, slow=None, seed=0):
     hosts = {peer: f"h{peer}" for peer in plan.peers}
     link = lambda src, dst: Link(rng.uniform(0.0, 1.0), 1.0)  # noqa: E731
     outcome = simulate(config, plan, Conditions(seconds, link, hosts, dict.fromkeys(hosts.values(), 1)), order)
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     return outcome, order.of
 
 

@@ -25,7 +25,7 @@ from jaxdt.build import check
 from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import mean_tree
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StateMeanReport
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
@@ -139,7 +139,7 @@ def local_step_s(**groups):
     link = lambda src, dst: slow if (src - dst) % 2 == 0 else fast  # noqa: E731
     hosts = {peer: f"h{peer}" for peer in plan.peers}
     outcome = simulate(config, plan, Conditions(seconds, link, hosts, dict.fromkeys(hosts.values(), 1)), steps)
-    assert outcome.stopped[COORDINATOR].code == 0
+    assert outcome.stopped[ev.COORDINATOR].code == 0
     means = [(steps.at_s[peer][-1] - steps.at_s[peer][7]) / (len(steps.at_s[peer]) - 8) for peer in plan.placement[0]]
     return max(means), min(means)
 

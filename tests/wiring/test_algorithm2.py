@@ -2,7 +2,7 @@
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.rebalance_api import Move
-from jaxdt.protocol.events import Load
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import default_plan, parse
 from jaxdt.wiring.rebalance import Algorithm2, Rebalancer
 
@@ -14,7 +14,7 @@ def rule(queues, period_s=5.0):
     found = Algorithm2(period_s)
     assert found.moves(0.0, STAGES, set()) == []
     for peer, queue in enumerate(queues):
-        found.report(1.0, peer, Load(queue, 0.5))
+        found.report(1.0, peer, ev.Load(queue, 0.5))
     return found
 
 
@@ -40,7 +40,7 @@ def test_several_moves_of_a_period_follow_one_another():
     found = Algorithm2(5.0, n_moves=3)
     found.moves(0.0, stages, set())
     for peer, queue in enumerate((9.0, 9.0, 3.0, 2.0, 1.0, 1.5, 0.25)):
-        found.report(1.0, peer, Load(queue, 0.5))
+        found.report(1.0, peer, ev.Load(queue, 0.5))
     assert found.moves(5.0, stages, set(range(7))) == [Move(6, 2, 0), Move(4, 2, 0)], "stage 2 keeps its last peer"
 
 

@@ -2,24 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Accumulated,
-    Boundary,
-    Drained,
-    Evaluated,
-    Header,
-    Inventory,
-    Key,
-    Member,
-    Ran,
-    Received,
-    Run,
-    Send,
-    Updated,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.schedule import stage_order
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import Work
@@ -30,7 +13,7 @@ from jaxdt.wiring.fixed import FixedWiring
 PLAN = Plan(3, ((0, 1), (1, 2), (2, 3)), ((0, 5), (1, 4), (2, 3)), (3, 2))
 # Activations to the next stage, gradients to the one before.
 BOUNDARY_BYTES = {0: (100, 0), 1: (200, 110), 2: (0, 210)}
-VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (1, 1, 1), 0)
+VIEW = ev.View(1, 1, 0, tuple(ev.Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (1, 1, 1), 0)
 
 VIEW_1 = replace(VIEW, n_committed=1)  # after the first step
 
@@ -42,7 +25,7 @@ def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
 
 
 def arrival(kind, step, stage, microbatch, src=0):
-    return Received(Header("r", 0, 1, src), Boundary(Key(kind, step, stage, microbatch)))
+    return ev.Received(ev.Header("r", 0, 1, src), ev.Boundary(ev.Key(kind, step, stage, microbatch)))
 
 
 class Desk:
@@ -53,20 +36,20 @@ class Desk:
 
     def give(self, event):
         """With the first view the sync says that its version is there."""
-        first = isinstance(event, ViewChanged) and event.view.number == 1
+        first = isinstance(event, ev.ViewChanged) and event.view.number == 1
         actions = self.machine.handle(0.0, event)
-        for action in actions + (self.machine.handle(0.0, Updated(0, event.view.n_committed)) if first else []):
-            if isinstance(action, Run):
+        for action in actions + (self.machine.handle(0.0, ev.Updated(0, event.view.n_committed)) if first else []):
+            if isinstance(action, ev.Run):
                 self.runs.append(action.work)
             else:
                 self.told.append(action)
 
     def finish(self, **values):
         """The Work that was started last is done."""
-        self.give(Ran(self.runs[-1], 0.0, 1.0, values))
+        self.give(ev.Ran(self.runs[-1], 0.0, 1.0, values))
 
     def sent(self):
-        return [(a.dst, a.body.key, a.n_bytes) for a in self.told if isinstance(a, Send)]
+        return [(a.dst, a.body.key, a.n_bytes) for a in self.told if isinstance(a, ev.Send)]
 
     def texts(self):
         return [f"{work.kind}{work.microbatch}" for work in self.runs]
@@ -74,14 +57,14 @@ class Desk:
 
 def at_desk(peer, view=VIEW, **options):
     desk = Desk(wiring(peer, **options))
-    desk.give(ViewChanged(view))
+    desk.give(ev.ViewChanged(view))
     return desk
 
 
 def test_nothing_runs_before_there_is_a_view():
     desk = Desk(wiring(0))
     assert desk.runs == []
-    desk.give(ViewChanged(VIEW))
+    desk.give(ev.ViewChanged(VIEW))
     assert desk.runs == [Work(0, "F", 0, 0, 0)]
 
 
@@ -128,8 +111,8 @@ def test_the_whole_order_is_followed_when_all_inputs_are_there_from_the_start(pe
     for _ in order:
         desk.finish(n_samples=2, loss_sum=1.0)
     assert desk.runs == [Work(w.stage, w.kind, w.microbatch, peer, 0) for w in order]
-    assert desk.told[-1] == Drained(0)
-    assert [a.microbatch for a in desk.told if isinstance(a, Accumulated)] == list(plan.microbatches(pipeline))
+    assert desk.told[-1] == ev.Drained(0)
+    assert [a.microbatch for a in desk.told if isinstance(a, ev.Accumulated)] == list(plan.microbatches(pipeline))
 
 
 def test_tensors_go_to_the_neighbours_in_the_same_pipeline():
@@ -140,22 +123,22 @@ def test_tensors_go_to_the_neighbours_in_the_same_pipeline():
     for _ in range(4):
         desk.finish()
     assert desk.sent() == [
-        (3, Key("act", 0, 2, 3), 200),
-        (3, Key("act", 0, 2, 4), 200),
-        (5, Key("grad", 0, 1, 3), 110),
-        (5, Key("grad", 0, 1, 4), 110),
+        (3, ev.Key("act", 0, 2, 3), 200),
+        (3, ev.Key("act", 0, 2, 4), 200),
+        (5, ev.Key("grad", 0, 1, 3), 110),
+        (5, ev.Key("grad", 0, 1, 4), 110),
     ]
 
 
 def test_the_ends_send_one_way_only():
     first, last = at_desk(0), at_desk(2)
     first.finish()
-    assert first.sent() == [(1, Key("act", 0, 1, 0), 100)]
+    assert first.sent() == [(1, ev.Key("act", 0, 1, 0), 100)]
     last.give(arrival("act", 0, 2, 0))
     last.finish()
     assert last.sent() == []
     last.finish(n_samples=2, loss_sum=3.0)
-    assert last.sent() == [(1, Key("grad", 0, 2, 0), 210)]
+    assert last.sent() == [(1, ev.Key("grad", 0, 2, 0), 210)]
 
 
 def test_a_backward_is_accumulated_with_its_samples_and_only_the_last_stage_knows_a_loss():
@@ -163,13 +146,13 @@ def test_a_backward_is_accumulated_with_its_samples_and_only_the_last_stage_know
     last.give(arrival("act", 0, 2, 0))
     last.finish()
     last.finish(n_samples=2, loss_sum=3.0)
-    assert last.told[0] == Accumulated(0, 2, 0, 2, 3.0)
+    assert last.told[0] == ev.Accumulated(0, 2, 0, 2, 3.0)
     first = at_desk(5)
     for m in (3, 4):
         first.give(arrival("grad", 0, 1, m))
     for _ in range(3):
         first.finish(n_samples=2)
-    assert [a for a in first.told if isinstance(a, Accumulated)] == [Accumulated(0, 0, 3, 2, None)]
+    assert [a for a in first.told if isinstance(a, ev.Accumulated)] == [ev.Accumulated(0, 0, 3, 2, None)]
 
 
 def test_the_next_step_begins_with_the_update_and_uses_inputs_that_came_early():
@@ -179,21 +162,21 @@ def test_the_next_step_begins_with_the_update_and_uses_inputs_that_came_early():
             desk.give(arrival("act", step, 2, m))
     for _ in range(4):
         desk.finish(n_samples=2, loss_sum=1.0)
-    assert desk.texts() == ["F3", "B3", "F4", "B4"] and desk.told[-1] == Drained(0)
-    desk.give(Updated(2, 1))
+    assert desk.texts() == ["F3", "B3", "F4", "B4"] and desk.told[-1] == ev.Drained(0)
+    desk.give(ev.Updated(2, 1))
     assert desk.runs[-1] == Work(2, "F", 3, 3, 1)
 
 
 def test_after_the_last_step_nothing_runs():
     desk = at_desk(0, n_steps=2)
-    desk.give(Updated(0, 2))
+    desk.give(ev.Updated(0, 2))
     assert [work.step for work in desk.runs] == [0]
 
 
 def test_other_events_and_work_do_not_concern_it():
     desk = at_desk(0)
-    desk.give(Ran(Work(0, "G", None, 0, 0), 0.0, 1.0))
-    desk.give(Received(Header("r", 0, 1, COORDINATOR), VIEW))
+    desk.give(ev.Ran(Work(0, "G", None, 0, 0), 0.0, 1.0))
+    desk.give(ev.Received(ev.Header("r", 0, 1, ev.COORDINATOR), VIEW))
     assert desk.texts() == ["F0"] and desk.told == []
 
 
@@ -205,7 +188,7 @@ def eval_steps(every, n_steps):
     desks = []
     for version in range(n_steps + 2):
         desks.append(Desk(wiring(0, n_steps=n_steps, evals=(every, 1))))
-        desks[-1].give(ViewChanged(replace(VIEW, n_committed=version)))
+        desks[-1].give(ev.ViewChanged(replace(VIEW, n_committed=version)))
     begun = [desk.runs[0] for desk in desks if desk.runs]
     assert not [work for work in begun if work.step >= n_steps and work.kind != "E"]
     return [work.step for work in begun if work.kind == "E"]
@@ -225,12 +208,12 @@ def test_held_out_microbatches_are_dealt_over_the_pipelines_and_come_first():
     for _ in range(3):
         first.finish()
     assert first.texts() == ["E0", "E2", "E4", "F0"]
-    assert first.sent()[:3] == [(1, Key("eval", 1, 1, m), 100) for m in (0, 2, 4)]
+    assert first.sent()[:3] == [(1, ev.Key("eval", 1, 1, m), 100) for m in (0, 2, 4)]
     last = at_desk(3, VIEW_1, evals=(1, 5))
     for m in (1, 3):
         last.give(arrival("eval", 1, 2, m))
         last.finish(n_samples=2, loss_sum=4.0)
-    assert last.told == [Evaluated(1, 1, 2, 4.0), Evaluated(1, 3, 2, 4.0)]
+    assert last.told == [ev.Evaluated(1, 1, 2, 4.0), ev.Evaluated(1, 3, 2, 4.0)]
 
 
 def test_a_pipeline_without_held_out_microbatches_begins_to_train():
@@ -243,8 +226,8 @@ def test_a_pipeline_without_held_out_microbatches_begins_to_train():
 def view_without(*gone, number=2, newcomers=(), joining=()):
     """A later view in step 0; newcomers are (peer, stage)."""
     seats = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone} | dict(newcomers)
-    members = tuple(Member(p, stage, 1, first_step=int(p in joining)) for p, stage in sorted(seats.items()))
-    return View(number, 1, 0, members, (1, 2, 1), 0, joining=tuple(joining))
+    members = tuple(ev.Member(p, stage, 1, first_step=int(p in joining)) for p, stage in sorted(seats.items()))
+    return ev.View(number, 1, 0, members, (1, 2, 1), 0, joining=tuple(joining))
 
 
 def test_a_view_in_mid_step_makes_a_peer_say_what_it_counted_and_keeps():
@@ -255,8 +238,8 @@ def test_a_view_in_mid_step_makes_a_peer_say_what_it_counted_and_keeps():
         desk.finish(n_samples=2)
     assert desk.texts() == ["F3", "F4", "B3"]
     desk.told.clear()
-    desk.give(ViewChanged(view_without(1)))
-    assert {(a.dst, a.body) for a in desk.told} == {(peer, Inventory(0, (("B", 3),), (3,))) for peer in (0, 2, 3, 5)}
+    desk.give(ev.ViewChanged(view_without(1)))
+    assert {(a.dst, a.body) for a in desk.told} == {(peer, ev.Inventory(0, (("B", 3),), (3,))) for peer in (0, 2, 3, 5)}
 
 
 def test_work_that_runs_when_the_view_comes_is_counted_before_that_is_said():
@@ -264,43 +247,43 @@ def test_work_that_runs_when_the_view_comes_is_counted_before_that_is_said():
     desk.give(arrival("act", 0, 2, 3))
     desk.finish()
     assert desk.texts() == ["F3", "B3"]
-    desk.give(ViewChanged(view_without(1)))
+    desk.give(ev.ViewChanged(view_without(1)))
     assert desk.told == []
     desk.finish(n_samples=2, loss_sum=1.0)
-    assert desk.told[0] == Accumulated(0, 2, 3, 2, 1.0)
-    assert {a.body for a in desk.told[1:]} == {Inventory(0, (("B", 3),), (3,))}
+    assert desk.told[0] == ev.Accumulated(0, 2, 3, 2, 1.0)
+    assert {a.body for a in desk.told[1:]} == {ev.Inventory(0, (("B", 3),), (3,))}
 
 
 def test_while_a_place_is_open_the_way_is_told_with_each_microbatch():
     desk = Desk(wiring(5))
-    desk.give(ViewChanged(VIEW))
-    desk.give(ViewChanged(view_without(4)))
+    desk.give(ev.ViewChanged(VIEW))
+    desk.give(ev.ViewChanged(view_without(4)))
     desk.finish()
     desk.told.clear()
-    desk.give(Updated(0, 1))
+    desk.give(ev.Updated(0, 1))
     desk.finish()
     assert desk.runs[-2:] == [Work(0, "F", 3, 5, 1), Work(0, "F", 4, 5, 1)]
-    assert [a for a in desk.told if isinstance(a.body, Boundary)] == [
-        Send(1, Boundary(Key("act", 1, 1, 3), (5, 1, 3)), 100)
+    assert [a for a in desk.told if isinstance(a.body, ev.Boundary)] == [
+        ev.Send(1, ev.Boundary(ev.Key("act", 1, 1, 3), (5, 1, 3)), 100)
     ]
 
 
 def test_when_the_place_is_taken_nobody_is_told_anything_from_the_next_step_on():
     desk = Desk(wiring(5))
-    desk.give(ViewChanged(VIEW))
-    desk.give(ViewChanged(view_without(4, newcomers=[(7, 1)], joining=[7])))
+    desk.give(ev.ViewChanged(VIEW))
+    desk.give(ev.ViewChanged(view_without(4, newcomers=[(7, 1)], joining=[7])))
     desk.finish()
     desk.told.clear()
-    desk.give(Updated(0, 1))
+    desk.give(ev.Updated(0, 1))
     for _ in range(2):
         desk.finish()
-    assert desk.sent() == [(7, Key("act", 1, 1, 3), 100), (7, Key("act", 1, 1, 4), 100)]
+    assert desk.sent() == [(7, ev.Key("act", 1, 1, 3), 100), (7, ev.Key("act", 1, 1, 4), 100)]
     assert all(a.body.route == () for a in desk.told)
 
 
 def test_a_newcomer_without_a_place_adds_nothing():
     desk = Desk(FixedWiring(PLAN, StepShape(7, 1, 3, PLAN.n_microbatches, 5, ((200, 110),) * 2, 0, 4, 1 << 20)))
-    desk.give(ViewChanged(view_without(newcomers=[(7, 1)], joining=[7])))
+    desk.give(ev.ViewChanged(view_without(newcomers=[(7, 1)], joining=[7])))
     assert desk.told == []
-    desk.give(Updated(1, 1))
-    assert desk.told == [Drained(1)] and desk.runs == []
+    desk.give(ev.Updated(1, 1))
+    assert desk.told == [ev.Drained(1)] and desk.runs == []

@@ -7,7 +7,7 @@ import pytest
 from report_fields import report_fields
 from test_equivalence import assert_same_training, functions_of, make_config, one_process, train_in_pieces  # noqa: F401
 
-from jaxdt.protocol.events import Member, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run import config as run_config
 from jaxdt.run.plan import Plan
@@ -24,7 +24,7 @@ PLAN = Plan(2, ((0, 1), (1, 2)), ((0, 2, 4), (1, 3, 5)), (3, 3, 2))
 
 def view_of(stages):
     """A view of {peer: stage}."""
-    return View(2, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in sorted(stages.items())), (1, 2), 0)
+    return ev.View(2, 1, 0, tuple(ev.Member(peer, stage, 1) for peer, stage in sorted(stages.items())), (1, 2), 0)
 
 
 def assignment(*gone, **newcomers):

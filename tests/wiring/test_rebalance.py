@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxdt.membership.rebalance_api import ByNumber, Move
-from jaxdt.protocol.events import Load
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.availability import load
 from jaxdt.wiring.rebalance import Rebalancer, decide
 
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
-LOADS = st.builds(Load, st.floats(0, 50), st.floats(0, 1))
+LOADS = st.builds(ev.Load, st.floats(0, 50), st.floats(0, 1))
 TABLES = st.lists(st.dictionaries(st.integers(0, 1000), LOADS, max_size=5), min_size=1, max_size=5).map(
     lambda rows: [{1001 * stage + peer: one for peer, one in row.items()} for stage, row in enumerate(rows)]
 )
@@ -31,7 +31,7 @@ def balance(counts):
 # ----------------------------------------------------------------------------------------------------------- the rule
 
 
-@example([{0: Load(0.0, 1.0)}, {1001: Load(0.0, 0.0), 1002: Load(0.0, 0.0)}, {2002: Load(1.0, 0.5)}], 2)
+@example([{0: ev.Load(0.0, 1.0)}, {1001: ev.Load(0.0, 0.0), 1002: ev.Load(0.0, 0.0)}, {2002: ev.Load(1.0, 0.5)}], 2)
 @given(TABLES, st.integers(1, 4))
 def test_at_most_so_many_moves_each_of_another_peer_and_never_the_last_one(table, n_moves):
     moves = decide(table, n_moves)
@@ -55,21 +55,21 @@ def test_the_slowest_stage_is_never_slower_after_the_moves(table, n_moves):
 
 
 def test_the_idlest_peer_of_the_stage_that_can_best_do_without_it_goes_where_work_waits():
-    idle = {3: Load(1.0, 0.4), 4: Load(0.9, 0.4), 5: Load(0.9, 0.2)}
-    table = [{0: Load(9.0, 1.0)}, {1: Load(1.0, 0.5), 2: Load(0.5, 0.5)}, idle]
+    idle = {3: ev.Load(1.0, 0.4), 4: ev.Load(0.9, 0.4), 5: ev.Load(0.9, 0.2)}
+    table = [{0: ev.Load(9.0, 1.0)}, {1: ev.Load(1.0, 0.5), 2: ev.Load(0.5, 0.5)}, idle]
     assert decide(table) == [Move(4, 2, 0)]
     assert decide(table, before=[Move(9, 0, 2)]) == [], "it would undo what was decided a period ago"
 
 
 def test_nothing_moves_for_small_differences_or_where_it_would_only_swap_who_is_slowest():
-    assert decide([{0: Load(1.4, 1.0)}, {1: Load(0.3, 0.3), 2: Load(0.3, 0.3)}]) == []
+    assert decide([{0: ev.Load(1.4, 1.0)}, {1: ev.Load(0.3, 0.3), 2: ev.Load(0.3, 0.3)}]) == []
     assert decide(queues([3, 2])) == []
     assert decide(queues([4, 2])) == [Move(0, 0, 1)]
 
 
 def test_idle_time_that_all_stages_share_changes_nothing():
     """Half of every step is averaging, in which nobody has a queue."""
-    table = [{peer: Load(one.queue / 2, one.busy / 2) for peer, one in own.items()} for own in queues([3, 2])]
+    table = [{peer: ev.Load(one.queue / 2, one.busy / 2) for peer, one in own.items()} for own in queues([3, 2])]
     assert decide(table) == []
 
 
@@ -138,11 +138,11 @@ def test_who_is_on_its_way_will_share_the_load_and_does_not_move():
     for said, moves in (((0, 1, 2, 3), [Move(0, 0, 1)]), ((2, 3), [Move(2, 0, 1)])):
         rebalancer = Rebalancer(60.0)
         rebalancer.moves(0.0, stages, range(5))
-        rebalancer.report(60.0, 4, Load(20.0, 1.0))
+        rebalancer.report(60.0, 4, ev.Load(20.0, 1.0))
         for peer in said:
-            rebalancer.report(60.0, peer, Load(0.25, 0.25))
+            rebalancer.report(60.0, peer, ev.Load(0.25, 0.25))
         assert rebalancer.moves(60.0, stages, range(5)) == moves
-    rebalancer.report(60.0, 5, Load(0.0, 0.0))
+    rebalancer.report(60.0, 5, ev.Load(0.0, 0.0))
     assert rebalancer.stage_for([[0, 1, 2, 3], [4, 5]]) == 1
 
 
@@ -150,7 +150,7 @@ def test_who_joins_is_not_misled_by_queues_of_stages_that_keep_pace():
     """Peer 3 has been killed. Its stage has one peer for the other's two, and all reports are from before that."""
     rebalancer = Rebalancer(60.0)
     for peer, queue in ((0, 3.0), (2, 3.0), (1, 2.0)):
-        rebalancer.report(1.0, peer, Load(queue, 0.4))
+        rebalancer.report(1.0, peer, ev.Load(queue, 0.4))
     assert rebalancer.stage_for([[0, 2], [1]]) == 1
     assert rebalancer.better([[0, 2], [1, 4]], 4) is None
     assert rebalancer.better([[0, 2, 4], [1]], 4) == 1
@@ -160,7 +160,7 @@ def test_who_joins_is_not_misled_by_queues_of_stages_that_keep_pace():
 def test_joiners_that_come_at_once_are_for_different_stages():
     rebalancer = Rebalancer(60.0)
     for peer in range(4):
-        rebalancer.report(1.0, peer, Load(5.0, 0.9))
+        rebalancer.report(1.0, peer, ev.Load(5.0, 0.9))
     assert rebalancer.stage_for([[0, 1], [2, 3]]) == 0
     assert rebalancer.stage_for([[0, 1, 4], [2, 3]]) == 1
 
@@ -179,9 +179,9 @@ def test_without_reports_who_joins_is_for_a_vacant_or_the_smallest_stage(balance
 def test_who_joins_is_for_the_most_loaded_stage():
     rebalancer, stages = Rebalancer(60.0), stages_of([2, 2, 3])
     for peer in (0, 1, 2, 3):
-        rebalancer.report(0.0, peer, Load(0.5, 0.5))
+        rebalancer.report(0.0, peer, ev.Load(0.5, 0.5))
     for peer in (4, 5):  # the largest stage has most to do; peer 6 is on its way to it
-        rebalancer.report(0.0, peer, Load(5.0, 1.0))
+        rebalancer.report(0.0, peer, ev.Load(5.0, 1.0))
     assert rebalancer.stage_for(stages) == 2
     assert rebalancer.stage_for([*stages[:2], []]) == 2
     assert rebalancer.better(stages, 6) is None

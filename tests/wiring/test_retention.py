@@ -1,6 +1,6 @@
 """A peer keeps tensors for its neighbours, within its budget."""
 
-from jaxdt.protocol.events import Discard, Key
+from jaxdt.protocol import events as ev
 from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
@@ -29,7 +29,7 @@ def test_the_oldest_goes_first_and_whole():
     kept = middle(40)
     done(kept, 4)
     done(kept, 2)
-    assert done(kept, 3) == [Discard(Key("act", 7, 2, 4)), Discard(Key("grad", 7, 1, 4))]
+    assert done(kept, 3) == [ev.Discard(ev.Key("act", 7, 2, 4)), ev.Discard(ev.Key("grad", 7, 1, 4))]
     assert kept.promise() == (2, 3)
 
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.protocol.events import Member, Progress, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.wiring.dispatcher import Dispatcher
 from jaxdt.wiring.measured_routes import MeasuredRoutes
@@ -132,7 +132,7 @@ def test_a_queue_at_the_peer_is_counted_once_whoever_filled_it():
     for ended_s, m in ((11.0, 0), (12.0, None), (13.0, 1), (14.0, 2)):
         gap_s = service_time.gap_s(ended_s)
         if m is not None:
-            dispatcher.progress(ended_s, 7, Progress(0, "B", 0, m, gap_s))
+            dispatcher.progress(ended_s, 7, ev.Progress(0, "B", 0, m, gap_s))
     assert routes.seconds == [1.0, 1.0, 1.0]
 
 
@@ -145,8 +145,8 @@ def test_a_stuck_forward_gets_another_peer_once_and_both_are_measured_by_their_o
     assert dispatcher.reroute(20.0, 0, 1, 9) is None  # nobody chooses between two results of the last stage
     assert dispatcher.reroute(20.0, 0, 0, 7) == (Task("F", 0, 0, 1), 8)
     assert dispatcher.reroute(20.0, 0, 0, 7) is None
-    dispatcher.progress(21.0, 8, Progress(0, "F", 0, 0, 30.0))
-    dispatcher.progress(40.0, 7, Progress(0, "F", 0, 0, 30.0))
+    dispatcher.progress(21.0, 8, ev.Progress(0, "F", 0, 0, 30.0))
+    dispatcher.progress(40.0, 7, ev.Progress(0, "F", 0, 0, 30.0))
     assert routes.seconds == [1.0, 30.0]
 
 
@@ -202,8 +202,8 @@ def test_routes_that_begin_together_are_the_same_pipelines_whoever_steers():
 def fleet(*n_replicas, n_routers, window=64, n_microbatches):
     """Routers of a view with so many peers at each stage, all equally fast, as n_microbatches see them."""
     stages = [stage for stage, n in enumerate(n_replicas) for _ in range(n)]
-    members = tuple(Member(peer, stage, 1) for peer, stage in enumerate(stages))
-    view = View(1, 0, 0, members, (1,) * len(n_replicas), 0)
+    members = tuple(ev.Member(peer, stage, 1) for peer, stage in enumerate(stages))
+    view = ev.View(1, 0, 0, members, (1,) * len(n_replicas), 0)
     all_routes = [MeasuredRoutes(len(n_replicas), n_routers, window, n_microbatches, str(k)) for k in range(n_routers)]
     for routes in all_routes:
         routes.adopt(view, [member.peer for member in members])

@@ -9,26 +9,8 @@ that process is lost, which a broken connection shows soon. So a second process 
 from dataclasses import dataclass
 
 from jaxdt.membership.liveness.leases import Leases
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    Ended,
-    Event,
-    Header,
-    Interrupted,
-    Join,
-    Leave,
-    LinkChanged,
-    Received,
-    Refused,
-    Send,
-    Started,
-    Stop,
-    WakeAt,
-    Welcome,
-    Woke,
-)
 from jaxdt.protocol.reports import UnreachedReport
 
 GRANTED_S = 20.0  # an admitted process loads jax and says hello within it
@@ -55,7 +37,7 @@ class Claims:
         self._waiting: dict[int, Claim] = {}
         self._granted: dict[int, float] = {}  # peers whose admitted process has yet to say hello, and until when
 
-    def ask(self, now_s: float, temporary_id: int, join: Join) -> None:
+    def ask(self, now_s: float, temporary_id: int, join: ev.Join) -> None:
         """A process asks whether it may be a peer. A repeated question is one."""
         assert join.peer is not None
         claim = Claim(temporary_id, join.peer, join.where, now_s, join.is_new)
@@ -98,41 +80,41 @@ class Claimant:
     It asks again whenever it reaches the coordinator again, which may have been started anew."""
 
     def __init__(self, run: str, peer: int, temporary_id: int, where: str):
-        self._question = Join(peer, where)
-        self._header = Header(run, 0, 0, temporary_id)
+        self._question = ev.Join(peer, where)
+        self._header = ev.Header(run, 0, 0, temporary_id)
         self._is_up = False
         self._was_up = False
         self._say_s = SAID_S  # the wait before the next line
         self._give_up_s = FIRST_CONTACT_S
 
-    def handle(self, now_s: float, event: Event) -> list[Action]:
+    def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
         match event:
-            case Started():
+            case ev.Started():
                 self._give_up_s = now_s + FIRST_CONTACT_S
-                return [self._ask(), WakeAt(now_s + SAID_S, "say"), WakeAt(self._give_up_s, "claim")]
-            case LinkChanged(_, up):
+                return [self._ask(), ev.WakeAt(now_s + SAID_S, "say"), ev.WakeAt(self._give_up_s, "claim")]
+            case ev.LinkChanged(_, up):
                 asks_again = up and self._was_up
                 self._is_up, self._was_up = up, self._was_up or up
                 return [self._ask()] if asks_again else []
-            case Received(_, Welcome()):
-                return [Stop(0, "")]
-            case Received(_, Ended(code, reason)) | Interrupted(code, reason):
-                return [Stop(code, reason)]
-            case Refused(_, reason):
-                return [Stop(2, f"coordinator: {reason}")]
-            case Leave():
-                return [Stop(0, "left before it was let in")]
-            case Woke("say") if self._was_up:
+            case ev.Received(_, ev.Welcome()):
+                return [ev.Stop(0, "")]
+            case ev.Received(_, ev.Ended(code, reason)) | ev.Interrupted(code, reason):
+                return [ev.Stop(code, reason)]
+            case ev.Refused(_, reason):
+                return [ev.Stop(2, f"coordinator: {reason}")]
+            case ev.Leave():
+                return [ev.Stop(0, "left before it was let in")]
+            case ev.Woke("say") if self._was_up:
                 return []
-            case Woke("say"):
+            case ev.Woke("say"):
                 self._say_s *= 2
-                return [UnreachedReport(round(self._give_up_s - now_s, 1)), WakeAt(now_s + self._say_s, "say")]
-            case Woke() if self._is_up:
-                return [WakeAt(now_s + FIRST_CONTACT_S, "claim")]
-            case Woke():
-                return [Stop(3, f"coordinator: not reached within {FIRST_CONTACT_S:.0f} s")]
+                return [UnreachedReport(round(self._give_up_s - now_s, 1)), ev.WakeAt(now_s + self._say_s, "say")]
+            case ev.Woke() if self._is_up:
+                return [ev.WakeAt(now_s + FIRST_CONTACT_S, "claim")]
+            case ev.Woke():
+                return [ev.Stop(3, f"coordinator: not reached within {FIRST_CONTACT_S:.0f} s")]
             case _:
                 return []
 
-    def _ask(self) -> Send:
-        return Send(COORDINATOR, self._question, header=self._header)
+    def _ask(self) -> ev.Send:
+        return ev.Send(ev.COORDINATOR, self._question, header=self._header)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import FETCHED, Fetching
+from jaxdt.protocol import events as ev
 
 SLOWEST_BYTES_PER_S = 12_500.0
 WAITS_MAX = 4.0  # times the longest gap after which bytes came
@@ -22,10 +22,10 @@ ASKED_FLOORS = 5.0
 class _JoiningPeer:
     admission: int
     since_s: float  # when bytes came the last time
-    last: Fetching = Fetching(0, 0, 1)
+    last: ev.Fetching = ev.Fetching(0, 0, 1)
     longest_gap_s: float = 0.0
 
-    def update(self, now_s: float, fetching: Fetching) -> None:
+    def update(self, now_s: float, fetching: ev.Fetching) -> None:
         if fetching.here_bytes > self.last.here_bytes or fetching.asked_bytes and not self.last.asked_bytes:
             self.longest_gap_s = max(self.longest_gap_s, now_s - self.since_s)
             self.since_s = now_s
@@ -49,8 +49,8 @@ class JoinProgress:
 
     def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat."""
-        if peer in self._joining and all(name in status for name in FETCHED):
-            self._joining[peer].update(now_s, Fetching(*(status[name] for name in FETCHED)))
+        if peer in self._joining and all(name in status for name in ev.FETCHED):
+            self._joining[peer].update(now_s, ev.Fetching(*(status[name] for name in ev.FETCHED)))
 
     def stalled(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One member that has to leave now, and why. Nobody is blamed while a stage has no replica to fetch from."""

@@ -7,7 +7,7 @@ ended, its host says so, and nobody has to wait for the grace period.
 from collections.abc import Container, Mapping, Sequence
 
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import Action, Disconnect
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import VacantReport
 
 
@@ -41,11 +41,11 @@ class Vacancies:
 
     def watch(
         self, now_s: float, roster: Roster, reachable: Container[int], checkpoint: int, at_stake: Sequence[int]
-    ) -> list[Action]:
+    ) -> list[ev.Action]:
         """Report stages for which the run waits for other peers than before, and dial those peers. `reachable`: the
         peers that are heard. `checkpoint`, and the steps `at_stake` if the run goes back to it: see VacantReport."""
         waits_for = {stage: roster.absences.of_stage(stage) for stage in roster.vacant} if roster.view else {}
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for stage, peers in waits_for.items():
             if self._reported.get(stage) != peers:
                 waits_s = round(roster.absences.waits_s(now_s, peers), 1)
@@ -54,9 +54,11 @@ class Vacancies:
         self._reported = waits_for
         return actions + self._dial(waits_for, roster, reachable)
 
-    def _dial(self, waits_for: Mapping[int, Sequence[int]], roster: Roster, reachable: Container[int]) -> list[Action]:
+    def _dial(
+        self, waits_for: Mapping[int, Sequence[int]], roster: Roster, reachable: Container[int]
+    ) -> list[ev.Action]:
         silent = {peer for peers in waits_for.values() for peer in peers if peer not in reachable}
         dial = [roster.reach(peer) for peer in sorted(silent - self._dialled)]
-        over = [Disconnect(peer) for peer in sorted(self._dialled - silent) if peer not in reachable]
+        over = [ev.Disconnect(peer) for peer in sorted(self._dialled - silent) if peer not in reachable]
         self._dialled = silent
         return [*dial, *over]

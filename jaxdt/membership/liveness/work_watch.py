@@ -11,8 +11,8 @@ the lost Work. So each microbatch is counted once.
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import WINDOW, spread_s
-from jaxdt.protocol.events import Overdue
 from jaxdt.run.work import GATHER, REGENERATE, UPDATE, Work
 
 FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
@@ -48,7 +48,7 @@ class WorkWatch:
         if work == self._work:
             self._forget()
 
-    def tick(self, now_s: float, running: Work | None) -> Overdue | None:
+    def tick(self, now_s: float, running: Work | None) -> ev.Overdue | None:
         """The message to the coordinator about the Work that runs now, or None if there is nothing to tell. The message
         comes again each time that the Work has taken twice as long as before."""
         if running is None:
@@ -69,15 +69,15 @@ class WorkWatch:
         self._next_report_s = 2 * self._age_s
         return self._overdue(running)
 
-    def blocked(self) -> Overdue | None:
+    def blocked(self) -> ev.Overdue | None:
         """The run waits for the Work that is overdue; what the coordinator has to know, unless it has been told."""
         if self._work is None or not self.is_overdue or self._blocks:
             return None
         self._blocks = True
         return self._overdue(self._work)
 
-    def _overdue(self, work: Work) -> Overdue:
-        return Overdue(str(work), self._age_s, self._deadline_s, self._blocks)
+    def _overdue(self, work: Work) -> ev.Overdue:
+        return ev.Overdue(str(work), self._age_s, self._deadline_s, self._blocks)
 
     def _forget(self) -> None:
         self._work = None

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, Message, Received, Send, Stop, Woke
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
@@ -50,12 +50,12 @@ class MessageCostProbe:
 
     def __exit__(self, *exception) -> None:
         for loop in self._loops:
-            loop.post(Stop(0, ""))
+            loop.post(ev.Stop(0, ""))
         for thread in self._threads:
             thread.join()
 
     def begin(self) -> None:
-        self._loops[0].post(Woke("begin"))
+        self._loops[0].post(ev.Woke("begin"))
 
     def wait(self) -> None:
         try:
@@ -82,15 +82,15 @@ class _EndMachine:
 
     def __init__(self, end: int, finished: SimpleQueue[None]):
         self._finished = finished
-        header = Header("message cost", 0, 0, end)
-        self._send = Send(1 - end, Boundary(Key("act", 0, end, 0)), N_BYTES, URGENT, header)
+        header = ev.Header("message cost", 0, 0, end)
+        self._send = ev.Send(1 - end, ev.Boundary(ev.Key("act", 0, end, 0)), N_BYTES, ev.URGENT, header)
         self._answers = end == 1
         self._n_left = 0
 
-    def handle(self, now_s: float, event: Event) -> list[Action]:
-        if isinstance(event, Woke):
+    def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
+        if isinstance(event, ev.Woke):
             self._n_left = N_EXCHANGES
-        elif not isinstance(event, Received):
+        elif not isinstance(event, ev.Received):
             return []
         elif not self._answers:
             self._n_left -= 1
@@ -106,8 +106,8 @@ class _OneTensor:
     def __init__(self):
         self._tensor = np.zeros(N_BYTES, np.uint8)
 
-    def tensor_to_send(self, body: Message) -> np.ndarray:
+    def tensor_to_send(self, body: ev.Message) -> np.ndarray:
         return self._tensor
 
-    def expect(self, body: Message, table: list) -> list[np.ndarray]:
+    def expect(self, body: ev.Message, table: list) -> list[np.ndarray]:
         return [aligned_empty((N_BYTES,), np.dtype(np.uint8))]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.codec.base import decode, encode
-from jaxdt.protocol.events import Boundary, Key, SliceKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.cpus import allowed_cpus
@@ -105,7 +105,7 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
                 work_started_s = clock()
                 if kind == UPDATE:
                     for round in rounds:
-                        store.sum(SliceKey(round, 0, timed.group_sizes[round.stage]), (timed.peer,))
+                        store.sum(ev.SliceKey(round, 0, timed.group_sizes[round.stage]), (timed.peer,))
                 store.run(work, 1.0, rounds if kind in (GATHER, UPDATE) else ())
                 seconds[kind].append(clock() - work_started_s)
             if probe and len(message_s) < N_TIMED and time.monotonic() - started_s <= STAGE_S:
@@ -165,6 +165,6 @@ def _put_inputs(store: Store, work: Work) -> None:
         is_at_end = store.functions.last if work.kind == BACKWARD else store.functions.first
         if not is_at_end:
             assert work.step is not None and work.microbatch is not None, "it computes a microbatch of a step"
-            key = Key(kind, work.step, work.stage + offset, work.microbatch)
+            key = ev.Key(kind, work.step, work.stage + offset, work.microbatch)
             dtype, shape = store.boundary_codec.wire_leaf(key)
-            store.put(Boundary(key), 0, np.zeros(shape, dtype))
+            store.put(ev.Boundary(key), 0, np.zeros(shape, dtype))

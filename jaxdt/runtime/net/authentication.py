@@ -6,7 +6,7 @@ One object serves all connections of a transport, from any thread.
 import ssl
 from collections.abc import Collection
 
-from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.identity import tls_refusals
 from jaxdt.runtime.identity.certificate import TOKEN, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
@@ -52,7 +52,7 @@ class Authentication:
         if shown is not None:
             handshake.check_certificate(shown, peer)
         if self.is_revoked(peer):
-            raise HandshakeRefused(f"certificate: peer {peer % PEER_IDS} is revoked")
+            raise HandshakeRefused(f"certificate: peer {peer % ev.PEER_IDS} is revoked")
 
     def redeem(self, connection: Connection, shown: SignedCertificate | None) -> bool:
         """Serve the holder of a token, who gets a certificate and nothing else. False for any other connection.
@@ -69,7 +69,7 @@ class Authentication:
 
     def is_revoked(self, peer: int) -> bool:
         """Whether a peer is put out for good, also under the temporary id with which it asks to join."""
-        return peer < OPERATOR_IDS and peer % PEER_IDS in self._revoked
+        return peer < ev.OPERATOR_IDS and peer % ev.PEER_IDS in self._revoked
 
     def revoke(self, peers: Collection[int]) -> None:
         """Refuse these peers from now on."""

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run import versions
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import certificate
@@ -96,7 +96,7 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
         versions.check_protocol(versions.Version(frame.VERSION, hello.minor_version))
     except BadInput as error:
         raise HandshakeRefused(str(error)) from None
-    is_outsider = peer_id == COORDINATOR and hello.src >= TEMPORARY_IDS and hello.run == ""
+    is_outsider = peer_id == ev.COORDINATOR and hello.src >= ev.TEMPORARY_IDS and hello.run == ""
     if hello.run != run and not is_outsider:
         told = f"{name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}"
         raise HandshakeRefused(f"run: {told}{_what_differs(hello.run, run)}")
@@ -121,19 +121,19 @@ def _what_differs(theirs: str, own: str) -> str:
 def check_incarnation(hello: HandshakeHello, known: int) -> None:
     """HandshakeRefused for a process other than the one that is `known` as this peer, until that one is dropped. Of
     coordinators the later one counts."""
-    if hello.src == COORDINATOR and hello.incarnation < known:
+    if hello.src == ev.COORDINATOR and hello.incarnation < known:
         raise HandshakeRefused(f"coordinator: its term {hello.incarnation} is over, term {known} has begun")
-    if hello.src != COORDINATOR and hello.incarnation != known:
+    if hello.src != ev.COORDINATOR and hello.incarnation != known:
         raise HandshakeRefused(f"{name_of(hello.src)}: another process has taken its place")
 
 
 def name_of(peer: int) -> str:
     """The name of a peer in messages to people."""
-    if peer >= OPERATOR_IDS:
+    if peer >= ev.OPERATOR_IDS:
         return "an operator"
-    if peer >= TEMPORARY_IDS:
+    if peer >= ev.TEMPORARY_IDS:
         return "a process that asks to be a peer"
-    return "coordinator" if peer == COORDINATOR else f"peer {peer}"
+    return "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
 
 
 def check_certificate(shown: SignedCertificate, peer: int) -> None:
@@ -146,11 +146,11 @@ def check_certificate(shown: SignedCertificate, peer: int) -> None:
 
 def _required_holder(peer: int) -> Holder:
     """A newcomer asks under a temporary id, which has the peer id of its certificate in it."""
-    if peer == COORDINATOR:
+    if peer == ev.COORDINATOR:
         return Holder(certificate.COORDINATOR)
-    if peer >= OPERATOR_IDS:
+    if peer >= ev.OPERATOR_IDS:
         return Holder(certificate.OPERATOR)
-    return Holder(certificate.PEER, peer % PEER_IDS)
+    return Holder(certificate.PEER, peer % ev.PEER_IDS)
 
 
 def secure(connection: Connection, credential: Credential, is_dialer: bool) -> SignedCertificate:

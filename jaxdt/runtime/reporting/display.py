@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxdt.protocol.events import WORKERS
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.console import has_own_terminal, no_echo_of_interrupts, print_line
@@ -106,8 +106,8 @@ class Display:
     def heartbeat(self, report: HeartbeatReport) -> None:
         """Show a peer's heartbeat, which has its counters; a process that took its place counts from zero."""
         peer, status = report.peer, report.status
-        if WORKERS in status and status.get("step", 0) >= self._n_steps:  # its workers end before it does
-            status = {**status, WORKERS: self._heartbeats.get(peer, status).get(WORKERS, 0.0)}
+        if ev.WORKERS in status and status.get("step", 0) >= self._n_steps:  # its workers end before it does
+            status = {**status, ev.WORKERS: self._heartbeats.get(peer, status).get(ev.WORKERS, 0.0)}
         now_s = self._heard_s[peer] = time.monotonic()
         before_s, before = self._rate_starts.get(peer, (now_s, status))
         if any(status.get(name, 0) < before.get(name, 0) for name in RATES):
@@ -179,7 +179,7 @@ class Display:
                 f"{rates['bytes_in'] / 1e6:.2f}" if rates else "",
                 f"{max(0.0, 1 - rates['busy_s']):.0%}" if rates else "",
             )
-        servers = {peer: counts for peer, counts in sorted(self._heartbeats.items()) if WORKERS in counts}
+        servers = {peer: counts for peer, counts in sorted(self._heartbeats.items()) if ev.WORKERS in counts}
         tables = [table, _served(servers)] if servers else [table]
         return Group(*tables, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
 
@@ -217,7 +217,7 @@ def _served(servers: Mapping[int, Mapping[str, float]]) -> Table:
         share = aggregation_frac(counts)
         table.add_row(
             str(server),
-            f"{counts[WORKERS]:.0f}",
+            f"{counts[ev.WORKERS]:.0f}",
             f"{counts['leases']:.0f}",
             f"{counts['by_workers']:.0f} of {counts['microbatches']:.0f}",
             f"{counts['redone']:.0f}",

@@ -7,8 +7,8 @@ time that it says that it waits, it looks into the coordinator's folder, where t
 from collections.abc import Callable
 
 from jaxdt.membership.member import NOT_JOINED
-from jaxdt.protocol.events import Report, Stop
-from jaxdt.protocol.reports import OutageReport, StillReadyReport, UnreachedReport
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import OutageReport, Report, StillReadyReport, UnreachedReport
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_folder import check_not_ended
 from jaxdt.runtime.run_job import RunJob
@@ -20,7 +20,7 @@ class EndWatch:
     def __init__(self, job: RunJob, report: Callable[[Report], None]):
         self._job = job
         self._report = report
-        self.post: Callable[[Stop], None]
+        self.post: Callable[[ev.Stop], None]
 
     def report(self, report: Report) -> None:
         """Pass a report on, or end the process if it waits for a run that has ended."""
@@ -30,11 +30,11 @@ class EndWatch:
             self._report(report)
 
 
-def end_of_run(job: RunJob) -> Stop | None:
+def end_of_run(job: RunJob) -> ev.Stop | None:
     """The end of a process that waits for the coordinator, if the coordinator's folder is here and says that the run is
     over; else None."""
     try:
         check_not_ended(job)
     except BadInput as problem:
-        return Stop(NOT_JOINED, str(problem))
+        return ev.Stop(NOT_JOINED, str(problem))
     return None

@@ -11,8 +11,8 @@ from pathlib import Path
 from jaxdt.build import period
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import is_loopback
-from jaxdt.protocol.events import CPU_S, Advised
 from jaxdt.protocol.reports import (
     CandidateReport,
     CheckpointReport,
@@ -40,6 +40,7 @@ from jaxdt.protocol.reports import (
     WorkerHereReport,
     WorkerPlacedReport,
     WriteFailedReport,
+    names,
 )
 from jaxdt.run.config import ADVISE
 from jaxdt.run.cpus import allowed_cpus, usable_cores
@@ -55,7 +56,6 @@ from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.processor_use import ProcessorUse
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
-from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
@@ -94,7 +94,7 @@ class Journal:
         self._prediction = Prediction()
         self._end: EndedReport | None = None
         self._run_s: float | None = None  # from the first view to the end, also under earlier coordinators
-        self.post: Callable[[Report | Advised], None]
+        self.post: Callable[[Report | ev.Advised], None]
         wants_advice = job.config.wiring.replan == ADVISE
         self._advice = ReplanAdvice(job.plan, replan) if wants_advice else None
         self._start_s: float | None = None
@@ -142,7 +142,7 @@ class Journal:
                 self._worker_comes(report)
             case CandidateReport(peer):
                 self._display.ready(peer)
-                self._display.print(line_of(report))
+                self._display.print(report.line)
             case LostReport() | FailedReport():
                 self._display.gone(report.peer)
                 self._display.print(report.reason)
@@ -180,7 +180,7 @@ class Journal:
                     self._display.standstill("paused" if command == "pause" else "")
                 self._display.print(f"{command}: {answer}")
             case _:
-                self._display.print(line_of(report))
+                self._display.print(report.line)
 
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
@@ -208,7 +208,7 @@ class Journal:
         """A member that was cut off for a moment says hello again, too."""
         if report.peer not in self._machine.roster.members:
             self._display.arriving(report.peer, report.stage, "compiling")
-            self._display.print(line_of(report))
+            self._display.print(report.line)
 
     def _predicted(self, report: PredictionReport) -> None:
         self._history.predicted(time.monotonic(), report)
@@ -220,13 +220,13 @@ class Journal:
 
     def _pipeline_ended(self, report: PipelineEndReport) -> None:
         if self._history.pipeline_ended(time.monotonic(), report):
-            self._display.print(line_of(report))
+            self._display.print(report.line)
 
     def _waiting(self, report: WaitingReport) -> None:
         """The run has not begun. Peers of the plan for which it does not wait are ready."""
         for peer in set(self._job.plan.peers) - set(report.missing):
             self._display.ready(peer)
-        self._display.print(line_of(report))
+        self._display.print(report.line)
 
     def _worker_comes(self, report: WorkerPlacedReport | WorkerHereReport) -> None:
         """A pool's worker gets ready, and then computes: from then on its server's row counts it."""
@@ -234,7 +234,7 @@ class Journal:
             self._display.arriving(report.worker, report.stage, "worker, compiling", for_s=ASKED_S)
         else:
             self._display.gone(report.worker)
-        self._display.print(line_of(report))
+        self._display.print(report.line)
 
     def _leaving(self, report: LeavingReport) -> None:
         last = last_of_its_stage(self._job.run_dir, self._job.config.wiring.on_stage_lost)
@@ -267,7 +267,7 @@ class Journal:
         self._pool.counted(report.peer, report.status)
         self._processors.counted(report.peer, report.status)
         for worker, cpu_s in (report.worker_cpu_s or {}).items():
-            self._processors.counted(worker, {CPU_S: cpu_s})
+            self._processors.counted(worker, {ev.CPU_S: cpu_s})
         self._display.heartbeat(report)
 
     def _done(self, report: DoneReport) -> None:

@@ -2,11 +2,11 @@
 
 import time
 
-from jaxdt.protocol.events import Report
 from jaxdt.protocol.reports import (
     KeptReport,
     PullReport,
     PushReport,
+    Report,
     SnapshotReport,
     StillReadyReport,
     TasksStolenReport,
@@ -17,7 +17,6 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.reporting.report_lines import line_of
 
 STEP_EVERY_S = 10.0
 
@@ -41,7 +40,7 @@ class PeerLog:
                 self._now_and_then(f"{'step' if of_all else 'local step'} {step + 1}{of_all} is applied here")
             case WorkerBeginsReport():
                 self._works = True
-                self._print(line_of(report))
+                self._print(report.line)
             case WorkerProgressReport(version, stage, n_handed_in, n_of_stage) if n_of_stage and self._works:
                 share = f"{n_handed_in} of {n_of_stage} microbatches of stage {stage} ({n_handed_in / n_of_stage:.0%})"
                 self._now_and_then(f"step {version} of {self._n_steps} is done; has handed in {share} since it came")
@@ -56,7 +55,7 @@ class PeerLog:
             case TasksStolenReport() | WorkerProgressReport():
                 pass  # there are many, or those before its first microbatch; the trace has them
             case _:
-                self._print(line_of(report))
+                self._print(report.line)
 
     def _now_and_then(self, line: str) -> None:
         """There is such a line for each step."""

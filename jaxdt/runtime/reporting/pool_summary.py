@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdt.protocol.events import WORKERS
+from jaxdt.protocol import events as ev
 
 SUMS = ("microbatches", "by_workers", "stolen", "redone", "lost", "contribution_bytes")
 
@@ -16,7 +16,7 @@ class PoolSummary:
 
     def counted(self, peer: int, values: Mapping[str, float]) -> None:
         """Take the counts in a peer's heartbeat, or in the totals at its end."""
-        if WORKERS in values:
+        if ev.WORKERS in values:
             self._latest[peer] = values
 
     @property

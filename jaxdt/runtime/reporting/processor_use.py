@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxdt.protocol.events import CPU_S
+from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus
 
 
@@ -27,11 +27,11 @@ class ProcessorUse:
     def counted(self, peer: int, values: Mapping[str, float]) -> None:
         """Take the count in a peer's heartbeat, or in the totals at its end. It is smaller than the last one when the
         peer has been started again."""
-        if CPU_S in values:
+        if ev.CPU_S in values:
             last_s = self._latest_s.get(peer, 0.0)
-            if values[CPU_S] < last_s:
+            if values[ev.CPU_S] < last_s:
                 self._ended_s += last_s
-            self._latest_s[peer] = values[CPU_S]
+            self._latest_s[peer] = values[ev.CPU_S]
 
     def others_cores(self, seconds: float) -> float:
         """How many of the CPUs that this process may use others used on average in the `seconds` since this began; 0

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from jaxdt.protocol.events import Advised
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import ReplanReport
 from jaxdt.run.plan import Plan
 
@@ -42,10 +42,10 @@ class ReplanAdvice:
         self._search: Search | None = None
         self._has_begun = False
 
-    def members(self, members: Iterable[int], seconds: Seconds, post: Callable[[Advised], None]) -> None:
+    def members(self, members: Iterable[int], seconds: Seconds, post: Callable[[ev.Advised], None]) -> None:
         """These are the members now; `post` gets the advice, from another thread."""
         if not self._has_begun and self._start is None:
-            post(Advised(ReplanReport([], problem=NO_NETWORK)))
+            post(ev.Advised(ReplanReport([], problem=NO_NETWORK)))
         self._has_begun = True
         present = frozenset(members)
         if self._start is None or present == self._present:
@@ -56,7 +56,7 @@ class ReplanAdvice:
             return
         if unknown := sorted(present - self._planned):
             reason = f"the network does not say which devices the newcomers {', '.join(map(str, unknown))} are"
-            post(Advised(ReplanReport(sorted(present), problem=reason)))
+            post(ev.Advised(ReplanReport(sorted(present), problem=reason)))
             return
         self._search = search = self._start(present, seconds)
         threading.Thread(target=self._run, args=(search, present, post), name="replan", daemon=True).start()
@@ -67,11 +67,11 @@ class ReplanAdvice:
         if search is not None:
             search.cancel()
 
-    def _run(self, search: Search, present: frozenset[int], post: Callable[[Advised], None]) -> None:
+    def _run(self, search: Search, present: frozenset[int], post: Callable[[ev.Advised], None]) -> None:
         try:
             report = search.run()
         except Exception as error:  # told, and of no consequence for the run
             reason = (str(error).strip().splitlines() or [""])[-1]
             report = ReplanReport(sorted(present), problem=reason or type(error).__name__)
         if self._search is search:
-            post(Advised(report))
+            post(ev.Advised(report))

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxdt.codec import base as codec
 from jaxdt.model.stage import StageFunctions
-from jaxdt.protocol.events import Key
+from jaxdt.protocol import events as ev
 from jaxdt.run import codec as codecs
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.config import RunConfig
@@ -61,7 +61,7 @@ class BoundaryCodec:
             self._out[HELD_OUT] = direction(stage, True, functions.out_shape, False)
             self._out[ACTIVATION] = direction(stage, True, functions.out_shape, True)
 
-    def encode(self, key: Key, tensor) -> jax.Array:
+    def encode(self, key: ev.Key, tensor) -> jax.Array:
         """The array to send for a tensor. Its computation is dispatched, not awaited. With error feedback, the error of
         a tensor of another length is dropped."""
         spec = self._spec(self._out, key)
@@ -73,12 +73,12 @@ class BoundaryCodec:
         wire, self._errors[key.kind] = codec.encode_with_feedback(spec, tensor, error)
         return wire
 
-    def decode(self, key: Key, wire):
+    def decode(self, key: ev.Key, wire):
         """The tensor that was received as `wire`."""
         spec = self._spec(self._in, key)
         return wire if spec.is_identity else codec.decode(spec, wire, self._shape(self._in, key), self._dtype)
 
-    def wire_leaf(self, key: Key, of_worker: bool = False) -> tuple[np.dtype, tuple[int, ...]]:
+    def wire_leaf(self, key: ev.Key, of_worker: bool = False) -> tuple[np.dtype, tuple[int, ...]]:
         """(dtype, shape) of the array as which a tensor is received; BadInput for a tensor that nobody sends to this
         peer. `of_worker`: of an output of this stage, which a pool's worker has computed for this peer."""
         directions = self._out if of_worker else self._in
@@ -88,10 +88,10 @@ class BoundaryCodec:
             raise BadInput(f"boundary tensor {key}: expected one of {self._plan.n_microbatches} microbatches")
         return codec.wire_leaf(self._spec(directions, key), self._shape(directions, key), self._dtype)
 
-    def _spec(self, directions: dict[str, Direction], key: Key) -> CodecSpec:
+    def _spec(self, directions: dict[str, Direction], key: ev.Key) -> CodecSpec:
         return directions[key.kind].specs[self._plan.pipeline_of(key.microbatch, key.kind == HELD_OUT)]
 
-    def _shape(self, directions: dict[str, Direction], key: Key) -> tuple[int, int, int]:
+    def _shape(self, directions: dict[str, Direction], key: ev.Key) -> tuple[int, int, int]:
         """The shape of a boundary tensor. Held-out samples have the full length."""
         direction = directions[key.kind]
         length = self._lengths.full if key.kind == HELD_OUT else self._lengths.at(key.step)

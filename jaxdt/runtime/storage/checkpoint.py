@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize, versions
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
@@ -57,7 +57,7 @@ class CompleteRecord:
     """The content of complete.json. `copies`: on how many disks each part is, at least. `about`: see about_run.
     `format`: see jaxdt.run.versions."""
 
-    checkpoint: Checkpoint
+    checkpoint: ev.Checkpoint
     copies: int
     about: dict[str, Any]
     format: str = str(versions.CHECKPOINT)
@@ -74,7 +74,7 @@ def complete_record(folder: Path) -> CompleteRecord:
     return record
 
 
-def mark_complete(run_dir: Path, checkpoint: Checkpoint, about: dict[str, Any]) -> None:
+def mark_complete(run_dir: Path, checkpoint: ev.Checkpoint, about: dict[str, Any]) -> None:
     """Write complete.json, unless it is there already. A host whose disk holds no part gets it, too, so that it knows
     where the parts are. Where a part should be and there is no folder, it was deleted since, and is not made again."""
     folder = step_folder(run_dir, checkpoint.version)
@@ -99,12 +99,12 @@ def _disk_of(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _is_here(part: Part, disk: str) -> bool:
+def _is_here(part: ev.Part, disk: str) -> bool:
     """Whether this disk should hold a part, as far as its record says where it is."""
     return not disk or not part.disks or disk in part.disks
 
 
-def check_resumable(folder: Path, about: dict[str, Any]) -> Checkpoint:
+def check_resumable(folder: Path, about: dict[str, Any]) -> ev.Checkpoint:
     """A complete checkpoint, for the run to begin with. BadInput names the first field of `about` in which the
     checkpoint differs."""
     record = complete_record(folder)
@@ -232,8 +232,8 @@ def _made_of_parts(folder: Path) -> CompleteRecord | None:
         first = next(iter(parts.values()))
         if set(parts) == set(range(first.n_stages)):
             stages = [parts[stage] for stage in sorted(parts)]
-            held = tuple(Part(m.version, m.stage, m.digest, m.n_words) for m in stages)
-            checkpoint = Checkpoint(first.version, first.generation, held, first.n_reseeds)
+            held = tuple(ev.Part(m.version, m.stage, m.digest, m.n_words) for m in stages)
+            checkpoint = ev.Checkpoint(first.version, first.generation, held, first.n_reseeds)
             return CompleteRecord(checkpoint, 1, first.about)
     return None
 
@@ -348,7 +348,7 @@ def _about_of(folder: Path) -> bytes | None:
     return abouts.pop() if abouts else b""
 
 
-def sweep(run_dir: Path, checkpoint: Checkpoint) -> None:
+def sweep(run_dir: Path, checkpoint: ev.Checkpoint) -> None:
     """Delete what the folder of a complete checkpoint holds beside it: unfinished parts of processes that died, and,
     if it is whole, parts that another process wrote as well."""
     folder = step_folder(run_dir, checkpoint.version)

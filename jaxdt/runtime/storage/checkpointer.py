@@ -11,17 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdt.protocol.events import (
-    Checkpoint,
-    CheckpointFailed,
-    FindPart,
-    FoundPart,
-    KeptPart,
-    Part,
-    StateKey,
-    WriteCheckpoint,
-    WroteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage import fetched_parts
@@ -98,9 +88,9 @@ class Checkpointer:
 
     def save(
         self,
-        write_checkpoint: WriteCheckpoint,
+        write_checkpoint: ev.WriteCheckpoint,
         store: Any,
-        post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None],
+        post: Callable[[ev.WroteCheckpoint | ev.CheckpointFailed | BaseException], None],
     ) -> None:
         """Write the store's state, on a thread that calls `post` with the outcome. An exception must end the process.
         The state's arrays must not change until `wait` has returned."""
@@ -111,7 +101,7 @@ class Checkpointer:
         try:
             state = [split_entries(store.state_of(write_checkpoint.version))]
         except LookupError as error:
-            post(CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
+            post(ev.CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
             return
         earlier = self._threads[-2:]
         copying = Copying()
@@ -137,11 +127,11 @@ class Checkpointer:
         except RuntimeError as error:  # the system has no room for another thread
             del self._threads[-1]
             copying.end()
-            post(CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
+            post(ev.CheckpointFailed(write_checkpoint.version, f"{part}: {error}"))
 
     def _write(
-        self, write_checkpoint: WriteCheckpoint, entries: dict[str, dict], copying: Copying
-    ) -> WroteCheckpoint | CheckpointFailed:
+        self, write_checkpoint: ev.WriteCheckpoint, entries: dict[str, dict], copying: Copying
+    ) -> ev.WroteCheckpoint | ev.CheckpointFailed:
         from jaxdt.runtime.storage.entries import write_entries
 
         assert self._stage is not None, "the coordinator has no state"
@@ -157,10 +147,10 @@ class Checkpointer:
         except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
             other = self._written_by_another(version, generation)
             if other:
-                return WroteCheckpoint(version, copying.waited_s, other.digest, other.n_words, generation)
-            return CheckpointFailed(version, f"{folder}/stage_{self._stage}: {str(error).splitlines()[0]}")
+                return ev.WroteCheckpoint(version, copying.waited_s, other.digest, other.n_words, generation)
+            return ev.CheckpointFailed(version, f"{folder}/stage_{self._stage}: {str(error).splitlines()[0]}")
         self._manifests[manifest.digest] = (part, manifest)
-        return WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words, generation)
+        return ev.WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words, generation)
 
     def _written_by_another(self, version: int, generation: int) -> Manifest | None:
         """The part that another process has written instead, if the checkpoint is complete with that: then ours has
@@ -181,29 +171,29 @@ class Checkpointer:
 
     # ------------------------------------------------------------------------------------------------- parts of others
 
-    def find(self, action: FindPart, post: Callable[[FoundPart | BaseException], None]) -> None:
+    def find(self, action: ev.FindPart, post: Callable[[ev.FoundPart | BaseException], None]) -> None:
         """Look for a whole part on this disk, on a thread that calls `post` with the answer."""
 
-        def look() -> FoundPart:
+        def look() -> ev.FoundPart:
             manifest = self._whole(action.version, action.digest)
             if manifest:
-                return FoundPart(action.digest, manifest.n_words)
-            return FoundPart(action.digest, 0, slices_here(self._run_dir, action.version, action.digest))
+                return ev.FoundPart(action.digest, manifest.n_words)
+            return ev.FoundPart(action.digest, 0, slices_here(self._run_dir, action.version, action.digest))
 
         self._in_thread(look, post)
 
-    def keep(self, part: Part, post: Callable[[KeptPart | BaseException], None]) -> None:
+    def keep(self, part: ev.Part, post: Callable[[ev.KeptPart | BaseException], None]) -> None:
         """Make a part whose slices have all been put here durable, on a thread that calls `post` with the outcome."""
 
-        def keep() -> KeptPart:
+        def keep() -> ev.KeptPart:
             if self._whole(part.version, part.digest):
-                return KeptPart(part.digest)  # another process of this host was faster
+                return ev.KeptPart(part.digest)  # another process of this host was faster
             try:
                 fetched_parts.keep(self._run_dir, part)
             except (OSError, BadInput) as error:
-                return KeptPart(part.digest, f"{self._run_dir}: {error}")
+                return ev.KeptPart(part.digest, f"{self._run_dir}: {error}")
             self._whole(part.version, part.digest)
-            return KeptPart(part.digest)
+            return ev.KeptPart(part.digest)
 
         self._in_thread(keep, post)
 
@@ -231,7 +221,7 @@ class Checkpointer:
         self._manifests[digest] = (path, manifest)
         return manifest
 
-    def read_slice(self, key: StateKey) -> np.ndarray:
+    def read_slice(self, key: ev.StateKey) -> np.ndarray:
         """A slice of a part that has been found here, with its checksum. BadInput if it cannot be read any more."""
         path, manifest = self._manifests[key.part]
         try:
@@ -239,13 +229,13 @@ class Checkpointer:
         except OSError as error:
             raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
 
-    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+    def put_slice(self, key: ev.StateKey, words: np.ndarray) -> None:
         """Hold a slice that has been received, with its checksum. BadInput if that is not its own."""
         check_slice(words, key)
         fetched_parts.write_slice(self._run_dir, key, words[:-1])
 
     def mark_complete(
-        self, checkpoint: Checkpoint, post: Callable[[WriteFailedReport | BaseException], None]
+        self, checkpoint: ev.Checkpoint, post: Callable[[WriteFailedReport | BaseException], None]
     ) -> threading.Thread:
         """Mark the checkpoint complete, and delete old ones on a thread, since what stays is read before. Its folder
         may not be here: another process of this host knew of newer checkpoints first, and has marked and deleted it.

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxdt.protocol.events import Part
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.parts import find_part, part_name, whole_manifest
@@ -82,7 +82,7 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
     return load_parts(complete_record(folder).checkpoint.parts, [folder], names)
 
 
-def load_parts(parts: Collection[Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
+def load_parts(parts: Collection[ev.Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
     """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
     entries: dict[str, dict] = {}
     absent: list[str] = []

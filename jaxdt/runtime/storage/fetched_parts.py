@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.protocol.events import Part, StateKey
+from jaxdt.protocol import events as ev
 from jaxdt.runtime.storage.parts import put_in_place, temporary_part, unpack
 from jaxdt.runtime.storage.words import WORD
 
@@ -24,7 +24,7 @@ def stream_path(run_dir: Path, version: int, digest: str) -> Path:
     return run_dir / FOLDER / f"{version:08d}-{digest[:16]}"
 
 
-def write_slice(run_dir: Path, key: StateKey, words: np.ndarray) -> None:
+def write_slice(run_dir: Path, key: ev.StateKey, words: np.ndarray) -> None:
     """Put a slice into its part's file."""
     path = stream_path(run_dir, key.version, key.part)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def slices_here(run_dir: Path, version: int, digest: str) -> tuple[tuple[int, in
     return tuple(sorted(found))
 
 
-def keep(run_dir: Path, part: Part) -> None:
+def keep(run_dir: Path, part: ev.Part) -> None:
     """Make a part of which all slices are here durable. BadInput if it is not what its digest says."""
     path = stream_path(run_dir, part.version, part.digest)
     temporary = temporary_part(run_dir, part.version)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxdt.protocol.events import SliceKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
@@ -29,30 +29,30 @@ class GradientSlices:
     def __init__(self, peer: int):
         self._peer = peer
         self._own: dict[RoundId, np.ndarray] = {}
-        self._slices: dict[SliceKey, np.ndarray] = {}
+        self._slices: dict[ev.SliceKey, np.ndarray] = {}
         self._aborted: dict[RoundId, None] = {}  # the latest, in the order in which they were aborted
 
     def offer(self, round: RoundId, vector: np.ndarray) -> None:
         """This peer's contribution to a round."""
         self._own[round] = vector
 
-    def part_to_send(self, key: SliceKey) -> np.ndarray:
+    def part_to_send(self, key: ev.SliceKey) -> np.ndarray:
         """A part of the own vector, or a sum."""
         return self._own_part(key) if key.src is not None else self._slices[key]
 
-    def put(self, key: SliceKey, part: np.ndarray) -> None:
+    def put(self, key: ev.SliceKey, part: np.ndarray) -> None:
         """Keep a part that another peer sent, unless its round has been aborted."""
         if key.round not in self._aborted:
             self._slices[key] = part
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up the members' parts in the order of `members`, in fp32; the sum is rounded once, to what is sent of it.
         Returns a digest and the squared norm of the sum. Members compare digests to see whether they hold the same sum.
         The digest need not detect transmission errors, so it is computed from the norm alone."""
         parts = [
             self._own_part(key)
             if member == self._peer
-            else self._slices.pop(SliceKey(key.round, key.lo, key.hi, member))
+            else self._slices.pop(ev.SliceKey(key.round, key.lo, key.hi, member))
             for member in members
         ]
         total = aligned_empty(parts[0].shape, np.dtype(np.float32))
@@ -102,5 +102,5 @@ class GradientSlices:
         for key in [key for key in list(self._slices) if is_over(key.round)]:
             del self._slices[key]
 
-    def _own_part(self, key: SliceKey) -> np.ndarray:
+    def _own_part(self, key: ev.SliceKey) -> np.ndarray:
         return self._own[key.round][key.lo : key.hi]

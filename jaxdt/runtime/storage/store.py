@@ -22,20 +22,7 @@ from jaxdt.model.optim import optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
-from jaxdt.protocol.events import (
-    Boundary,
-    Install,
-    Installed,
-    Key,
-    Message,
-    NotInstalled,
-    Part,
-    Restore,
-    SliceKey,
-    State,
-    StateKey,
-    TaskOutput,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import codec as codecs
@@ -96,7 +83,7 @@ class Store:
         peer: int,
         data: TokenFile,
         functions: StageFunctions,
-        load_entries: Callable[[int, tuple[Part, ...], list[str]], dict[str, dict]] | None = None,
+        load_entries: Callable[[int, tuple[ev.Part, ...], list[str]], dict[str, dict]] | None = None,
     ):
         self._is_worker = plan.is_worker(peer)
         if self._is_worker:  # its server updates the parameters
@@ -119,8 +106,8 @@ class Store:
         self._stage, pipeline = plan.seat(peer)
         self._fetched = FetchedStates(self.n_words)
         self._accumulators: dict[int, Any] = {}
-        self._residuals: dict[Key, Any] = {}
-        self._boundaries: dict[Key, Any] = {}
+        self._residuals: dict[ev.Key, Any] = {}
+        self._boundaries: dict[ev.Key, Any] = {}
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
         self._slices = GradientSlices(peer)
         self._pushed = PushedChange()
@@ -138,7 +125,7 @@ class Store:
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
 
-    def restore(self, restore: Restore) -> None:
+    def restore(self, restore: ev.Restore) -> None:
         """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; in place those that
         are here."""
         self._begin(restore.version, restore.generation, restore.n_reseeds)
@@ -153,13 +140,13 @@ class Store:
         entries = self._load_entries(restore.version, restore.parts, names)
         self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
 
-    def install(self, install: Install) -> Installed | NotInstalled:
+    def install(self, install: ev.Install) -> ev.Installed | ev.NotInstalled:
         """Take parameters and optimizer state from the slices that other peers have sent. Nothing changes if they are
         not those any more."""
         try:
             state = self._state_vector.tree(joined(self._fetched.take(install.version)))
         except BadInput as error:
-            return NotInstalled(install.version, str(error))
+            return ev.NotInstalled(install.version, str(error))
         is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
         if not is_repaired and not install.beside_work:  # else Work under way goes on
             self._begin(install.version, install.generation, install.n_reseeds)
@@ -167,7 +154,7 @@ class Store:
             self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
         else:
             self.parameter_versions.put(install.version, state)
-        return Installed(install.version)
+        return ev.Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""
@@ -416,12 +403,12 @@ class Store:
             return self._tokens(work)[:, :-1]
         return self._received(self._key(kind, work))
 
-    def _received(self, key: Key):
+    def _received(self, key: ev.Key):
         """Decode a received boundary tensor, and drop it. Only a pool's worker holds the tensor until the step has
         ended: its lease may run out and be given to it again, with the same tensor, before the first Work has begun."""
         return self.boundary_codec.decode(key, self._taken(self._boundaries, key, stays=self._is_worker))
 
-    def _taken(self, tensors: dict[Key, Any], key: Key, stays: bool = False) -> Any:
+    def _taken(self, tensors: dict[ev.Key, Any], key: ev.Key, stays: bool = False) -> Any:
         """A tensor that a Work takes away, unless it stays; StepFreed if its step was given up while the Work
         waited."""
         try:
@@ -431,7 +418,7 @@ class Store:
                 raise StepFreed from None
             raise
 
-    def _is_freed(self, key: Key, step: int) -> bool:
+    def _is_freed(self, key: ev.Key, step: int) -> bool:
         """Whether a Free of `step` deletes a tensor. Where replicas may differ a held-out tensor names no local step,
         and is given away when it is used."""
         return key.step <= step and (self._frees_held_out or key.kind != HELD_OUT)
@@ -449,9 +436,9 @@ class Store:
         seq_len = lengths.at(work.step)
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
-    def _key(self, kind: str, work: Work, offset: int = 0) -> Key:
+    def _key(self, kind: str, work: Work, offset: int = 0) -> ev.Key:
         assert work.step is not None and work.microbatch is not None, "boundary tensors are of a microbatch of a step"
-        return Key(kind, work.step, work.stage + offset, work.microbatch)
+        return ev.Key(kind, work.step, work.stage + offset, work.microbatch)
 
     def _stage_of(self, local_name: str) -> int:
         """The `stage` of the rounds of a sync group of the stage functions."""
@@ -459,38 +446,38 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
-    def tensor_to_send(self, body: Message) -> Any:
+    def tensor_to_send(self, body: ev.Message) -> Any:
         """The tensor to send with a message. A boundary tensor is given away, unless it may have to be sent again: then
         it is held until its step has ended. A slice is held."""
         key = tensor_key(body)
-        if isinstance(key, Key):
+        if isinstance(key, ev.Key):
             # A held-out microbatch that is lost starts over from its tokens, so its tensors are never sent again.
-            retains = self._retains_boundaries and key.kind != "eval" and not isinstance(body, TaskOutput)
+            retains = self._retains_boundaries and key.kind != "eval" and not isinstance(body, ev.TaskOutput)
             return self._boundaries[key] if retains else self._boundaries.pop(key)
-        if isinstance(key, StateKey):
+        if isinstance(key, ev.StateKey):
             return self._state_vector.slice_with_checksum(self.parameter_versions.state, key.lo, key.hi)
         assert key is not None, "only a message that names a tensor is asked about"
         return self._slices.part_to_send(key)
 
-    def put(self, body: Message, src: int, tensor: Any) -> None:
+    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
         """Hold the tensor that was received with a message which the machine has accepted. That of a State has passed
         `check_slice`."""
-        if isinstance(body, Boundary | TaskOutput):
+        if isinstance(body, ev.Boundary | ev.TaskOutput):
             self._boundaries[body.key] = tensor
-        elif isinstance(body, State):
+        elif isinstance(body, ev.State):
             self._fetched.put(body.key, tensor)
         else:
             key = tensor_key(body)
-            assert isinstance(key, SliceKey), "no other message comes with a tensor"
+            assert isinstance(key, ev.SliceKey), "no other message comes with a tensor"
             self._slices.put(key, tensor)
 
-    def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+    def expect(self, body: ev.Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
         """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
         key = tensor_key(body)
         wanted = []
-        if isinstance(key, Key):
-            wanted = [self.boundary_codec.wire_leaf(key, isinstance(body, TaskOutput))]
-        elif isinstance(key, StateKey):
+        if isinstance(key, ev.Key):
+            wanted = [self.boundary_codec.wire_leaf(key, isinstance(body, ev.TaskOutput))]
+        elif isinstance(key, ev.StateKey):
             if not 0 <= key.lo < key.hi <= self.n_words:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
             wanted = [(WORD, (key.hi - key.lo + 1,))]
@@ -520,7 +507,7 @@ class Store:
         assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
         self._slices.offer(round, as_sent(self._codec_of(round), self._frozen[1]))
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""
         return self._slices.sum(key, members)
 
@@ -534,9 +521,9 @@ class Store:
         """The result of a round of averaging comes, which may have been aborted here."""
         self._slices.reopen(round)
 
-    def discard(self, key: Key | StateKey) -> None:
+    def discard(self, key: ev.Key | ev.StateKey) -> None:
         """A boundary tensor need not be held any longer, or the slices of a download that was given up."""
-        if isinstance(key, StateKey):
+        if isinstance(key, ev.StateKey):
             self._fetched.begin()
         else:
             self._boundaries.pop(key, None)

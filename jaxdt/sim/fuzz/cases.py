@@ -25,7 +25,7 @@ from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.liveness.work_watch import UNKNOWN_S
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run import config as configs
 from jaxdt.run.config import NetConfig, RunConfig, WiringConfig
@@ -175,7 +175,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     plan = configs.default_plan(config)
     work_s = rng.choice((0.05, 0.3))
     seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
-    ends = [COORDINATOR, *plan.peers]
+    ends = [ev.COORDINATOR, *plan.peers]
     latencies_s = rng.choice(((0.001, 0.01), (0.01, 0.2), (0.1, 0.5)))
     gbps = rng.choice((1e-4, 1e-3))
     may_lose = plan.placement if rng.random() < 0.9 else [plan.peers]  # else a stage may lose all its peers
@@ -219,7 +219,7 @@ def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
     for fault in case.faults:
         if fault.kind == JOIN and rng.random() < 0.5:
             fails_s = fault.at_s + rng.choice((0.0, 1.0)) * rng.uniform(0.0, run_s)
-            faults.append(Fault(fails_s, FAIL, TEMPORARY_IDS + fault.peer))
+            faults.append(Fault(fails_s, FAIL, ev.TEMPORARY_IDS + fault.peer))
     peer = rng.choice(sorted(case.plan.peers))
     fails = Fault(rng.uniform(0.0, run_s), FAIL, peer)
     hangs = Fault(rng.uniform(0.0, run_s), SLOW, peer, rng.uniform(0.0, run_s), factor=NEVER_DONE)
@@ -232,7 +232,7 @@ def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a fifth of the cases with a delay the coordinator cannot reach a peer and then dies, so that its messages to
     that peer, of up to two steps, are lost."""
-    dies = any(fault.kind in ENDS and fault.peer == COORDINATOR for fault in case.faults)
+    dies = any(fault.kind in ENDS and fault.peer == ev.COORDINATOR for fault in case.faults)
     if rng.random() >= 0.2 or not case.config.sync.delay or dies:
         return case
     at_s = rng.uniform(0.0, run_s)
@@ -240,9 +240,9 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
     dead_s = at_s + unreachable_s
     peer = rng.choice(sorted(case.plan.peers))
     faults = [
-        Fault(at_s, CLOG, COORDINATOR, unreachable_s + 0.1, others=(peer,), factor=0.0, channel=CONTROL),
-        Fault(dead_s, CRASH, COORDINATOR),
-        Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, COORDINATOR),
+        Fault(at_s, CLOG, ev.COORDINATOR, unreachable_s + 0.1, others=(peer,), factor=0.0, channel=CONTROL),
+        Fault(dead_s, CRASH, ev.COORDINATOR),
+        Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, ev.COORDINATOR),
     ]
     return replace(case, faults=in_order([*case.faults, *faults]))
 
@@ -255,8 +255,8 @@ def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case
         begun_s = 1.0  # the first process of the peer is known by then
         faults.append(Fault(begun_s + rng.uniform(0.0, run_s), TWICE, rng.choice(sorted(case.plan.peers))))
     for fault in case.faults:
-        if fault.kind == RESTART and fault.peer == COORDINATOR and rng.random() < 0.5:
-            faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, COORDINATOR, rng.uniform(0.0, 12.0)))
+        if fault.kind == RESTART and fault.peer == ev.COORDINATOR and rng.random() < 0.5:
+            faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, ev.COORDINATOR, rng.uniform(0.0, 12.0)))
     return replace(case, faults=in_order(faults))
 
 
@@ -336,12 +336,12 @@ def _with_straggler(rng: random.Random, case: Case, run_s: float) -> Case:
 
 def _with_takeover(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a sixth of the cases whose coordinator does not die another one takes over, often while peers are evicted."""
-    dies = any(fault.peer == COORDINATOR and fault.kind in (*ENDS, RESTART) for fault in case.faults)
+    dies = any(fault.peer == ev.COORDINATOR and fault.kind in (*ENDS, RESTART) for fault in case.faults)
     if dies or rng.random() >= 1 / 6:
         return case
     begins_s = [fault.at_s for fault in case.faults if fault.may_lose] or [0.0]
     at_s = rng.choice(begins_s) + rng.choice((rng.uniform(0.0, 10.0), rng.uniform(0.0, run_s)))
-    fault = Fault(max(1.0, at_s), TAKEOVER, COORDINATOR, rng.uniform(0.0, 12.0))
+    fault = Fault(max(1.0, at_s), TAKEOVER, ev.COORDINATOR, rng.uniform(0.0, 12.0))
     return replace(case, faults=in_order([*case.faults, fault]))
 
 
@@ -351,7 +351,7 @@ def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
     if rng.random() >= 1 / 6:
         return case
     kind = rng.choice((HOLD, HOLD, DRAIN, EVICT, SAVE))
-    peer = rng.choice(sorted(case.plan.peers)) if kind in (DRAIN, EVICT) else COORDINATOR
+    peer = rng.choice(sorted(case.plan.peers)) if kind in (DRAIN, EVICT) else ev.COORDINATOR
     seconds = rng.uniform(0.0, 20.0) if kind == HOLD else 0.0
     fault = Fault(rng.uniform(0.2, 1.0) * run_s, kind, peer, seconds)
     if fault.may_lose and not spares_every_stage([*case.faults, fault], case.plan.placement):
@@ -363,14 +363,14 @@ def _with_stop(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a twelfth of the cases an operator stops the run."""
     if rng.random() >= 1 / 12:
         return case
-    return replace(case, faults=in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, COORDINATOR)]))
+    return replace(case, faults=in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, ev.COORDINATOR)]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
     """The coordinator does not hear a peer that lives."""
     if rng.random() < 0.5:
         return Fault(at_s, PAUSE, peer, seconds)
-    return Fault(at_s, CUT, peer, seconds, others=(COORDINATOR,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
+    return Fault(at_s, CUT, peer, seconds, others=(ev.COORDINATOR,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
 
 
 def _slow_tensors(rng: random.Random, at_s: float, plan: Plan) -> Fault:
@@ -424,7 +424,7 @@ def _with_arrivals(seed: int, rng: random.Random, plan: Plan, run_s: float, faul
         found.append(Fault(rng.uniform(0.5, 1.0) * run_s, LEAVE, rng.choice(sorted(plan.peers))))
     if rng.random() < 0.15:
         at_s = rng.uniform(0.0, run_s)
-        found += [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+        found += [Fault(at_s, CRASH, ev.COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, ev.COORDINATOR)]
     cut = broken_link(seed, plan.placement, run_s)
     if seed % 4 == 3 and spares_every_stage([*found, cut], plan.placement):
         found.append(cut)
@@ -505,7 +505,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         persist_s=case.persist_s,
     )
 
-    def observe(now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+    def observe(now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         if observer:
             observer(now_s, peer, event, actions)
         if pool:
@@ -525,7 +525,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     outcome = simulation.run(until_s=case.limit_s)
     rows, train = outcome.of(StepReport), case.config.train
     invariants.ended(outcome.stopped, [row.step for row in rows], train.steps)
-    if COORDINATOR in outcome.stopped and not outcome.stopped[COORDINATOR].code:
+    if ev.COORDINATOR in outcome.stopped and not outcome.stopped[ev.COORDINATOR].code:
         invariants.check_held_out(rows, train)
     return outcome, invariants.n_checked
 
@@ -574,7 +574,7 @@ class _Processes:
         start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
         machine = build_coordinator(case.config, case.plan, start, durable_state, balance)
-        return self._mutate(COORDINATOR, machine, None)
+        return self._mutate(ev.COORDINATOR, machine, None)
 
     def _make_sim_peer(
         self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]

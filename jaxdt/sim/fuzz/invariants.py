@@ -48,30 +48,7 @@ from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.operations import STOPPED
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    Checkpoint,
-    Committed,
-    Ended,
-    Event,
-    FindPart,
-    Free,
-    Hello,
-    MarkCheckpoint,
-    Persist,
-    Persisted,
-    Post,
-    Profiled,
-    Received,
-    Record,
-    Restore,
-    Run,
-    Send,
-    Started,
-    Stop,
-    View,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport, StepReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run import serialize
@@ -84,13 +61,13 @@ from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
-Durable = View | Record | OperatorState | Checkpoint | int
+Durable = ev.View | ev.Record | OperatorState | ev.Checkpoint | int
 DURABLE = {
-    "view": View,
+    "view": ev.View,
     "steps": tuple[CommittedStep, ...],
     "coordinator_term": int,
     "operator": OperatorState,
-    "checkpoint": Checkpoint,
+    "checkpoint": ev.Checkpoint,
 }
 
 
@@ -130,12 +107,12 @@ class Invariants:
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._is_paused = False  # by an operator
         self._generation = 0
         self._n_durable = 0
-        self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
-        self._checkpoint = Checkpoint()
+        self._records: dict[tuple[int, int], ev.Record] = {}  # by (generation, step)
+        self._checkpoint = ev.Checkpoint()
         self._disk_of: dict[int, str] = {}
         self._disks: Disks | None = None
         self._n_copies = 1
@@ -145,7 +122,7 @@ class Invariants:
         """From now on check (10): each part of a checkpoint must be on so many disks."""
         self._disks, self._n_copies = disks, n_copies
 
-    def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+    def __call__(self, now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         if self._to_check:
             self._check_tensors(*self._to_check)
         self._to_check = None
@@ -153,7 +130,7 @@ class Invariants:
         self.n_checked += 1
         if isinstance(event, Fault):
             self._on_fault(peer, event)
-        elif peer == COORDINATOR:
+        elif peer == ev.COORDINATOR:
             self._on_coordinator_event(event, actions)
         else:
             self._on_peer_event(peer, event, actions)
@@ -216,14 +193,14 @@ class Invariants:
             if name in disk and self._durable_value(name, disk[name]) == value:
                 self._on_durable(value)
         last = self._view
-        self._view = serialize.read(View, disk["view"], "view") if "view" in disk else None
+        self._view = serialize.read(ev.View, disk["view"], "view") if "view" in disk else None
         known = self._view.by_peer.keys() if self._view else set[int]()
         self._is_paused = load_operator_state(disk).paused
         self._expendable |= known - last.by_peer.keys() if last else set[int]()  # left already, unknown to this one
         self._served &= known
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
-        name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
+        name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
@@ -233,9 +210,9 @@ class Invariants:
         if fault.kind in ENDS:
             self._alive.discard(peer)
 
-    def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
+    def ended(self, stopped: Mapping[int, ev.Stop], steps: list[int], n_steps: int) -> None:
         """Check the invariants that hold at the end: (5) and (7)."""
-        stop = stopped.get(COORDINATOR)
+        stop = stopped.get(ev.COORDINATOR)
         if stop is None and self._view is None and not self._planned <= self._alive:
             return  # it waits for a peer that is gone: before the first view the run needs all peers
         if stop is None and self._waits and self._view and self._has_deserted_stage:
@@ -245,7 +222,7 @@ class Invariants:
         if stop is None and self._view and self._waits_for_hung_device:
             return  # nobody else holds the stage's state, and the run has said that it waits
         if stop is None:
-            self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:
             return  # _on_coordinator_event has checked whether the run may end
         if stop.reason.startswith(STOPPED):
@@ -253,11 +230,11 @@ class Invariants:
             if self._checkpoint.version != n_steps:
                 self.broken(
                     PROGRESS,
-                    COORDINATOR,
+                    ev.COORDINATOR,
                     f"stopped after {n_steps} steps, with a checkpoint of {self._checkpoint.version}",
                 )
         if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
-            self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
         assert self._view is not None  # steps are durable
         for peer in sorted(self._alive & set(stopped) & set(self._view.by_peer)):
             version = self.tensors[peer].version
@@ -273,7 +250,7 @@ class Invariants:
             due &= {self._n_durable}
         if not due <= told:
             problem = f"rows have held-out losses after {sorted(told)} steps, due are {sorted(due)}"
-            self.broken(PROGRESS, COORDINATOR, problem)
+            self.broken(PROGRESS, ev.COORDINATOR, problem)
 
     @property
     def _has_deserted_stage(self) -> bool:
@@ -299,39 +276,39 @@ class Invariants:
 
     # ---------------------------------------------------------------------------------------------------- coordinator
 
-    def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
-        if isinstance(event, Persisted):
+    def _on_coordinator_event(self, event: ev.Event, actions: list[ev.Action]) -> None:
+        if isinstance(event, ev.Persisted):
             self._on_durable(self._pending.pop(event.name))
-        if isinstance(event, Received) and isinstance(event.body, Profiled) and event.body.state:
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Profiled) and event.body.state:
             self._served.add(event.header.src)
-        if isinstance(event, Received) and isinstance(event.body, Hello):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Hello):
             self._disk_of[event.header.src] = event.body.disk
         for action in actions:
-            if isinstance(action, Persist):
+            if isinstance(action, ev.Persist):
                 value = self._durable_value(action.name, action.value)
                 self._pending[action.name] = value
                 if isinstance(value, int):
                     self._coordinator_term = value
                 if isinstance(value, OperatorState) and not value.paused:
                     self._is_paused = False
-                if isinstance(value, Record) and self._is_paused:
-                    self.broken(PAUSED, COORDINATOR, f"commits step {value.step} while the run is paused")
-                if isinstance(value, View) and value.generation != self._generation and self._must_last:
-                    self.broken(SPARED, COORDINATOR, f"rolls back to {value.n_committed} steps")
+                if isinstance(value, ev.Record) and self._is_paused:
+                    self.broken(PAUSED, ev.COORDINATOR, f"commits step {value.step} while the run is paused")
+                if isinstance(value, ev.View) and value.generation != self._generation and self._must_last:
+                    self.broken(SPARED, ev.COORDINATOR, f"rolls back to {value.n_committed} steps")
             elif isinstance(action, MoveReport | OperatorReport) and action.peer is not None:
                 self._outgoing.add(action.peer)
             elif isinstance(action, OverdueReport) and action.blocks:
                 self._blocking.add(action.peer)
-            elif isinstance(action, Send):
+            elif isinstance(action, ev.Send):
                 self._check_announced(action.body)
-            elif isinstance(action, MarkCheckpoint):
+            elif isinstance(action, ev.MarkCheckpoint):
                 self._check_copies(action.checkpoint)
             elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
                 is_known = SAID_BY in action.reason or UNKNOWN_VIEW in action.reason
                 if not is_known and not self._cannot_join(action.peer):
-                    self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
-            elif isinstance(action, Stop) and action.code and self._must_last:
-                self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+                    self.broken(LIVING, ev.COORDINATOR, f"takes a living peer for lost: {action.reason}")
+            elif isinstance(action, ev.Stop) and action.code and self._must_last:
+                self.broken(SPARED, ev.COORDINATOR, f"the run ends: {action.reason}")
 
     def _cannot_join(self, peer: int) -> bool:
         """Whether a member that joins does not hear the coordinator, and so does not know that it is a member, or
@@ -339,7 +316,7 @@ class Invariants:
         view = self._view
         if view is None or peer not in view.joining:
             return False
-        unheard = (fault for fault in self._standstills if fault.peer == COORDINATOR and peer in fault.others)
+        unheard = (fault for fault in self._standstills if fault.peer == ev.COORDINATOR and peer in fault.others)
         donors = set(view.stage_peers(view.by_peer[peer].stage)) - set(view.joining)
         all_hang = bool(donors) and donors <= self._hung
         return all_hang or any(map(self._is_active, unheard))
@@ -352,7 +329,7 @@ class Invariants:
         value = serialize.read(DURABLE[name], plain, name)
         return value[-1].record if isinstance(value, tuple) else value
 
-    def _check_copies(self, checkpoint: Checkpoint) -> None:
+    def _check_copies(self, checkpoint: ev.Checkpoint) -> None:
         """(10) for a checkpoint that is complete."""
         assert self._view is not None and self._disks is not None  # checkpoints are of members
         untouched = {member.disk for member in self._view.members if member.peer not in self._touched}
@@ -360,29 +337,29 @@ class Invariants:
         for part in checkpoint.parts:
             for disk in part.disks:
                 if not self._disks.holds(disk, part.digest):
-                    self.broken(COPIES, COORDINATOR, f"says that {disk or 'the disk'} holds {part}")
+                    self.broken(COPIES, ev.COORDINATOR, f"says that {disk or 'the disk'} holds {part}")
             if len(of_members & set(part.disks)) < min(self._n_copies, len(untouched)):
-                self.broken(COPIES, COORDINATOR, f"calls version {part.version} complete with {part}")
+                self.broken(COPIES, ev.COORDINATOR, f"calls version {part.version} complete with {part}")
 
     def _check_announced(self, body: object) -> None:
         """The coordinator may not announce anything that it would forget by a restart."""
-        if isinstance(body, Committed) and self._records.get((self._generation, body.record.step)) != body.record:
-            self.broken(PREFIX, COORDINATOR, f"announces step {body.record.step} before its record is durable")
-        if isinstance(body, View) and (self._view is None or body.number > self._view.number):
-            self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
+        if isinstance(body, ev.Committed) and self._records.get((self._generation, body.record.step)) != body.record:
+            self.broken(PREFIX, ev.COORDINATOR, f"announces step {body.record.step} before its record is durable")
+        if isinstance(body, ev.View) and (self._view is None or body.number > self._view.number):
+            self.broken(PREFIX, ev.COORDINATOR, f"announces view {body.number} before it is durable")
 
     def _on_durable(self, value: Durable) -> None:
-        if isinstance(value, Checkpoint):
+        if isinstance(value, ev.Checkpoint):
             self._checkpoint = value
         if isinstance(value, OperatorState):
             self._is_paused = value.paused
-        if isinstance(value, View):
+        if isinstance(value, ev.View):
             self._on_view(value)
-        if not isinstance(value, Record):
+        if not isinstance(value, ev.Record):
             return
         step = value.step
         if step != self._n_durable:
-            self.broken(GROWS, COORDINATOR, f"record of step {step} after {self._n_durable} steps")
+            self.broken(GROWS, ev.COORDINATOR, f"record of step {step} after {self._n_durable} steps")
         self._records[self._generation, step] = value
         self._n_durable = step + 1
         assert self._view is not None  # a view is durable before any step begins
@@ -400,19 +377,19 @@ class Invariants:
             if (generation, version) == (self._generation, step):
                 drifts[peer] = drift
         if drifts and max(drifts.values()) - min(drifts.values()) > (2 * TOLERANCE if step else 0.0):
-            self.broken(EQUAL, COORDINATOR, f"commits step {step} of replicas whose parameters differ: {drifts}")
+            self.broken(EQUAL, ev.COORDINATOR, f"commits step {step} of replicas whose parameters differ: {drifts}")
 
-    def _on_view(self, view: View) -> None:
+    def _on_view(self, view: ev.View) -> None:
         stages = {member.stage for member in view.members}
         if view.members and stages != set(range(len(view.stage_views))):
-            self.broken(SPARED, COORDINATOR, f"view {view.number} leaves a stage without members: {view.members}")
+            self.broken(SPARED, ev.COORDINATOR, f"view {view.number} leaves a stage without members: {view.members}")
         if view.generation != self._generation:
             for step in range(view.n_committed):
                 self._records[view.generation, step] = self._records[self._generation, step]
             self._generation, self._n_durable = view.generation, view.n_committed
         elif view.n_committed != self._n_durable:
             self.broken(
-                GROWS, COORDINATOR, f"view {view.number} says {view.n_committed}, durable are {self._n_durable}"
+                GROWS, ev.COORDINATOR, f"view {view.number} says {view.n_committed}, durable are {self._n_durable}"
             )
         before = self._view.by_peer.keys() if self._view else set[int]()
         self._evicted_at |= dict.fromkeys(before - view.by_peer.keys(), view.n_committed)
@@ -420,37 +397,37 @@ class Invariants:
         self._served |= self._present(view) - set(view.joining)
         self._served -= set(view.joining) - before
 
-    def _present(self, view: View) -> set[int]:
+    def _present(self, view: ev.View) -> set[int]:
         """The members whose processes that were admitted still run. Another process of the peer began without the
         run's state, and a coordinator that has not heard of it yet takes it for the one before."""
         return {member.peer for member in view.members if self._processes.get(member.peer, 0) == member.process}
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
-    def _on_peer_event(self, peer: int, event: Event, actions: list[Action]) -> None:
+    def _on_peer_event(self, peer: int, event: ev.Event, actions: list[ev.Action]) -> None:
         kinds = {type(action) for action in actions}
-        sent_to = [action.dst for action in actions if isinstance(action, Send)]
-        sent_to += [dst for action in actions if isinstance(action, Post) for dst, _, _ in action.letters]
+        sent_to = [action.dst for action in actions if isinstance(action, ev.Send)]
+        sent_to += [dst for action in actions if isinstance(action, ev.Post) for dst, _, _ in action.letters]
         if peer in sent_to:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
-        if isinstance(event, Received) and event.header.src == COORDINATOR:
-            self._on_heard(peer, event, Stop in kinds)
-        if isinstance(event, Started):
+        if isinstance(event, ev.Received) and event.header.src == ev.COORDINATOR:
+            self._on_heard(peer, event, ev.Stop in kinds)
+        if isinstance(event, ev.Started):
             self._processes[peer] = event.process
-        if Run in kinds and any(fault.peer == peer and self._is_active(fault) for fault in self._hangs):
+        if ev.Run in kinds and any(fault.peer == peer and self._is_active(fault) for fault in self._hangs):
             self._hung.add(peer)
-        if Stop in kinds:
+        if ev.Stop in kinds:
             self._alive.discard(peer)
-        if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
-            self._check_freed(peer, [action.step for action in actions if isinstance(action, Free)])
-        counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
-        adopts = isinstance(event, Received) and isinstance(event.body, View)
+        if ev.Free in kinds and not kinds & {ev.Restore, ev.FindPart}:  # which a rollback begins with
+            self._check_freed(peer, [action.step for action in actions if isinstance(action, ev.Free)])
+        counts = any(isinstance(action, ev.Run) and action.work.kind == BACKWARD for action in actions)
+        adopts = isinstance(event, ev.Received) and isinstance(event.body, ev.View)
         self._to_check = (peer, counts or adopts)
 
-    def _on_heard(self, peer: int, event: Received, stops: bool) -> None:
+    def _on_heard(self, peer: int, event: ev.Received, stops: bool) -> None:
         """A peer hears a coordinator, perhaps one that was superseded and that it may still obey."""
         heard, term = self._terms_heard.get(peer, 0), event.header.coordinator_term
-        if stops and isinstance(event.body, Ended) and heard <= term < self._coordinator_term:
+        if stops and isinstance(event.body, ev.Ended) and heard <= term < self._coordinator_term:
             self._expendable.add(peer)
         self._terms_heard[peer] = max(heard, term)
 
@@ -523,4 +500,4 @@ def _is_silence(fault: Fault) -> bool:
     if fault.kind == PAUSE:
         return True
     stands_still = fault.kind == CUT or (fault.kind == CLOG and not fault.factor)
-    return stands_still and COORDINATOR in (*fault.peers, *fault.others)
+    return stands_still and ev.COORDINATOR in (*fault.peers, *fault.others)

@@ -11,20 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import (
-    Boundary,
-    Install,
-    Installed,
-    Key,
-    Message,
-    Reduced,
-    Restore,
-    Shard,
-    SliceKey,
-    State,
-    StateKey,
-    TaskOutput,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY, Delay
@@ -86,10 +73,10 @@ class SymbolicTensors:
         self._groups = {group.stage: group for group in layout.groups}
         self._n_microbatches = layout.n_microbatches
         self._checks = checks
-        self._boundaries: dict[Key, int] = {}  # the generation in which they were computed
-        self._residuals: dict[Key, int] = {}  # likewise
+        self._boundaries: dict[ev.Key, int] = {}  # the generation in which they were computed
+        self._residuals: dict[ev.Key, int] = {}  # likewise
         self._gathered: dict[RoundId, Counter] = {}  # the peer's own gradient
-        self._slices: dict[SliceKey, Counter] = {}
+        self._slices: dict[ev.SliceKey, Counter] = {}
         self._void: set[RoundId] = set()
         self._fetched = FetchedStates(self.n_words)  # version and drift of each slice
 
@@ -175,7 +162,7 @@ class SymbolicTensors:
         if self.stage > 0:
             self._use(self._boundaries, _key(kind, work), work)
 
-    def _use(self, stored: dict[Key, int], key: Key, work: Work) -> None:
+    def _use(self, stored: dict[ev.Key, int], key: ev.Key, work: Work) -> None:
         if key not in stored and key.step <= self._freed_step:
             raise StepFreed
         if key not in stored:
@@ -205,39 +192,39 @@ class SymbolicTensors:
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
-    def tensor_to_send(self, body: Message) -> Counter | int | tuple[int, float]:
+    def tensor_to_send(self, body: ev.Message) -> Counter | int | tuple[int, float]:
         key = tensor_key(body)
         assert key is not None  # only messages with a tensor come here
-        if isinstance(key, StateKey) and key.part:
+        if isinstance(key, ev.StateKey) and key.part:
             return 0  # the disk has been asked
-        if isinstance(key, StateKey):
+        if isinstance(key, ev.StateKey):
             if key.version != self.version:
                 self._missing(f"{key}, having version {self.version}")
             return key.version, self.drift
-        if isinstance(key, Key):
+        if isinstance(key, ev.Key):
             if key not in self._boundaries:
                 self._missing(f"{key} to send it")
-            return self._boundaries.pop(key) if isinstance(body, TaskOutput) else self._boundaries[key]
+            return self._boundaries.pop(key) if isinstance(body, ev.TaskOutput) else self._boundaries[key]
         if key.src is not None:
             return self._own_part(key)
         if key not in self._slices:
             self._missing(f"the sum {key} to send it")
         return self._slices[key]
 
-    def put(self, body: Message, src: int, tensor: Any) -> None:
+    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
         """`tensor` is what `tensor_to_send` returned: a generation, a version with its drift, or counts of
         microbatches."""
-        if isinstance(body, Boundary | TaskOutput):
+        if isinstance(body, ev.Boundary | ev.TaskOutput):
             self._boundaries[body.key] = tensor
-        elif isinstance(body, State):
+        elif isinstance(body, ev.State):
             self._fetched.put(body.key, tensor)
-        elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
+        elif isinstance(body, ev.Shard | ev.Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
 
     def offer(self, round: RoundId, step: int) -> None:
         raise AssertionError(f"{round} of step {step}: replicas that are equal keep no vector for later")
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """The sum must hold every microbatch of every stage of the group once, computed with the step's version."""
         total = Counter()
         for member in members:
@@ -264,8 +251,8 @@ class SymbolicTensors:
     def reopen(self, round: RoundId) -> None:
         self._void.discard(round)
 
-    def discard(self, key: Key | StateKey) -> None:
-        if isinstance(key, StateKey):
+    def discard(self, key: ev.Key | ev.StateKey) -> None:
+        if isinstance(key, ev.StateKey):
             self._fetched.begin()
         else:
             self._boundaries.pop(key, None)
@@ -284,12 +271,12 @@ class SymbolicTensors:
         self._slices = {key: part for key, part in self._slices.items() if not is_over(key.round)}
 
     @property
-    def boundary_keys(self) -> tuple[Key, ...]:
+    def boundary_keys(self) -> tuple[ev.Key, ...]:
         """The boundary tensors that are here."""
         return tuple(self._boundaries)
 
     @property
-    def residual_keys(self) -> tuple[Key, ...]:
+    def residual_keys(self) -> tuple[ev.Key, ...]:
         """The forwards whose residuals are here, by the keys of their inputs."""
         return tuple(self._residuals)
 
@@ -303,7 +290,7 @@ class SymbolicTensors:
         if version != self.version:
             self._missing(f"the state of version {version} to write it, having version {self.version}")
 
-    def restore(self, restore: Restore) -> None:
+    def restore(self, restore: ev.Restore) -> None:
         version, generation = restore.version, restore.generation
         if restore.in_place and (version, generation) != (self.version, self.generation):
             self._missing(f"the state of version {version} and generation {generation} in place")
@@ -318,7 +305,7 @@ class SymbolicTensors:
         self._residuals.clear()
         self._boundaries = {key: at for key, at in self._boundaries.items() if key.step >= version}
 
-    def install(self, install: Install) -> Installed:
+    def install(self, install: ev.Install) -> ev.Installed:
         """All words of the state must have been fetched, and all of that version. One of the same version repairs the
         state, and nothing else changes."""
         slices = self._fetched.take(install.version)
@@ -331,7 +318,7 @@ class SymbolicTensors:
         self.version = install.version
         self._keeps_before = install.beside_work
         self.drift = max((drift for _, (_, drift) in slices), key=abs)
-        return Installed(install.version)
+        return ev.Installed(install.version)
 
     def perturb(self, factor: float) -> None:
         self.drift += factor
@@ -340,13 +327,13 @@ class SymbolicTensors:
         self.digested = (self.generation, self.version, self.drift)
         return zlib.crc32(repr(self.digested).encode()), 1.0, (self.drift,)
 
-    def _own_part(self, key: SliceKey) -> Counter:
+    def _own_part(self, key: ev.SliceKey) -> Counter:
         if key.round not in self._gathered:
             self._missing(f"its own part of {key}")
         return self._gathered[key.round]
 
-    def _part(self, key: SliceKey, member: int) -> Counter:
-        part = SliceKey(key.round, key.lo, key.hi, member)
+    def _part(self, key: ev.SliceKey, member: int) -> Counter:
+        part = ev.SliceKey(key.round, key.lo, key.hi, member)
         if part not in self._slices:
             self._missing(f"{part} to add it up")
         return self._slices.pop(part)
@@ -358,9 +345,9 @@ class SymbolicTensors:
         self._checks.broken(EXACT_COVER, self.peer, problem)
 
 
-def _key(kind: str, work: Work, offset: int = 0) -> Key:
+def _key(kind: str, work: Work, offset: int = 0) -> ev.Key:
     assert work.microbatch is not None
-    return Key(kind, _step(work), work.stage + offset, work.microbatch)
+    return ev.Key(kind, _step(work), work.stage + offset, work.microbatch)
 
 
 def _step(work: Work) -> int:

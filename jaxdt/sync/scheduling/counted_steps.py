@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxdt.membership.agreement import NO_INTAKE, CountedRows, Intake
-from jaxdt.protocol.events import Action, Message, Record, StateName, StepsCounted
+from jaxdt.protocol import events as ev
 from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
@@ -20,14 +20,14 @@ class CountedSteps(ABC):
     _states: ReplicaStates
 
     @abstractmethod
-    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+    def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
         """As an Agreement does."""
 
     @abstractmethod
-    def restore_rounds(self) -> list[Action]:
+    def restore_rounds(self) -> list[ev.Action]:
         """All members have answered: the rounds that are not over go on."""
 
-    def _go_on(self, now_s: float) -> list[Action]:
+    def _go_on(self, now_s: float) -> list[ev.Action]:
         """After a restart, once all members have answered: then counts what they say again."""
         states = self._states
         if states.is_asking:
@@ -42,17 +42,17 @@ class CountedSteps(ABC):
         self._states = ReplicaStates()
         return [*actions, *self._budget.end_if_enough()]
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, StateName]) -> Intake:
+    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
         return NO_INTAKE
 
-    def durable_form(self, record: Record) -> Any:
+    def durable_form(self, record: ev.Record) -> Any:
         raise AssertionError("no step of the run is recorded")
 
-    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
+    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
         raise AssertionError("no step of the run is recorded")
 
-    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
-        return StepsCounted(rows.n_steps), [*self._budget.told(rows)]
+    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
+        return ev.StepsCounted(rows.n_steps), [*self._budget.told(rows)]
 
     @property
     def is_asking(self) -> bool:
@@ -62,5 +62,5 @@ class CountedSteps(ABC):
         return self._budget.n_told < min(n_rows, self._budget.n_rows)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[ev.Record, ...]:
         return ()

@@ -15,7 +15,7 @@ gives up the earlier ones, unless the coordinator says that one of them counts.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxdt.protocol.events import Action, GroupClosed, GroupFormed, ResultHeld, Send
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.round_id import Place, RoundId
 
@@ -35,7 +35,7 @@ class OpenGroup:
     waited_for: set[int]
     report: GroupReport | None
     steps: dict[int, int]
-    held: dict[int, ResultHeld] = field(default_factory=dict[int, ResultHeld])  # by member
+    held: dict[int, ev.ResultHeld] = field(default_factory=dict[int, ev.ResultHeld])  # by member
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -51,22 +51,22 @@ class OpenGroup:
         """The local steps after which each member contributed. The group must have a member that holds the result."""
         return next(iter(self.held.values())).steps
 
-    def told(self) -> list[Action]:
+    def told(self) -> list[ev.Action]:
         """The messages to the members that do not hold the result."""
         steps = tuple(self.steps[member] for member in self.members) if self.steps else ()
-        formed = GroupFormed(self.round, self.members, tuple(sorted(self.held)), steps)
-        return [Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
+        formed = ev.GroupFormed(self.round, self.members, tuple(sorted(self.held)), steps)
+        return [ev.Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
 
-    def reported(self) -> list[Action]:
+    def reported(self) -> list[ev.Action]:
         """The group as it averages now."""
         if self.report is None:
             return []
         steps = [self.steps[member] for member in self.members]
         return [replace(self.report, members=list(self.members), steps=steps)]
 
-    def closed(self) -> list[Action]:
+    def closed(self) -> list[ev.Action]:
         """Nobody asks for the result any more."""
-        return [Send(member, GroupClosed(self.round)) for member in sorted(self.waited_for)]
+        return [ev.Send(member, ev.GroupClosed(self.round)) for member in sorted(self.waited_for)]
 
 
 class OpenGroups:
@@ -75,7 +75,7 @@ class OpenGroups:
     def __init__(self):
         self._open: dict[Place, OpenGroup] = {}
 
-    def open(self, round: RoundId, members: tuple[int, ...], report: GroupReport | None = None) -> list[Action]:
+    def open(self, round: RoundId, members: tuple[int, ...], report: GroupReport | None = None) -> list[ev.Action]:
         """Members begin to average."""
         steps = dict(zip(report.members, report.steps, strict=True)) if report else {}
         group = OpenGroup(round, {round: members}, set(members), report, steps)
@@ -90,11 +90,11 @@ class OpenGroups:
         """An earlier coordinator has formed this group."""
         self._open[group.round.place] = group
 
-    def tell_again(self) -> list[Action]:
+    def tell_again(self) -> list[ev.Action]:
         """The groups as they are, to members that may not have heard of them: what they have heard changes nothing."""
         return [action for group in self._open.values() for action in group.told()]
 
-    def hear(self, src: int, held: ResultHeld) -> tuple[list[Action], OpenGroup | None]:
+    def hear(self, src: int, held: ev.ResultHeld) -> tuple[list[ev.Action], OpenGroup | None]:
         """A member holds the result of an attempt. Returns the messages to members, and the group if it is whole.
         Raises Disagreement if another member holds another result."""
         round = held.round
@@ -114,11 +114,11 @@ class OpenGroups:
 
     def lose(
         self, lost: Collection[int], admissions: Mapping[int, int] | None = None
-    ) -> tuple[list[Action], list[OpenGroup], list[RoundId]]:
+    ) -> tuple[list[ev.Action], list[OpenGroup], list[RoundId]]:
         """Members are gone. Returns the messages to the others of their groups, the groups that are whole without them,
         and the rounds of groups that have no member left. With `admissions`, a member that was admitted after a group
         had formed is gone from that group too."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         whole: list[OpenGroup] = []
         deserted: list[RoundId] = []
         for place, group in list(self._open.items()):

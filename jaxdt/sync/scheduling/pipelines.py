@@ -9,7 +9,7 @@ they have them it is whole. One pipeline joins at a time.
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 
-from jaxdt.protocol.events import PipelineJoin, View
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.run.plan import Plan
 from jaxdt.sync.returning.donors import joining_pipeline
@@ -24,7 +24,7 @@ class Pipelines:
     def __init__(self, plan: Plan):
         self.whole: list[int] = list(range(plan.n_pipelines))
         self.joining: int | None = None
-        self._joins: dict[int, PipelineJoin] = {}  # the last return of each
+        self._joins: dict[int, ev.PipelineJoin] = {}  # the last return of each
         self._plan = plan
         self._pipeline_of = {peer: pipeline for row in plan.placement for pipeline, peer in enumerate(row)}
         self._n_steps = [0] * plan.n_pipelines  # the most local steps that a replica of it is known to have done
@@ -57,7 +57,7 @@ class Pipelines:
         lost = [pipeline for pipeline in range(self._plan.n_pipelines) if pipeline not in self.whole]
         return next((pipeline for pipeline in lost if set(candidates).issuperset(self.peers(pipeline))), None)
 
-    def joined(self, join: PipelineJoin) -> None:
+    def joined(self, join: ev.PipelineJoin) -> None:
         """A pipeline is whole again."""
         insort(self.whole, join.pipeline)
         self._n_steps[join.pipeline] = join.step
@@ -90,7 +90,7 @@ class Pipelines:
         self.whole = [pipeline for pipeline in self.whole if pipeline not in broken]
         return broken
 
-    def restore(self, view: View, n_steps: Sequence[int]) -> list[int]:
+    def restore(self, view: ev.View, n_steps: Sequence[int]) -> list[int]:
         """The pipelines as an earlier coordinator has left them, each with so many local steps that are known; those
         that are not whole in the last view."""
         self._n_steps = list(n_steps)

@@ -8,20 +8,12 @@ not count, since they come again; messages after it wait until all members have 
 
 from collections.abc import Collection, Iterable
 
-from jaxdt.protocol.events import (
-    AskReplicaState,
-    KnownGroup,
-    Message,
-    ReplicaState,
-    ResultHeld,
-    StepDone,
-    WantsGroup,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.round_id import Place, RoundId, Series
 from jaxdt.sync.scheduling.open_groups import OpenGroup
 
-Said = tuple[int, Message]  # sender, and message
+Said = tuple[int, ev.Message]  # sender, and message
 CAUSE = "restart"  # of a group that an earlier coordinator has formed, when it is reported again
 
 
@@ -29,7 +21,7 @@ class ReplicaStates:
     """`is_asking`: not all members have answered yet. `said`: the messages of members that have, in order."""
 
     def __init__(self):
-        self.answers: dict[int, ReplicaState] = {}
+        self.answers: dict[int, ev.ReplicaState] = {}
         self.said: list[Said] = []
         self._awaited: set[int] = set()
         self._n_left: dict[int, int] = {}  # member -> messages that it still has to say again
@@ -41,13 +33,13 @@ class ReplicaStates:
     def ask(self, members: Iterable[int]) -> None:
         self._awaited = set(members)
 
-    def missed(self) -> list[Message]:
+    def missed(self) -> list[ev.Message]:
         """The question to a member that says hello."""
-        return [AskReplicaState()] if self.is_asking else []
+        return [ev.AskReplicaState()] if self.is_asking else []
 
-    def hear(self, src: int, message: Message) -> None:
+    def hear(self, src: int, message: ev.Message) -> None:
         """A member says something while not all have answered."""
-        if isinstance(message, ReplicaState):
+        if isinstance(message, ev.ReplicaState):
             self.answers[src] = message
             self._n_left[src] = message.n_said
         elif src in self.answers:
@@ -60,12 +52,12 @@ class ReplicaStates:
         """Nobody waits for these members any more. Their messages do not count, except for the steps that they did."""
         self._awaited.difference_update(lost)
         self.answers = {peer: answer for peer, answer in self.answers.items() if peer not in lost}
-        self.said = [(src, said) for src, said in self.said if src not in lost or isinstance(said, StepDone)]
+        self.said = [(src, said) for src, said in self.said if src not in lost or isinstance(said, ev.StepDone)]
 
     # ----------------------------------------------------------------------------------------- what the answers say
 
     @property
-    def _known(self) -> list[tuple[int, KnownGroup]]:
+    def _known(self) -> list[tuple[int, ev.KnownGroup]]:
         return [(peer, group) for peer, answer in sorted(self.answers.items()) for group in answer.groups]
 
     @property
@@ -82,7 +74,7 @@ class ReplicaStates:
         return found
 
     @property
-    def over(self) -> dict[RoundId, KnownGroup]:
+    def over(self) -> dict[RoundId, ev.KnownGroup]:
         """Groups that are over for some member: all of their members have held the result."""
         return {group.round: group for _, group in self._known if group.is_over}
 
@@ -100,10 +92,10 @@ class ReplicaStates:
             found.append(OpenGroup(max(attempts), attempts, waited_for, None, steps))
         return found
 
-    def _not_over(self) -> list[tuple[int, KnownGroup]]:
+    def _not_over(self) -> list[tuple[int, ev.KnownGroup]]:
         return [(peer, group) for peer, group in self._known if not group.is_over]
 
-    def _is_over_for(self, member: int, place: Place, known: list[tuple[int, KnownGroup]]) -> bool:
+    def _is_over_for(self, member: int, place: Place, known: list[tuple[int, ev.KnownGroup]]) -> bool:
         """Whether a member has let go of a group: it knows one that is as late, and not this one."""
         round = known[0][1].round
         answer = self.answers.get(member)
@@ -117,10 +109,12 @@ class ReplicaStates:
         self.said = [
             (src, message)
             for src, message in self.said
-            if not (isinstance(message, WantsGroup) and message.fragment == fragment and (src, message.step) in wanted)
+            if not (
+                isinstance(message, ev.WantsGroup) and message.fragment == fragment and (src, message.step) in wanted
+            )
         ]
 
-    def take(self, kind: type[ResultHeld]) -> list[tuple[int, ResultHeld]]:
+    def take(self, kind: type[ev.ResultHeld]) -> list[tuple[int, ev.ResultHeld]]:
         """The results that members hold."""
         taken = [(src, message) for src, message in self.said if isinstance(message, kind)]
         self.said = [(src, message) for src, message in self.said if not isinstance(message, kind)]

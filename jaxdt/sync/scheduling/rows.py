@@ -2,7 +2,7 @@
 
 import math
 
-from jaxdt.protocol.events import StepDone, Tally
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.sync.matching.base import AveragingGroup
@@ -17,7 +17,9 @@ class Rows:
         self.by_step = by_step
         self._n_pipelines = n_pipelines
         self._tokens_per_sample = tokens_per_sample
-        self._done: list[tuple[int | None, StepDone]] = []  # with its pipeline; None if that has come back since then
+        self._done: list[
+            tuple[int | None, ev.StepDone]
+        ] = []  # with its pipeline; None if that has come back since then
         self._last_s = 0.0
         self._known_from_s = -math.inf
         self._sizes: list[int] = []
@@ -41,7 +43,7 @@ class Rows:
         """A pipeline's step is without an update, since its gradient was not finite."""
         self._skipped.add((pipeline, step))
 
-    def add(self, pipeline: int, step: StepDone) -> None:
+    def add(self, pipeline: int, step: ev.StepDone) -> None:
         """A pipeline's step is done."""
         self._done.append((pipeline, step))
         if self.by_step:
@@ -65,7 +67,7 @@ class Rows:
         of_steps = {(pipeline, step.step) for pipeline, step in of_row}
         has_skipped = not of_steps.isdisjoint(self._skipped)
         self._skipped -= of_steps
-        tally = sum((one.tally for one in done), Tally())
+        tally = sum((one.tally for one in done), ev.Tally())
         n_tokens = sum(one.n_samples * self._tokens_per_sample.at(one.step) for one in done)
         took_s, self._last_s = now_s - self._last_s, now_s
         # Several in one moment were done while there was no coordinator.

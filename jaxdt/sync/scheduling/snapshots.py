@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import Action, MeanEvaluated
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.config import RunConfig
@@ -64,7 +64,7 @@ class Snapshots:
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
-    def after_rows(self, actions: Sequence[Action]) -> list[Action]:
+    def after_rows(self, actions: Sequence[ev.Action]) -> list[ev.Action]:
         """The rows among these actions are done, and wait for their held-out losses. Returns the other actions, and the
         next snapshots to begin."""
         rows = [action for action in actions if isinstance(action, StepReport)]
@@ -83,7 +83,7 @@ class Snapshots:
         if is_due and not is_last:
             self._todo.append((self._keepers.checkpoint_kind, version))
 
-    def end(self, has_result: bool) -> list[Action]:
+    def end(self, has_result: bool) -> list[ev.Action]:
         """All replicas that are left have done their last step. Unless the run `has_result` without one, a snapshot of
         all stages is the result."""
         n_steps = self._config.n_steps
@@ -91,14 +91,14 @@ class Snapshots:
         self._todo += [] if has_result else [(self._keepers.checkpoint_kind, n_steps)]
         return self._next()
 
-    def evaluated(self, message: MeanEvaluated) -> list[Action]:
+    def evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
         """A held-out loss is measured. Rows wait until they are durable."""
         actions = self.held_out.hear(message)
         self._budget.tell(action for action in actions if isinstance(action, StepReport))
         return [*(action for action in actions if not isinstance(action, StepReport)), *self._next()]
 
-    def _next(self) -> list[Action]:
-        actions: list[Action] = []
+    def _next(self) -> list[ev.Action]:
+        actions: list[ev.Action] = []
         while self._todo and self.held_out.version is None and not self.is_held:
             kind, version = self._todo.popleft()
             if kind == RoundKind.HELD_OUT:
@@ -106,9 +106,9 @@ class Snapshots:
             actions += self._begin(kind, version)
         return actions
 
-    def _begin(self, kind: RoundKind, version: int) -> list[Action]:
+    def _begin(self, kind: RoundKind, version: int) -> list[ev.Action]:
         """Begin a snapshot at all stages, but for those where an earlier coordinator has begun it."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for stage in self._stages:
             round = RoundId(kind, stage, version, view=self.view_number)
             if version > self._last.get(round.series, -1):
@@ -116,13 +116,13 @@ class Snapshots:
                 actions += self._groups.open(round, self._keepers.of_stage(stage))
         return actions
 
-    def go_on(self) -> list[Action]:
+    def go_on(self) -> list[ev.Action]:
         """Begin the snapshots that could not begin before."""
         return self._next()
 
-    def begin_again(self, deserted: Sequence[RoundId]) -> list[Action]:
+    def begin_again(self, deserted: Sequence[RoundId]) -> list[ev.Action]:
         """All members of these rounds are lost. The keepers that have come since make the snapshots among them."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         kinds = (RoundKind.HELD_OUT, self._keepers.checkpoint_kind)
         for round in sorted([round for round in deserted if round.kind in kinds], key=lambda round: round.stage):
             again = RoundId(round.kind, round.stage, round.number, view=self.view_number)
@@ -152,23 +152,23 @@ class Snapshots:
     def restore_held_out(self, states: ReplicaStates) -> set[int]:
         """Restore held-out losses that are not told yet. Returns the versions whose losses were measured before."""
         self._last = states.last
-        told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
+        told = {message.version: message for _, message in states.said if isinstance(message, ev.MeanEvaluated)}
         begun = {round.number for round in states.rounds if round.kind == RoundKind.HELD_OUT}
         over = {round.number for round in states.over if round.kind == RoundKind.HELD_OUT}
         for version in sorted(version for version in begun if version > self._budget.n_told):
             self.held_out.restore(version, version in over, told.get(version))
-        states.said = [(src, message) for src, message in states.said if not isinstance(message, MeanEvaluated)]
+        states.said = [(src, message) for src, message in states.said if not isinstance(message, ev.MeanEvaluated)]
         return over | told.keys()
 
     def is_over(self, round: RoundId, measured: set[int]) -> bool:
         """Whether nobody needs a snapshot of an earlier coordinator any more: its loss is told, or was `measured`."""
         return round.kind == RoundKind.HELD_OUT and (round.number <= self._budget.n_told or round.number in measured)
 
-    def restore(self) -> list[Action]:
+    def restore(self) -> list[ev.Action]:
         """Snapshots that were begun at some stages only, and the checkpoints that are due after the rows that were
         told: the last one, and what an operator was promised."""
         kind = self._keepers.checkpoint_kind
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         if self.held_out.version is not None:
             actions += self._begin(RoundKind.HELD_OUT, self.held_out.version)
         n_told, every = self._budget.n_told, self._checkpoint_every_steps

@@ -16,17 +16,7 @@ from collections.abc import Iterable
 
 from jaxdt.membership.agreement import CountedRows, EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import (
-    Action,
-    Continue,
-    EndOfSteps,
-    Message,
-    NotFinite,
-    PipelineJoin,
-    Send,
-    ShareDone,
-    StepDone,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
@@ -37,7 +27,7 @@ class StepBudget:
     """A part of an agreement. `n_rows`: rows that are done; `n_told`: rows that are durable and told; `n_steps`: local
     steps of each pipeline, the last of which is counted; `end`: why the run ends early."""
 
-    READS = frozenset({StepDone, NotFinite, ShareDone})
+    READS = frozenset({ev.StepDone, ev.NotFinite, ev.ShareDone})
 
     def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines, rows_by_step: bool = False):
         self.n_rows = self.n_told = config.start_version
@@ -58,26 +48,26 @@ class StepBudget:
         """Steps of pipelines that are not counted yet."""
         return self._plan.n_pipelines * self._config.n_steps - self._n_counted
 
-    def hear(self, now_s: float, src: int, message: Message) -> list[Action]:
+    def hear(self, now_s: float, src: int, message: ev.Message) -> list[ev.Action]:
         """A member has said something that is among READS."""
         _, pipeline = self._plan.seat(src)
         match message:
-            case StepDone():
+            case ev.StepDone():
                 return self._on_step_done(now_s, pipeline, message)
-            case NotFinite(step):
+            case ev.NotFinite(step):
                 return self._not_finite(pipeline, step) if step >= self.n_steps[pipeline] else []
-            case ShareDone(step):
+            case ev.ShareDone(step):
                 return self._share_done(src, pipeline, step)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not among READS")
 
-    def _not_finite(self, pipeline: int, step: int) -> list[Action]:
+    def _not_finite(self, pipeline: int, step: int) -> list[ev.Action]:
         self.rows.skipped(pipeline, step)
         if self._config.on_nonfinite == "stop":
             self.end = EndRun(4, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
         return []
 
-    def _on_step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
+    def _on_step_done(self, now_s: float, pipeline: int, done: ev.StepDone) -> list[ev.Action]:
         """Steps come in order; after a restart some come that are counted already."""
         step, n_steps = done.step, self.n_steps[pipeline]
         if step > n_steps:
@@ -85,25 +75,25 @@ class StepBudget:
             self.end = EndRun(3, f"{reason}; its disk lacks rows of the metrics that were told")
         return self._step_done(now_s, pipeline, done) if step == n_steps else []
 
-    def _step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
+    def _step_done(self, now_s: float, pipeline: int, done: ev.StepDone) -> list[ev.Action]:
         self.n_steps[pipeline] += 1
         self._n_counted += 1
         self.rows.add(pipeline, done)
         reports = self._complete_rows(now_s)
         return reports if self.n_missing > 0 else [*reports, *self._end_of_steps()]
 
-    def _complete_rows(self, now_s: float) -> list[Action]:
+    def _complete_rows(self, now_s: float) -> list[ev.Action]:
         """The rows that are done. After a loss one step may complete several, and the last step completes all."""
         going_on = [self.n_steps[pipeline] for pipeline in self._pipelines.whole if pipeline not in self._ended]
         first_open = min(going_on, default=math.inf) if self.n_missing > 0 else math.inf
-        reports: list[Action] = []
+        reports: list[ev.Action] = []
         while self.n_rows < self._config.n_steps and (row := self.rows.next(now_s, self.n_rows, first_open)):
             self._n_steps_in[self.n_rows] = tuple(n - self.rows.n_waiting(p) for p, n in enumerate(self.n_steps))
             self.n_rows += 1
             reports.append(row)
         return reports
 
-    def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
+    def _share_done(self, src: int, pipeline: int, step: int) -> list[ev.Action]:
         """A pipeline has done its share. It goes on if others are slower by more than a step each, and does the steps
         that they have not done by then."""
         whole = self._pipelines.whole
@@ -111,28 +101,28 @@ class StepBudget:
         if len(whole) < self._plan.n_pipelines and self._ended.issuperset(set(whole) - {pipeline}):
             n_under_way = 0  # nobody else does the steps that lost pipelines have left undone
         if pipeline not in self._ended and self.n_missing > n_under_way:
-            return [Send(src, Continue(step + self.n_missing))]
+            return [ev.Send(src, ev.Continue(step + self.n_missing))]
         return self._end_pipeline(pipeline)
 
-    def end_if_enough(self) -> list[Action]:
+    def end_if_enough(self) -> list[ev.Action]:
         """A coordinator that was started again does not know whom an earlier one has told that there are enough."""
         return self._end_of_steps() if self.n_missing <= 0 else []
 
-    def _end_of_steps(self) -> list[Action]:
+    def _end_of_steps(self) -> list[ev.Action]:
         """The run has done enough steps."""
         return [action for pipeline in self._pipelines.whole for action in self._end_pipeline(pipeline)]
 
-    def _end_pipeline(self, pipeline: int) -> list[Action]:
+    def _end_pipeline(self, pipeline: int) -> list[ev.Action]:
         if pipeline in self._ended:
             return []
         self._ended.add(pipeline)
-        return [Send(self._plan.placement[0][pipeline], EndOfSteps())]
+        return [ev.Send(self._plan.placement[0][pipeline], ev.EndOfSteps())]
 
     def ended(self, pipeline: int) -> None:
         """An earlier coordinator has told a pipeline to begin no further step."""
         self._ended.add(pipeline)
 
-    def joined(self, join: PipelineJoin) -> list[Action]:
+    def joined(self, join: ev.PipelineJoin) -> list[ev.Action]:
         """A pipeline has come back. Rows that are not told yet are told as if it had been there: it has no part in
         them."""
         pipeline = join.pipeline
@@ -164,7 +154,7 @@ class StepBudget:
             self._untold.popleft()
         return list(rows.new)
 
-    def restore(self, rows: CountedRows | None, joins: Iterable[PipelineJoin]) -> None:
+    def restore(self, rows: CountedRows | None, joins: Iterable[ev.PipelineJoin]) -> None:
         """An earlier coordinator has made these rows durable, and these returns of pipelines. The rows that are told
         after one say how far its pipeline is."""
         if rows:
@@ -175,7 +165,7 @@ class StepBudget:
             if self.n_rows <= join.n_rows:
                 self.n_steps[join.pipeline] = join.step
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[ev.Action]:
         """The last rows were durable, but the process may have ended before it told them. How long the next one takes
         is not known: it began under an earlier coordinator."""
         self.rows.begin(math.nan)

@@ -7,7 +7,7 @@ its local steps.
 
 from collections import deque
 
-from jaxdt.protocol.events import Action, Event, FetchResult, Forget, MeanKept, Reduced, Run, Send, Updated
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import KeptReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
@@ -30,7 +30,7 @@ class FetchedSnapshots:
     def __contains__(self, round: RoundId) -> bool:
         return round in self._exchanges
 
-    def fetch(self, round: RoundId) -> list[Action | Event]:
+    def fetch(self, round: RoundId) -> ev.Actions:
         """Get a snapshot, unless it was asked for before. An older one for a held-out loss is not needed any more."""
         if round.number <= self._last.get(round.series, -1):
             return []
@@ -39,12 +39,12 @@ class FetchedSnapshots:
         alone = (self._server,)
         spec = RoundSpec(round, self._n_elements, Participants(alone, alone, (self._peer,)), EachOnce(alone))
         self._exchanges[round] = Exchange(self._peer, spec, self._slice_elements)
-        return [*(self._forget(other) for other in older), Send(self._server, FetchResult(round))]
+        return [*(self._forget(other) for other in older), ev.Send(self._server, ev.FetchResult(round))]
 
     def is_whole(self, round: RoundId) -> bool:
         return round in self._exchanges and self._exchanges[round].complete
 
-    def arrived(self, src: int, reduced: Reduced) -> str:
+    def arrived(self, src: int, reduced: ev.Reduced) -> str:
         """A slice of a snapshot is here: why it cannot be right, '' if it is."""
         exchange, bounds = self._exchanges[reduced.key.round], (reduced.key.lo, reduced.key.hi)
         if bounds in exchange.sums or not exchange.gives(src, bounds):
@@ -55,26 +55,26 @@ class FetchedSnapshots:
             self._to_keep.append(exchange.round)
         return ""
 
-    def keep(self) -> list[Action | Event]:
+    def keep(self) -> ev.Actions:
         """Between two local steps: keep aside one that is whole and for a checkpoint. The next one may only take its
         place when its checkpoint is being written, which begins with the new version."""
         if self._is_keeping or not self._to_keep:
             return []
         self._is_keeping = True
         round = self._to_keep.popleft()
-        return [Run(Work(self._stage, ADOPT, None, self._peer, round.number), 1.0, (round,))]
+        return [ev.Run(Work(self._stage, ADOPT, None, self._peer, round.number), 1.0, (round,))]
 
-    def kept(self, round: RoundId, n_steps: int) -> list[Action | Event]:
+    def kept(self, round: RoundId, n_steps: int) -> ev.Actions:
         """One is kept, beside the optimizer's state after so many local steps: it can be written."""
         self._is_keeping = False
         version = round.number
         report = KeptReport(self._stage, version, self._peer, n_steps)
-        return [self._forget(round), report, MeanKept(version), Updated(self._stage, version)]
+        return [self._forget(round), report, ev.MeanKept(version), ev.Updated(self._stage, version)]
 
-    def close(self, round: RoundId) -> list[Action | Event]:
+    def close(self, round: RoundId) -> ev.Actions:
         """Nobody needs it any more."""
         return [self._forget(round)] if round in self._exchanges else []
 
-    def _forget(self, round: RoundId) -> Forget:
+    def _forget(self, round: RoundId) -> ev.Forget:
         del self._exchanges[round]
-        return Forget(round)
+        return ev.Forget(round)

@@ -13,21 +13,7 @@ has finished its last. It is kept until the coordinator says that nobody needs i
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    CutTaken,
-    Event,
-    Forget,
-    GroupFormed,
-    ReplicaState,
-    ResultHeld,
-    Send,
-    SliceKey,
-    SnapshotCut,
-    Suspect,
-    Tally,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import SnapshotReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
@@ -98,32 +84,32 @@ class ServerSnapshots:
 
     # ------------------------------------------------------------------------------------------------------- the cut
 
-    def choose(self, round: RoundId, allowed: Mapping[int, int]) -> list[Action | Event]:
+    def choose(self, round: RoundId, allowed: Mapping[int, int]) -> ev.Actions:
         """The coordinator asks for a snapshot. At the first stage its cut is the last step that each worker may do now;
         other servers wait for that. Reports and what is sent; [] if there is nothing to be laid out."""
         if self._place.stage or not self._is_new(round):
             return []
         cut = tuple([allowed.get(worker, 0) for worker in self._place.workers])
-        told: list[Action | Event] = []
+        told: ev.Actions = []
         for stage, server in self._place.others:
             theirs = replace(round, stage=stage)
             self._untold.add((server, theirs))
-            told.append(Send(server, SnapshotCut(theirs, cut)))
+            told.append(ev.Send(server, ev.SnapshotCut(theirs, cut)))
         return [*told, *self.take(round, cut)]
 
-    def take(self, round: RoundId, cut: tuple[int, ...]) -> list[Action | Event]:
+    def take(self, round: RoundId, cut: tuple[int, ...]) -> ev.Actions:
         """The cut is known: the parameters are to be laid out now. [] if it was known before."""
         place = self._place
         if not self._is_new(round):
             return []
         exchange = Exchange(place.peer, place.spec(round), place.slice_elements)
         self._open[round] = Snapshot(exchange, dict(zip(place.workers, cut, strict=True)), dict(self._steps))
-        self._known.formed(GroupFormed(round, (place.peer,)), was_wanted=False)
+        self._known.formed(ev.GroupFormed(round, (place.peer,)), was_wanted=False)
         return [SnapshotReport(place.stage, round.number, round.kind == RoundKind.CHECKPOINT, list(cut))]
 
-    def answer_cut(self, src: int, cut: SnapshotCut) -> list[Action | Event]:
+    def answer_cut(self, src: int, cut: ev.SnapshotCut) -> ev.Actions:
         """The first stage's server hears that this one knows the cut."""
-        return [Send(src, CutTaken(cut.round))]
+        return [ev.Send(src, ev.CutTaken(cut.round))]
 
     def taken(self, src: int, round: RoundId) -> None:
         """Another server knows a cut."""
@@ -143,56 +129,56 @@ class ServerSnapshots:
             self._open[round].n_works += 1
         return tuple(taking)
 
-    def settle(self, n_added: Mapping[int, int], finished: Collection[int]) -> list[Action | Event]:
+    def settle(self, n_added: Mapping[int, int], finished: Collection[int]) -> ev.Actions:
         """n_added[worker] pushes are added, or about to be, of the workers that are left. Snapshots that have all of
         theirs are added up, slice by slice."""
         for one in self._open.values():
             one.is_settled |= all(n >= one.cut[w] or w in finished for w, n in n_added.items())
         return self._add_up()
 
-    def ran(self, rounds: Collection[RoundId]) -> list[Action | Event]:
+    def ran(self, rounds: Collection[RoundId]) -> ev.Actions:
         """Work that changes these snapshots is done."""
         for round in rounds:
             if round in self._open:
                 self._open[round].n_works -= 1
         return self._add_up()
 
-    def _add_up(self) -> list[Action | Event]:
-        actions: list[Action | Event] = []
+    def _add_up(self) -> ev.Actions:
+        actions: ev.Actions = []
         for round, one in self._open.items():
             if one.is_settled and not one.n_works and not one.exchange.is_frozen:
-                one.exchange.freeze(((self._place.peer, round.number),), 1, Tally())  # there is nobody to send it to
+                one.exchange.freeze(((self._place.peer, round.number),), 1, ev.Tally())  # there is nobody to send it to
                 sums = [one.exchange.add_up(bounds) for bounds in one.exchange.addable]
                 suspect = self._place.peer
-                actions += [Send(COORDINATOR, Suspect(suspect, s)) if isinstance(s, str) else s for s in sums]
+                actions += [ev.Send(ev.COORDINATOR, ev.Suspect(suspect, s)) if isinstance(s, str) else s for s in sums]
         return actions
 
-    def summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+    def summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
         """A slice is added up. The coordinator hears when all are."""
         one = self._open[key.round]
         given_out = one.exchange.give_out(key, digest, sq_norm)
         if given_out is None or not one.exchange.hold(given_out[1]):
             return []
         steps = tuple([one.steps[worker] for worker in self._place.workers])
-        held = ResultHeld(key.round, one.exchange.result().digest, steps)
-        return [Send(COORDINATOR, self._known.held(held, (self._place.peer,)))]
+        held = ev.ResultHeld(key.round, one.exchange.result().digest, steps)
+        return [ev.Send(ev.COORDINATOR, self._known.held(held, (self._place.peer,)))]
 
     # ---------------------------------------------------------------------------------------------- who needs them
 
-    def give(self, src: int, round: RoundId) -> list[Action | Event]:
+    def give(self, src: int, round: RoundId) -> ev.Actions:
         """A worker fetches a snapshot that is whole."""
         one = self._open.get(round)
         return list(one.exchange.given_to(src)) if one and one.exchange.complete else []
 
-    def close(self, round: RoundId) -> list[Action | Event]:
+    def close(self, round: RoundId) -> ev.Actions:
         """Nobody needs it any more."""
         if self._open.pop(round, None) is None:
             return []
         self._closed[round.series] = max(round.number, self._closed.get(round.series, -1))
         self._known.over(round)
-        return [Forget(round)]
+        return [ev.Forget(round)]
 
-    def answer(self) -> list[Action | Event]:
+    def answer(self) -> ev.Actions:
         """A coordinator was started again, and asks what this server knows."""
         said = self._known.said_again()
-        return [Send(COORDINATOR, ReplicaState(self._known.all, None, len(said))), *said]
+        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known.all, None, len(said))), *said]

@@ -12,15 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import (
-    Action,
-    ContributionBegins,
-    ContributionReceived,
-    ContributionWanted,
-    Event,
-    Forget,
-    Send,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.work import CONTRIBUTE, Work
 from jaxdt.wiring.pool.lease_times import LeaseTimes
@@ -63,7 +55,7 @@ class Contributions:
         self._adding: deque[Contribution] = deque()  # in order
         self._is_adding = False  # the first of them, now
 
-    def ask(self, now_s: float, step: StepUnderWay, worker: int, admission: int) -> list[Action | Event]:
+    def ask(self, now_s: float, step: StepUnderWay, worker: int, admission: int) -> ev.Actions:
         """Ask a worker for what it has accumulated."""
         self._n_rounds += 1
         made = [
@@ -73,9 +65,9 @@ class Contributions:
         rounds = tuple(made)
         until_s = now_s + self._times.timeout_s(worker, CONTRIBUTION)
         step.asked[worker] = AskedContribution(rounds, now_s, until_s)
-        return [ContributionBegins(worker, rounds), Send(worker, ContributionWanted(admission, rounds))]
+        return [ev.ContributionBegins(worker, rounds), ev.Send(worker, ev.ContributionWanted(admission, rounds))]
 
-    def arrived(self, now_s: float, step: StepUnderWay, received: ContributionReceived) -> bool:
+    def arrived(self, now_s: float, step: StepUnderWay, received: ev.ContributionReceived) -> bool:
         """All of a contribution is here. Whether it was asked for."""
         worker, rounds = received.worker, received.rounds
         asked = step.asked.get(worker)
@@ -85,7 +77,7 @@ class Contributions:
         step.asked[worker] = replace(asked, until_s=NEVER)
         return True
 
-    def look_at(self, step: StepUnderWay, received: ContributionReceived) -> Rejection | None:
+    def look_at(self, step: StepUnderWay, received: ev.ContributionReceived) -> Rejection | None:
         """A contribution is to be added if it holds exactly what the worker has done, and is finite. Else why not."""
         worker, rounds, items = received.worker, received.rounds, received.items
         if items != step.table.contribution(worker) or not items:
@@ -114,15 +106,15 @@ class Contributions:
         """Whether contributions to the step are still to be added."""
         return any(contribution.step is step for contribution in self._adding)
 
-    def drop(self, keeps_what_is_being_added: bool) -> list[Action | Event]:
+    def drop(self, keeps_what_is_being_added: bool) -> ev.Actions:
         """Contributions that wait to be added are void."""
         n_kept = 1 if self._is_adding and keeps_what_is_being_added else 0
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         while len(self._adding) > n_kept:
             actions += forget(self._adding.pop().rounds)
         return actions
 
 
-def forget(rounds: tuple[RoundId, ...]) -> list[Action | Event]:
+def forget(rounds: tuple[RoundId, ...]) -> ev.Actions:
     """Nothing of these rounds is needed any more."""
-    return [Forget(round) for round in rounds]
+    return [ev.Forget(round) for round in rounds]

@@ -1,6 +1,6 @@
 """The pool's entry in the table of wirings: how its machines are built, and what makes no sense with it."""
 
-from jaxdt.protocol.events import Enlist, Fetch, ProbeLink, Shard, TaskDone, TaskOutput, WantsTasks
+from jaxdt.protocol import events as ev
 from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import RunConfig
 from jaxdt.run.peer_setup import PeerSetup
@@ -78,6 +78,6 @@ ENTRY = WiringEntry(
     workers=WorkerRole(
         _build_worker,
         server_of,
-        messages=frozenset({ProbeLink, Enlist, WantsTasks, TaskDone, TaskOutput, Fetch, Shard}),
+        messages=frozenset({ev.ProbeLink, ev.Enlist, ev.WantsTasks, ev.TaskDone, ev.TaskOutput, ev.Fetch, ev.Shard}),
     ),
 )

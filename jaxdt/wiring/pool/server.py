@@ -39,50 +39,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import (
-    BULK,
-    COORDINATOR,
-    Accumulated,
-    Action,
-    Boundary,
-    Committed,
-    ContributionReceived,
-    ContributionVoid,
-    Ended,
-    Enlist,
-    Enlisted,
-    Evaluated,
-    Event,
-    Evicted,
-    Grant,
-    Inventory,
-    Key,
-    LinkChanged,
-    Message,
-    Progress,
-    Ran,
-    Received,
-    Reroute,
-    Resend,
-    Send,
-    StealOffer,
-    StealReply,
-    StealRequest,
-    StepBlocked,
-    StoreTensor,
-    TaskDone,
-    TaskLease,
-    TaskOutput,
-    Updated,
-    View,
-    ViewChanged,
-    WantsTasks,
-    Woke,
-    WorkerGone,
-    WorkerHere,
-    WorkerStatus,
-    WorkOverdue,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.run.delay import Delay
@@ -129,17 +86,17 @@ class PoolServer:
     view comes: one of the even steps and one of the odd ones, if two are under way at a time."""
 
     READS = RoutedWiring.READS | {
-        Enlist,
-        WantsTasks,
-        TaskDone,
-        TaskOutput,
-        ContributionReceived,
-        StealRequest,
-        StealOffer,
-        StealReply,
-        LinkChanged,
-        Woke,
-        Ended,
+        ev.Enlist,
+        ev.WantsTasks,
+        ev.TaskDone,
+        ev.TaskOutput,
+        ev.ContributionReceived,
+        ev.StealRequest,
+        ev.StealOffer,
+        ev.StealReply,
+        ev.LinkChanged,
+        ev.Woke,
+        ev.Ended,
     }
 
     def __init__(self, place: PoolPlace, fallbacks: Sequence[Fallback], slot: ComputeSlot, times: LeaseTimes):
@@ -153,7 +110,7 @@ class PoolServer:
         self._slot = slot
         self._times = times
         self._contributions = Contributions(shape.peer, shape.stage, place.groups, times)
-        self._view: View | None = None
+        self._view: ev.View | None = None
         self._strict_from: float = NEVER  # the first step of the view that is done here
         self._version = -1  # of the parameters that are here
         self._begun: set[int] = set()  # steps that this version opens, and that have begun
@@ -161,7 +118,7 @@ class PoolServer:
         self._lease_numbers = itertools.count(1)
         self._roster = WorkerRoster()
         self._workers = self._roster.admitted
-        self._early: list[Key] = []  # of steps that have not begun here
+        self._early: list[ev.Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
         self._last_kind = FORWARD  # of the own task that was begun last
         self._task_times = TaskTimes()
@@ -170,51 +127,51 @@ class PoolServer:
 
     # -------------------------------------------------------------------------------------------------------- events
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Ran(work) if work.kind == CONTRIBUTE:
+            case ev.Ran(work) if work.kind == CONTRIBUTE:
                 self._slot.free()
                 return self._contributed() + self._go_on(now_s)
-            case Ran(work, values=values) if work.kind in COMPUTING:
+            case ev.Ran(work, values=values) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 if work.step not in self._steps:
                     return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
                 return self._computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
-            case Received(header, Enlist() as body):
+            case ev.Received(header, ev.Enlist() as body):
                 return self._enlist(now_s, header.src, body)
-            case Received(_, Ended() as ended):
-                return [Send(peer, ended) for peer in sorted(self._workers)]
-            case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
+            case ev.Received(_, ev.Ended() as ended):
+                return [ev.Send(peer, ended) for peer in sorted(self._workers)]
+            case ev.Received(header, ev.WantsTasks() | ev.TaskDone() | ev.TaskOutput() as body) if self._view:
                 return self._from_worker(now_s, event, header.src, body) + self._go_on(now_s)
-            case Received(header, StealRequest() | StealOffer() | StealReply() as body) if self._view:
+            case ev.Received(header, ev.StealRequest() | ev.StealOffer() | ev.StealReply() as body) if self._view:
                 return self._from_server(now_s, header.src, body) + self._go_on(now_s)
-            case Received(_, Boundary(key)) if self._view and key.step >= self._strict_from:
+            case ev.Received(_, ev.Boundary(key)) if self._view and key.step >= self._strict_from:
                 return self._arrived(key) + self._go_on(now_s)
-            case Received(_, body):
+            case ev.Received(_, body):
                 step = _step_of(body)
                 return [] if step is None else self._fallback_of(step).routed.handle(now_s, event)
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 return self._updated(now_s, version)
-            case ContributionReceived():
+            case ev.ContributionReceived():
                 return self._on_contribution(now_s, event) + self._go_on(now_s)
-            case Woke("pool"):
+            case ev.Woke("pool"):
                 self._wake_up.woke(now_s)
                 return self._expire(now_s) + self._go_on(now_s)
-            case LinkChanged(peer, False) if self._version >= self._shape.n_steps:
+            case ev.LinkChanged(peer, False) if self._version >= self._shape.n_steps:
                 self._roster.remove(peer)  # it has heard that all is done
                 return []
-            case LinkChanged(peer, False, reason) if peer in self._workers:
+            case ev.LinkChanged(peer, False, reason) if peer in self._workers:
                 return self._lose(peer, reason, readmit=False) + self._go_on(now_s)
-            case ViewChanged(view):
+            case ev.ViewChanged(view):
                 return self._adopt(now_s, view)
-            case Evicted():
+            case ev.Evicted():
                 actions = self._stop(forgets_workers=True)
                 self._view = None
                 return [*actions, *self._tell_fallbacks(now_s, event)]
-            case WorkOverdue() if self._steps:
-                return [StepBlocked()]  # nobody else does what this server has begun
-            case WorkOverdue():
+            case ev.WorkOverdue() if self._steps:
+                return [ev.StepBlocked()]  # nobody else does what this server has begun
+            case ev.WorkOverdue():
                 return self._tell_fallbacks(now_s, event)
         return []
 
@@ -227,7 +184,7 @@ class PoolServer:
     def n_workers(self) -> int:
         return len(self._workers)
 
-    def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
+    def worker_statuses(self, now_s: float) -> tuple[ev.WorkerStatus, ...]:
         return self._roster.statuses(now_s)
 
     @property
@@ -246,23 +203,23 @@ class PoolServer:
     def _fallback_of(self, step: int) -> Fallback:
         return self._fallbacks[step % len(self._fallbacks)]
 
-    def _tell_fallbacks(self, now_s: float, event: Event) -> list[Action | Event]:
+    def _tell_fallbacks(self, now_s: float, event: ev.Event) -> ev.Actions:
         return [action for fallback in self._fallbacks for action in fallback.routed.handle(now_s, event)]
 
     def _from_worker(
-        self, now_s: float, event: Received, src: int, body: WantsTasks | TaskDone | TaskOutput
-    ) -> list[Action | Event]:
+        self, now_s: float, event: ev.Received, src: int, body: ev.WantsTasks | ev.TaskDone | ev.TaskOutput
+    ) -> ev.Actions:
         worker = self._roster.of_admission(src, body.admission)
         if worker is None:
             return []
-        if isinstance(body, WantsTasks):
+        if isinstance(body, ev.WantsTasks):
             self._holds(worker, body)
             return []
-        number = body.step if isinstance(body, TaskDone) else body.key.step
+        number = body.step if isinstance(body, ev.TaskDone) else body.key.step
         step = self._steps.get(number)
         return self._on_result(now_s, step, src, body, event.tensor) if step else []
 
-    def _holds(self, worker: AdmittedWorker, wants: WantsTasks) -> None:
+    def _holds(self, worker: AdmittedWorker, wants: ev.WantsTasks) -> None:
         """A worker with the next version keeps the one before, where updates are delayed. What it said earlier may come
         later."""
         newest = max(worker.versions, default=-1)
@@ -271,27 +228,25 @@ class PoolServer:
             worker.versions = frozenset({newest, wants.version} if keeps and newest >= 0 else {wants.version})
         worker.n_tasks = wants.n_tasks
 
-    def _from_server(
-        self, now_s: float, src: int, body: StealRequest | StealOffer | StealReply
-    ) -> list[Action | Event]:
+    def _from_server(self, now_s: float, src: int, body: ev.StealRequest | ev.StealOffer | ev.StealReply) -> ev.Actions:
         """Another server of the stage asks for tasks of a step, offers some, or answers. One that asks for tasks of a
         step that is not under way here gets none, and does not wait for an answer."""
         step = self._steps.get(body.step)
         if step is None:
-            return [Send(src, StealReply(body.step, 0))] if isinstance(body, StealOffer) else []
+            return [ev.Send(src, ev.StealReply(body.step, 0))] if isinstance(body, ev.StealOffer) else []
         table, steals, clients = step.table, step.steals, self._clients(step)
-        if isinstance(body, StealReply):
+        if isinstance(body, ev.StealReply):
             return self._stealing.on_reply(table, steals, src, body)
-        if isinstance(body, StealRequest):
+        if isinstance(body, ev.StealRequest):
             tasks = self._stealing.tasks_for(table, steals, src, body, self._loads(clients, 0))
-            offer = StealOffer(step.number, tasks, self._loads(clients, table.n_left))
-            return [Send(src, offer)] if tasks else []
+            offer = ev.StealOffer(step.number, tasks, self._loads(clients, table.n_left))
+            return [ev.Send(src, offer)] if tasks else []
         n_taken = share_of(self._loads(clients, step.n_left), body.clients, len(body.tasks))
         return self._stealing.on_offer(table, steals, src, body, min(n_taken, self._n_may_take(step)))
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
         """All steps of the first view are done here, and of later views those after the ones that may be under way
         somewhere. After a rollback the workers come again, when the version is known. Each fallback is shown the view
         as one in which its own step is the next to be committed."""
@@ -304,15 +259,15 @@ class PoolServer:
             own_view = replace(view, n_committed=step, results=results)
             routed = self._fallback_of(step).routed
             if step < self._strict_from:
-                actions += routed.handle(now_s, ViewChanged(own_view))
+                actions += routed.handle(now_s, ev.ViewChanged(own_view))
             else:
                 routed.void_routes(own_view)
         return actions + self._begin_open_steps(now_s)
 
-    def _stop(self, forgets_workers: bool) -> list[Action | Event]:
+    def _stop(self, forgets_workers: bool) -> ev.Actions:
         """The rest of the steps under way is not done here, and what workers have not contributed is void. A
         contribution that is being added stays, unless the state does not."""
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         if self._steps or forgets_workers:
             for peer in list(self._workers):
                 actions += self._lose(peer, "a new view", readmit=not forgets_workers)
@@ -326,7 +281,7 @@ class PoolServer:
         self._early.clear()
         return actions
 
-    def _updated(self, now_s: float, version: int) -> list[Action | Event]:
+    def _updated(self, now_s: float, version: int) -> ev.Actions:
         """A version is here, so the steps before it are over, and those that compute with it may begin."""
         if self._view is None:
             return []
@@ -335,12 +290,12 @@ class PoolServer:
         begun = self._begin_open_steps(now_s)
         return [*begun, *self._tell_workers(), *self._go_on(now_s)]
 
-    def _begin_open_steps(self, now_s: float) -> list[Action | Event]:
+    def _begin_open_steps(self, now_s: float) -> ev.Actions:
         """Begin the steps that may begin, if this server takes part in them. It may yet have to, when others are
         lost."""
         if self._view is None or self._version < 0:
             return []
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         steps = self._place.delay.open(self._version)
         self._begun &= set(steps)
         for step in steps:
@@ -348,12 +303,12 @@ class PoolServer:
                 continue
             self._begun.add(step)
             if step < self._strict_from:
-                actions += self._fallback_of(step).routed.handle(now_s, Updated(self._stage, step))
+                actions += self._fallback_of(step).routed.handle(now_s, ev.Updated(self._stage, step))
             elif self._shape.has_work(step):
                 actions += self._open(step)
         return actions
 
-    def _open(self, number: int) -> list[Action | Event]:
+    def _open(self, number: int) -> ev.Actions:
         """A step begins, and nothing is left of the one before that had its place."""
         self._fallback_of(number).routed.enter_without_tasks(number)
         own = self._own_cut(number)
@@ -384,7 +339,7 @@ class PoolServer:
             return servers[m % len(servers)]
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
-    def _arrived(self, key: Key) -> list[Action | Event]:
+    def _arrived(self, key: ev.Key) -> ev.Actions:
         """A boundary tensor is here."""
         step = self._steps.get(key.step)
         if step is None:
@@ -402,7 +357,7 @@ class PoolServer:
 
     # -------------------------------------------------------------------------------------------------- who does what
 
-    def _go_on(self, now_s: float) -> list[Action | Event]:
+    def _go_on(self, now_s: float) -> ev.Actions:
         """Do whatever can be done now, for the oldest step first."""
         actions = [action for fallback in self._fallbacks for action in fallback.routed.freed(now_s)]
         steps = list(self._steps.values())
@@ -418,7 +373,7 @@ class PoolServer:
         until_s = min([until_s, *(step.steals.asks_at_s for step in steps if step.steals.asks_at_s > now_s)])
         return [*actions, *self._wake_up.at(until_s)]
 
-    def _begin_own(self, now_s: float, steps: list[StepUnderWay]) -> list[Action | Event]:
+    def _begin_own(self, now_s: float, steps: list[StepUnderWay]) -> ev.Actions:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
         if self._slot.is_busy:
             return []
@@ -434,14 +389,14 @@ class PoolServer:
                 return [self._start(FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
         return []
 
-    def _start(self, kind: str, step: StepUnderWay, m: int) -> Action:
+    def _start(self, kind: str, step: StepUnderWay, m: int) -> ev.Action:
         return self._slot.start(Work(self._stage, kind, m, self._peer, step.number))
 
-    def _grant(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
+    def _grant(self, now_s: float, step: StepUnderWay) -> ev.Actions:
         """Lease what workers can do now. A backward goes at once to the worker that did the forward; other tasks to
         the workers with the fewest, as long as they need more."""
         table, ready = step.table, self._ready(step)
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for peer in sorted(ready):
             while (m := table.own_backward(peer)) is not None:
                 actions += self._lease(now_s, step, (BACKWARD, m), peer)
@@ -489,7 +444,7 @@ class PoolServer:
         microbatch_s = {p: self._task_times.microbatch_s(p) for p in clients}
         return others_are_sooner(peer, held, microbatch_s, table.n_left)
 
-    def _ask_others(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
+    def _ask_others(self, now_s: float, step: StepUnderWay) -> ev.Actions:
         """Ask the other servers of the stage for tasks if each client has at most one more of this one's."""
         steals, n_max = step.steals, self._n_may_take(step)
         if not steals.others or not self._task_times.is_known or n_max <= 0:
@@ -501,8 +456,8 @@ class PoolServer:
             return []
         steals.pause_s += min(self._task_times.microbatch_s(peer) for peer in clients)
         steals.asks_at_s = now_s + steals.pause_s
-        request = StealRequest(step.number, n_max, self._loads(clients, step.n_left))
-        return [Send(peer, request) for peer in steals.others]
+        request = ev.StealRequest(step.number, n_max, self._loads(clients, step.n_left))
+        return [ev.Send(peer, request) for peer in steals.others]
 
     def _clients(self, step: StepUnderWay) -> list[int]:
         """This server and those of its workers that do tasks of a step in time."""
@@ -529,24 +484,26 @@ class PoolServer:
         times = self._task_times
         return n_forwards * times.microbatch_s(peer) + n_backwards * times.task_s(peer, BACKWARD)
 
-    def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> list[Action | Event]:
+    def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> ev.Actions:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
         and the gradient for a backward. The last stage has no gradient, and the first one has tokens for input."""
         (kind, m), table, number = task, step.table, step.number
         timeout_s = self._times.timeout_s(peer, kind, table.n_failures(kind, m))
         lease = table.lease(kind, m, peer, now_s, now_s + timeout_s)
         admission = self._workers[peer].admission
-        told = TaskLease(admission, lease.number, number, kind, m, lease.with_forward, lease.is_redo)
-        actions: list[Action | Event] = [Send(peer, told)]
+        told = ev.TaskLease(admission, lease.number, number, kind, m, lease.with_forward, lease.is_redo)
+        actions: ev.Actions = [ev.Send(peer, told)]
         reads_input = kind == FORWARD or lease.with_forward or self._is_last
         activation_bytes, gradient_bytes = self._shape.received_bytes
         if reads_input and not self._is_first:
-            actions.append(Send(peer, Boundary(Key("act", number, self._stage, m)), activation_bytes, BULK))
+            actions.append(ev.Send(peer, ev.Boundary(ev.Key("act", number, self._stage, m)), activation_bytes, ev.BULK))
         if kind == BACKWARD and not self._is_last:
-            actions.append(Send(peer, Boundary(Key("grad", number, self._stage + 1, m)), gradient_bytes, BULK))
+            actions.append(
+                ev.Send(peer, ev.Boundary(ev.Key("grad", number, self._stage + 1, m)), gradient_bytes, ev.BULK)
+            )
         return actions
 
-    def _expire(self, now_s: float) -> list[Action | Event]:
+    def _expire(self, now_s: float) -> ev.Actions:
         """Leases that have run out go to others; a worker that has not contributed in time is void."""
         late: set[int] = set()
         for step in self._steps.values():
@@ -557,7 +514,7 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    def _computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> ev.Actions:
         """This server has done a Work of its own."""
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
@@ -578,41 +535,41 @@ class PoolServer:
         step.table.commit(self._peer, step.table.contribution(self._peer))
         return [*self._pass_on(step, lease), *self._count(step, m)]
 
-    def _evaluated(self, step: StepUnderWay, m: int, n_samples: int, loss_sum: float | None) -> list[Action | Event]:
+    def _evaluated(self, step: StepUnderWay, m: int, n_samples: int, loss_sum: float | None) -> ev.Actions:
         step.n_held_out -= 1
         if not self._is_last:
-            key = Key("eval", step.number, self._stage + 1, m)
+            key = ev.Key("eval", step.number, self._stage + 1, m)
             owner = self._owner(step.number, self._stage + 1, EVALUATE, m)
-            return [Send(owner, Boundary(key), self._shape.sent_bytes[0][0])]
+            return [ev.Send(owner, ev.Boundary(key), self._shape.sent_bytes[0][0])]
         assert loss_sum is not None  # the last stage measures it
         self._fallback_of(step.number).recovery.count(EVALUATE, m)
-        return [Evaluated(step.number, m, n_samples, loss_sum)]
+        return [ev.Evaluated(step.number, m, n_samples, loss_sum)]
 
-    def _count(self, step: StepUnderWay, m: int) -> list[Action | Event]:
+    def _count(self, step: StepUnderWay, m: int) -> ev.Actions:
         """A microbatch's gradient is in this server's accumulator."""
         n_samples, loss_sum = step.losses[m]
         self._fallback_of(step.number).recovery.count(BACKWARD, m)
-        return [Accumulated(step.number, self._stage, m, n_samples, loss_sum)]
+        return [ev.Accumulated(step.number, self._stage, m, n_samples, loss_sum)]
 
-    def _pass_on(self, step: StepUnderWay, lease: Lease) -> list[Action | Event]:
+    def _pass_on(self, step: StepUnderWay, lease: Lease) -> ev.Actions:
         """The output of a task is here: it goes to the neighbour stage, if that waits for it."""
         m, number, stage = lease.microbatch, step.number, self._stage
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         lacks_output = lease.is_redo or (not self._is_last and step.steals.lacks_output(m))
         if lease.client == self._peer or not lacks_output:  # a worker that does it again sends nothing to be kept
             actions += self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         if lease.kind == FORWARD:
-            key = Key("act", number, stage + 1, m)
-            actions.append(Send(self._owner(number, stage + 1, FORWARD, m), Boundary(key), activation_bytes))
+            key = ev.Key("act", number, stage + 1, m)
+            actions.append(ev.Send(self._owner(number, stage + 1, FORWARD, m), ev.Boundary(key), activation_bytes))
         elif not self._is_first and not lease.is_redo:
-            key = Key("grad", number, stage, m)
-            actions.append(Send(self._owner(number, stage - 1, BACKWARD, m), Boundary(key), gradient_bytes))
+            key = ev.Key("grad", number, stage, m)
+            actions.append(ev.Send(self._owner(number, stage - 1, BACKWARD, m), ev.Boundary(key), gradient_bytes))
         return actions
 
     def _on_result(
-        self, now_s: float, step: StepUnderWay, src: int, body: TaskDone | TaskOutput, tensor: object
-    ) -> list[Action | Event]:
+        self, now_s: float, step: StepUnderWay, src: int, body: ev.TaskDone | ev.TaskOutput, tensor: object
+    ) -> ev.Actions:
         """A worker says that it has done a task. One that was late with a backward has counted what another client may
         count too, so it is void."""
         table, number = step.table, body.number
@@ -621,7 +578,7 @@ class PoolServer:
             return []
         verdict = table.finish(number)
         if verdict is Verdict.STALE:
-            is_backward = isinstance(body, TaskDone) or body.key.kind == "grad"
+            is_backward = isinstance(body, ev.TaskDone) or body.key.kind == "grad"
             return self._lose(src, "a backward came too late", readmit=True) if is_backward else []
         if verdict is Verdict.DUPLICATE or not lease:
             return []
@@ -633,12 +590,12 @@ class PoolServer:
             self._task_times.travelled(src, lease.kind, took_s - body.held_s)
         if lease.kind == BACKWARD:
             step.losses[lease.microbatch] = (body.n_samples, body.loss_sum)
-        keep = [] if tensor is None else [StoreTensor(src, body, tensor)]
+        keep = [] if tensor is None else [ev.StoreTensor(src, body, tensor)]
         return [*keep, *self._pass_on(step, lease)]
 
     # ------------------------------------------------------------------------------------------------- contributions
 
-    def _end_step(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
+    def _end_step(self, now_s: float, step: StepUnderWay) -> ev.Actions:
         """A worker for whom nothing is left is asked for its contribution, so that it is sent while others compute. All
         is here: the step is over at this server."""
         table = step.table
@@ -655,7 +612,7 @@ class PoolServer:
         admissions = {peer: self._workers[peer].admission for peer in missing}
         return [action for peer in missing for action in self._contributions.ask(now_s, step, peer, admissions[peer])]
 
-    def _on_contribution(self, now_s: float, received: ContributionReceived) -> list[Action | Event]:
+    def _on_contribution(self, now_s: float, received: ev.ContributionReceived) -> ev.Actions:
         """All of a contribution is here. It is added, or its worker is void if it may not be."""
         step = self._steps.get(received.rounds[0].step)
         if not step or not self._contributions.arrived(now_s, step, received):
@@ -667,7 +624,7 @@ class PoolServer:
             return self._refuse(step, received.worker, rejection.reason)
         return self._lose(received.worker, rejection.reason, readmit=True)
 
-    def _contributed(self) -> list[Action | Event]:
+    def _contributed(self) -> ev.Actions:
         """The oldest contribution that waited is in this server's accumulator. If a view came meanwhile, others wait to
         hear what is in it."""
         added = self._contributions.added()
@@ -677,25 +634,25 @@ class PoolServer:
         counted = [action for m, _ in added.items for action in self._count(added.step, m)]
         return [*forget(added.rounds), *counted]
 
-    def _refuse(self, step: StepUnderWay, peer: int, problem: str) -> list[Action | Event]:
+    def _refuse(self, step: StepUnderWay, peer: int, problem: str) -> ev.Actions:
         """A gradient that cannot be right may be the worker's fault or the run's. This server computes it again, and so
         decides."""
         step.table.distrust(peer)
         process = self._workers[peer].process
         put_out = self._roster.refuse(peer, problem)
         actions = self._lose(peer, f"its contribution is refused: {problem}", readmit=not put_out)
-        return [*actions, Send(peer, Ended(PUT_OUT, put_out, process))] if put_out else actions
+        return [*actions, ev.Send(peer, ev.Ended(PUT_OUT, put_out, process))] if put_out else actions
 
     # ------------------------------------------------------------------------------------------------------- workers
 
-    def _enlist(self, now_s: float, peer: int, body: Enlist) -> list[Action | Event]:
+    def _enlist(self, now_s: float, peer: int, body: ev.Enlist) -> ev.Actions:
         process = body.process
         if body.fingerprint != self._place.fingerprint:
             reason = f"worker {peer}: runs {body.fingerprint}, not {self._place.fingerprint}"
-            return [Send(peer, Ended(BAD_INPUT, reason, process))]
+            return [ev.Send(peer, ev.Ended(BAD_INPUT, reason, process))]
         if put_out := self._roster.hear(now_s, peer, process, body.cpu_s):
-            return [Send(peer, Ended(PUT_OUT, put_out, process))]
-        actions: list[Action | Event] = []
+            return [ev.Send(peer, ev.Ended(PUT_OUT, put_out, process))]
+        actions: ev.Actions = []
         if self._roster.is_another(peer, process):
             actions += self._lose(peer, "it was started again", readmit=False)
         if self._view is None or self._version < 0:
@@ -705,51 +662,51 @@ class PoolServer:
             actions += self._join(peer, process)
         return [*actions, self._welcome(peer)]
 
-    def _join(self, peer: int, process: int) -> list[Action | Event]:
+    def _join(self, peer: int, process: int) -> ev.Actions:
         self._admit(peer, process)
-        return [WorkerJoinedReport(self._stage, peer, self._version), Send(COORDINATOR, WorkerHere(peer))]
+        return [WorkerJoinedReport(self._stage, peer, self._version), ev.Send(ev.COORDINATOR, ev.WorkerHere(peer))]
 
     def _admit(self, peer: int, process: int) -> None:
         assert self._view is not None
         self._roster.admit(peer, process, self._view.by_peer[self._peer].admission)
 
-    def _welcome(self, peer: int) -> Send:
+    def _welcome(self, peer: int) -> ev.Send:
         assert self._view is not None
         worker = self._workers[peer]
-        return Send(peer, Enlisted(worker.admission, self._version, self._view.n_reseeds, worker.process))
+        return ev.Send(peer, ev.Enlisted(worker.admission, self._version, self._view.n_reseeds, worker.process))
 
-    def _tell_workers(self) -> list[Action | Event]:
+    def _tell_workers(self) -> ev.Actions:
         """A version is here. Those who have asked before there was one are let in."""
         if self._view is None:
             return []
         joins = [action for peer, process in self._roster.take_waiting() for action in self._join(peer, process)]
         return [*joins, *(self._welcome(peer) for peer in sorted(self._workers))]
 
-    def _lose(self, peer: int, reason: str, readmit: bool) -> list[Action | Event]:
+    def _lose(self, peer: int, reason: str, readmit: bool) -> ev.Actions:
         """Gradients that the worker has not contributed are void. A worker that may still be there begins anew."""
         worker = self._workers[peer]
         self._roster.remove(peer)
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         n_redone = 0
         for step in self._steps.values():
             n_redone += len(step.table.void(peer))
             if asked := step.asked.pop(peer, None):
-                actions += [*forget(asked.rounds), ContributionVoid(asked.rounds)]
+                actions += [*forget(asked.rounds), ev.ContributionVoid(asked.rounds)]
         actions.append(WorkerLostReport(self._stage, peer, reason, n_redone, begins_anew=readmit))
         if readmit:
             self._admit(peer, worker.process)
             actions.append(self._welcome(peer))
         else:
-            actions.append(Send(COORDINATOR, WorkerGone(peer, reason, n_redone)))
+            actions.append(ev.Send(ev.COORDINATOR, ev.WorkerGone(peer, reason, n_redone)))
             self._times.forget(peer)
             self._task_times.forget(peer)
         return actions
 
 
-def _step_of(body: Message) -> int | None:
+def _step_of(body: ev.Message) -> int | None:
     """The step that a message between servers is about; None for one that the fallbacks do not read."""
-    if isinstance(body, Committed):
+    if isinstance(body, ev.Committed):
         return body.record.step
-    if isinstance(body, Boundary | Resend):
+    if isinstance(body, ev.Boundary | ev.Resend):
         return body.key.step
-    return body.step if isinstance(body, Grant | Inventory | Progress | Reroute) else None
+    return body.step if isinstance(body, ev.Grant | ev.Inventory | ev.Progress | ev.Reroute) else None

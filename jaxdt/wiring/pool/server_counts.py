@@ -2,19 +2,7 @@
 
 from typing import Protocol
 
-from jaxdt.protocol.events import (
-    WORKERS,
-    Accumulated,
-    Action,
-    Event,
-    Ran,
-    Received,
-    ServerCounts,
-    Shard,
-    Status,
-    Updated,
-    WorkerStatus,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.work import CONTRIBUTE
@@ -33,7 +21,7 @@ class ServedWiring(Wiring, Protocol):
     @property
     def computed_steps(self) -> list[int]: ...
 
-    def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]: ...
+    def worker_statuses(self, now_s: float) -> tuple[ev.WorkerStatus, ...]: ...
 
 
 class CountedServer:
@@ -45,7 +33,7 @@ class CountedServer:
     meanwhile."""
 
     def __init__(self, wiring: ServedWiring, number_bytes: int):
-        self.READS = wiring.READS | {Status, Shard}
+        self.READS = wiring.READS | {ev.Status, ev.Shard}
         self._wiring = wiring
         self._number_bytes = number_bytes
         self._counts = dict.fromkeys(
@@ -63,23 +51,23 @@ class CountedServer:
     def cancel_run(self) -> None:
         self._wiring.cancel_run()
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Status():
-                return [ServerCounts(self._values(), self._wiring.worker_statuses(now_s))]
-            case Received(_, Shard(key)):
+            case ev.Status():
+                return [ev.ServerCounts(self._values(), self._wiring.worker_statuses(now_s))]
+            case ev.Received(_, ev.Shard(key)):
                 if key.round.kind == RoundKind.CONTRIBUTION:
                     self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
                 return []
-            case Updated(_, version):
+            case ev.Updated(_, version):
                 self._updated(now_s, version)
             case _:
                 pass
         actions = self._wiring.handle(now_s, event)
-        is_of_worker = isinstance(event, Ran) and event.work.kind == CONTRIBUTE
+        is_of_worker = isinstance(event, ev.Ran) and event.work.kind == CONTRIBUTE
         for action in actions:
             match action:
-                case Accumulated():
+                case ev.Accumulated():
                     self._counts["microbatches"] += 1
                     self._counts["by_workers"] += is_of_worker
                 case TasksStolenReport(step=step, n_microbatches=n_microbatches):
@@ -102,5 +90,5 @@ class CountedServer:
             self._aggregation_s += now_s - self._computed_s.pop(step)
 
     def _values(self) -> dict[str, float]:
-        now = {WORKERS: float(self._wiring.n_workers), "leases": float(self._wiring.n_leases)}
+        now = {ev.WORKERS: float(self._wiring.n_workers), "leases": float(self._wiring.n_leases)}
         return now | self._counts | {"aggregation_s": self._aggregation_s, "steps_s": self._steps_s}

@@ -22,18 +22,7 @@ view in mid-step voids all this with the rest of the step.
 
 from dataclasses import dataclass, field
 
-from jaxdt.protocol.events import (
-    BULK,
-    Action,
-    Boundary,
-    Discard,
-    Event,
-    Key,
-    Send,
-    StealOffer,
-    StealReply,
-    StealRequest,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport
 from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import StepShape
@@ -60,7 +49,7 @@ class StepSteals:
     pause_s: float = 0.0
     stolen: dict[int, StolenTask] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
-    arrived: set[Key] = field(default_factory=set)
+    arrived: set[ev.Key] = field(default_factory=set)
 
     @property
     def is_open(self) -> bool:
@@ -90,7 +79,7 @@ class WorkStealing:
     # --------------------------------------------------------------------------------------------------- as the owner
 
     def tasks_for(
-        self, table: TaskTable, steals: StepSteals, src: int, request: StealRequest, own: Loads
+        self, table: TaskTable, steals: StepSteals, src: int, request: ev.StealRequest, own: Loads
     ) -> tuple[StolenTask, ...]:
         """The tasks that another server should be offered, which this server's clients get no more. `own`: the loads of
         this server's clients."""
@@ -105,10 +94,10 @@ class WorkStealing:
             steals.offered[src] = tasks
         return tasks
 
-    def on_reply(self, table: TaskTable, steals: StepSteals, src: int, reply: StealReply) -> list[Action | Event]:
+    def on_reply(self, table: TaskTable, steals: StepSteals, src: int, reply: ev.StealReply) -> ev.Actions:
         """The first tasks of an offer are the other server's, who gets their tensors; the rest is done here."""
         tasks = steals.offered.pop(src, ())
-        actions: list[Action | Event] = []
+        actions: ev.Actions = []
         for kind, m, _ in tasks[: reply.n_taken]:
             steals.taken_by[m] = src
             actions += [self._send(src, key) for key in self._inputs(reply.step, kind, m)]
@@ -119,10 +108,10 @@ class WorkStealing:
     # --------------------------------------------------------------------------------------------------- as the thief
 
     def on_offer(
-        self, table: TaskTable, steals: StepSteals, src: int, offer: StealOffer, n_taken: int
-    ) -> list[Action | Event]:
+        self, table: TaskTable, steals: StepSteals, src: int, offer: ev.StealOffer, n_taken: int
+    ) -> ev.Actions:
         """Take so many of the tasks that another server offers."""
-        reply = Send(src, StealReply(offer.step, n_taken))
+        reply = ev.Send(src, ev.StealReply(offer.step, n_taken))
         if not n_taken:
             return [reply]
         steals.pause_s = 0.0
@@ -144,7 +133,7 @@ class WorkStealing:
 
     # ------------------------------------------------------------------------------------------------------ as either
 
-    def arrived(self, table: TaskTable, steals: StepSteals, key: Key) -> list[Action | Event]:
+    def arrived(self, table: TaskTable, steals: StepSteals, key: ev.Key) -> ev.Actions:
         """A tensor of a microbatch is here that is not in this server's table: of one that another server does, to whom
         it is passed on, or of one that this server takes."""
         m = key.microbatch
@@ -152,19 +141,19 @@ class WorkStealing:
         if thief is not None:
             return [self._send(thief, key)]
         if m not in steals.awaited:
-            return [Discard(key)]
+            return [ev.Discard(key)]
         steals.arrived.add(key)
         self._take_if_whole(key.step, table, steals, m)
         return []
 
-    def _inputs(self, number: int, kind: str, m: int) -> list[Key]:
+    def _inputs(self, number: int, kind: str, m: int) -> list[ev.Key]:
         """The tensors that a task reads, and that come over a link. A backward contains a forward, whose result the
         other server lacks. The first stage reads tokens."""
-        keys = [] if self._stage == 0 else [Key("act", number, self._stage, m)]
+        keys = [] if self._stage == 0 else [ev.Key("act", number, self._stage, m)]
         if kind != FORWARD and self._reads_output_gradient:
-            keys.append(Key("grad", number, self._stage + 1, m))
+            keys.append(ev.Key("grad", number, self._stage + 1, m))
         return keys
 
-    def _send(self, dst: int, key: Key) -> Send:
+    def _send(self, dst: int, key: ev.Key) -> ev.Send:
         activation_bytes, gradient_bytes = self._shape.received_bytes
-        return Send(dst, Boundary(key), activation_bytes if key.kind == "act" else gradient_bytes, BULK)
+        return ev.Send(dst, ev.Boundary(key), activation_bytes if key.kind == "act" else gradient_bytes, ev.BULK)

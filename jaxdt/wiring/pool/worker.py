@@ -13,25 +13,7 @@ fetches the next version while it computes, and keeps the one before.
 
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import (
-    Action,
-    Admitted,
-    Boundary,
-    ContributionGathered,
-    ContributionWanted,
-    Discard,
-    Event,
-    Forget,
-    Key,
-    Ran,
-    Received,
-    Send,
-    TaskDone,
-    TaskLease,
-    TaskOutput,
-    Updated,
-    WantsTasks,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.delay import Delay
@@ -47,7 +29,7 @@ Task = tuple[int, str, int]  # step, kind of Work and microbatch
 class _RunningTask:
     """`ready_s`: when all that it needs was there; `begun_s`: when its computation began."""
 
-    lease: TaskLease
+    lease: ev.TaskLease
     ready_s: float
     begun_s: float
 
@@ -55,7 +37,7 @@ class _RunningTask:
 class PoolWorker:
     """See the module text."""
 
-    READS = frozenset({Admitted, Updated, TaskLease, ContributionWanted, Boundary, Ran})
+    READS = frozenset({ev.Admitted, ev.Updated, ev.TaskLease, ev.ContributionWanted, ev.Boundary, ev.Ran})
 
     def __init__(self, shape: StepShape, server: int, delay: Delay):
         self._shape = shape
@@ -65,7 +47,7 @@ class PoolWorker:
         self._server = server
         self._delay = delay
         self._slot = ComputeSlot()
-        self._admitted: Admitted | None = None
+        self._admitted: ev.Admitted | None = None
         self._gathering: tuple[RoundId, ...] = ()  # the contribution that is being laid out
         self._has_begun = False
         self._first_version = self._version = -1  # since this worker came, or the run went back
@@ -73,9 +55,9 @@ class PoolWorker:
         self._forget()
 
     def _forget(self) -> None:
-        self._leases: dict[Task, TaskLease] = {}  # that wait
+        self._leases: dict[Task, ev.TaskLease] = {}  # that wait
         self._heard: dict[int, set[int]] = {}  # step -> leases of which this worker knows
-        self._arrived: set[Key] = set()  # tensors that are here
+        self._arrived: set[ev.Key] = set()  # tensors that are here
         self._ready_s: dict[int, float] = {}  # lease -> since when all that it needs is here
         self._running: _RunningTask | None = None
         self._last_kind = FORWARD  # of the task that was begun last
@@ -94,34 +76,34 @@ class PoolWorker:
         if self._running and self._running.lease.step < version:
             self._running = None
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+    def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case Ran(work, values=values):
+            case ev.Ran(work, values=values):
                 self._slot.free()
                 return self._ran(now_s, work, values) + self._next(now_s)
-            case Received(_, Boundary(key)) if self._is_under_way(key.step):
+            case ev.Received(_, ev.Boundary(key)) if self._is_under_way(key.step):
                 self._arrived.add(key)
                 return self._next(now_s)
-            case Received(_, Boundary(key)):
-                return [Discard(key)]  # of a step that is over, or for the process before this one
-            case Received(_, TaskLease() as lease) if self._is_new(lease):
+            case ev.Received(_, ev.Boundary(key)):
+                return [ev.Discard(key)]  # of a step that is over, or for the process before this one
+            case ev.Received(_, ev.TaskLease() as lease) if self._is_new(lease):
                 self._heard.setdefault(lease.step, set()).add(lease.number)
                 task = (lease.step, lease.kind, lease.microbatch)
                 if task not in self._leases or self._leases[task].number < lease.number:
                     self._leases[task] = lease  # the one before, if there was one, has run out
                 return self._next(now_s)
-            case Received(_, ContributionWanted(admission, rounds)) if self._is_admitted(admission):
+            case ev.Received(_, ev.ContributionWanted(admission, rounds)) if self._is_admitted(admission):
                 if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].step):
                     self._last_round = rounds[0].attempt
                     self._wanted.append(rounds)
                     return self._next(now_s)
-            case Admitted(admission, _, version):
+            case ev.Admitted(admission, _, version):
                 if not self._is_admitted(admission):
                     self._forget()
                 self._admitted = event
                 self._forget_steps_before(version)
-            case Updated(_, version) if self._admitted:
-                wants = Send(self._server, WantsTasks(self._admitted.admission, version, LEASES_MAX))
+            case ev.Updated(_, version) if self._admitted:
+                wants = ev.Send(self._server, ev.WantsTasks(self._admitted.admission, version, LEASES_MAX))
                 return [wants, self._progress(version)]
         return []
 
@@ -132,7 +114,7 @@ class PoolWorker:
     def cancel_run(self) -> None:
         self._slot.free()
 
-    def _progress(self, version: int) -> Action:
+    def _progress(self, version: int) -> ev.Action:
         if self._first_version < 0 or version < self._version:
             self._first_version, self._n_handed_in = version, 0
         self._version = version
@@ -145,11 +127,11 @@ class PoolWorker:
     def _is_under_way(self, step: int) -> bool:
         return self._admitted is not None and step in self._delay.open(self._admitted.version)
 
-    def _is_new(self, lease: TaskLease) -> bool:
+    def _is_new(self, lease: ev.TaskLease) -> bool:
         is_of_now = self._is_admitted(lease.admission) and self._is_under_way(lease.step)
         return is_of_now and lease.number not in self._heard.get(lease.step, ())
 
-    def _next(self, now_s: float) -> list[Action | Event]:
+    def _next(self, now_s: float) -> ev.Actions:
         """Begin a Work, if there is one whose inputs are here."""
         ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
         for lease in ready:
@@ -170,23 +152,23 @@ class PoolWorker:
         self._has_begun = True
         return [*begins, self._start(FORWARD if lease.with_forward else lease.kind, lease)]
 
-    def _start(self, kind: str, lease: TaskLease) -> Action:
+    def _start(self, kind: str, lease: ev.TaskLease) -> ev.Action:
         """A Work takes its inputs away."""
         self._arrived -= self._inputs(kind, lease)
         return self._slot.start(Work(self._stage, kind, lease.microbatch, self._peer, lease.step))
 
-    def _needs(self, lease: TaskLease) -> set[Key]:
+    def _needs(self, lease: ev.TaskLease) -> set[ev.Key]:
         """The tensors that must have come before the task can begin."""
         needs = self._inputs(lease.kind, lease)
         return needs | self._inputs(FORWARD, lease) if lease.with_forward else needs
 
-    def _inputs(self, kind: str, lease: TaskLease) -> set[Key]:
+    def _inputs(self, kind: str, lease: ev.TaskLease) -> set[ev.Key]:
         """The tensors that a Work reads, and that come over a link. The first stage reads tokens."""
         if kind == BACKWARD and not self._is_last:
-            return {Key("grad", lease.step, self._stage + 1, lease.microbatch)}
-        return set() if self._is_first else {Key("act", lease.step, self._stage, lease.microbatch)}
+            return {ev.Key("grad", lease.step, self._stage + 1, lease.microbatch)}
+        return set() if self._is_first else {ev.Key("act", lease.step, self._stage, lease.microbatch)}
 
-    def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         """A Work is done. Nobody waits for one that began under an earlier admission, or of a step that is over."""
         if work.kind == GATHER:
             return self._gathered()
@@ -194,29 +176,29 @@ class PoolWorker:
         if running is None or (work.step, work.microbatch) != (running.lease.step, running.lease.microbatch):
             return []
         lease = running.lease
-        output = Key("act", lease.step, self._stage + 1, lease.microbatch)
+        output = ev.Key("act", lease.step, self._stage + 1, lease.microbatch)
         if work.kind != lease.kind:  # its output was passed on the first time
-            return [Discard(output), self._start(lease.kind, lease)]
+            return [ev.Discard(output), self._start(lease.kind, lease)]
         self._running = None
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         seconds = (now_s - running.begun_s, now_s - running.ready_s)
         done = (lease.admission, lease.number, n_samples, loss_sum, *seconds)
         if work.kind == FORWARD:
-            return [Send(self._server, TaskOutput(output, *done), activation_bytes)]
+            return [ev.Send(self._server, ev.TaskOutput(output, *done), activation_bytes)]
         self._counted.setdefault(lease.step, {})[lease.microbatch] = lease.number
-        gradient = Key("grad", lease.step, self._stage, lease.microbatch)
+        gradient = ev.Key("grad", lease.step, self._stage, lease.microbatch)
         if not self._is_first and not lease.is_redo:
-            return [Send(self._server, TaskOutput(gradient, *done), gradient_bytes)]
-        told = TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum, *seconds)
-        return [Discard(gradient), Send(self._server, told)]
+            return [ev.Send(self._server, ev.TaskOutput(gradient, *done), gradient_bytes)]
+        told = ev.TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum, *seconds)
+        return [ev.Discard(gradient), ev.Send(self._server, told)]
 
-    def _gathered(self) -> list[Action | Event]:
+    def _gathered(self) -> ev.Actions:
         """The accumulator of a step is laid out, and begins anew; unless nobody wants it any more."""
         rounds, self._gathering = self._gathering, ()
         if rounds not in self._wanted:
-            return [Forget(round) for round in rounds]
+            return [ev.Forget(round) for round in rounds]
         self._wanted.remove(rounds)
         counted = self._counted.pop(rounds[0].step, {})
         self._n_handed_in += len(counted)
-        return [ContributionGathered(rounds, tuple(sorted(counted.items())))]
+        return [ev.ContributionGathered(rounds, tuple(sorted(counted.items())))]

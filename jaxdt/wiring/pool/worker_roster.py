@@ -10,7 +10,7 @@ cannot be right; the worker may be started again.
 from collections import deque
 from dataclasses import dataclass, field
 
-from jaxdt.protocol.events import WorkerStatus
+from jaxdt.protocol import events as ev
 
 REFUSED_MAX = 3  # contributions of a process that were refused one after another, before it is put out
 ADMISSIONS = 1_000_000  # of workers, for each admission of their server
@@ -100,10 +100,10 @@ class WorkerRoster:
         self._processes[peer].n_counted += n_microbatches
         self._processes[peer].refused.clear()
 
-    def statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
+    def statuses(self, now_s: float) -> tuple[ev.WorkerStatus, ...]:
         """The statuses of the workers that are let in."""
         known = ((peer, self._processes[peer]) for peer in sorted(self.admitted))
-        return tuple(WorkerStatus(peer, one.n_counted, now_s - one.heard_s, one.cpu_s) for peer, one in known)
+        return tuple(ev.WorkerStatus(peer, one.n_counted, now_s - one.heard_s, one.cpu_s) for peer, one in known)
 
     @staticmethod
     def _put_out(peer: int, processes: _Processes) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from churn_comparison import results
 from churn_comparison.setup import Setup, fields
 from jaxdt.cli import local_run
-from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting import processor_use
@@ -88,9 +88,9 @@ class ComparedRun:
         if fault.kind != CRASH:
             n = fault.peer
             log = self.folder / f"newcomer_{n}.log"
-            self.newcomers[TEMPORARY_IDS + n] = local_run.join(self.run_dir, log, [self._slow_device])
+            self.newcomers[ev.TEMPORARY_IDS + n] = local_run.join(self.run_dir, log, [self._slow_device])
             return "join", f"newcomer {n}"
-        name = f"peer {fault.peer}" if fault.peer < TEMPORARY_IDS else f"newcomer {fault.peer - TEMPORARY_IDS}"
+        name = f"peer {fault.peer}" if fault.peer < ev.TEMPORARY_IDS else f"newcomer {fault.peer - ev.TEMPORARY_IDS}"
         peer = self._peer_id(fault.peer)
         if peer is not None and not self.setup.lose_stages:
             records = local_run.objects(self.trace)
@@ -103,9 +103,11 @@ class ComparedRun:
 
     def _peer_id(self, machine: int) -> int | None:
         """The id by which the run knows a machine; None for a newcomer that has no id yet."""
-        if machine < TEMPORARY_IDS:
+        if machine < ev.TEMPORARY_IDS:
             return machine
-        first = (self.folder / f"newcomer_{machine - TEMPORARY_IDS}.log").read_text().partition(": joins for stage")[0]
+        first = (
+            (self.folder / f"newcomer_{machine - ev.TEMPORARY_IDS}.log").read_text().partition(": joins for stage")[0]
+        )
         return int(first.rpartition("peer ")[2]) if "peer " in first else None
 
     def _pid(self, machine: int) -> int:

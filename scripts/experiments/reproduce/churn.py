@@ -16,7 +16,7 @@ from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import TRACES, read
 from matplotlib.figure import Figure
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
@@ -129,7 +129,7 @@ def records(outcome: Outcome, until_s: float = float("inf")) -> list[dict]:
     return [
         {"t": at_s, "kind": report.kind, "fields": report.fields}
         for at_s, peer, report in outcome.reports
-        if peer == COORDINATOR and report.kind in KINDS and at_s < until_s
+        if peer == ev.COORDINATOR and report.kind in KINDS and at_s < until_s
     ]
 
 
@@ -139,7 +139,7 @@ def first_alone(outcome: Outcome, faults: Sequence[Fault]) -> Fault | None:
     newcomers = list(dict.fromkeys(newcomers))
     killed: set[int] = set()
     for fault in (fault for fault in faults if fault.kind == CRASH):
-        n = fault.peer - TEMPORARY_IDS
+        n = fault.peer - ev.TEMPORARY_IDS
         peer = fault.peer if n < 0 else newcomers[n]
         if is_alone(records(outcome, fault.at_s), peer, killed):
             return fault

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import Load
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.wiring.rebalance import Table, decide
 
@@ -28,7 +28,7 @@ def queues(counts: Sequence[int]) -> Table:
     first = 0
     for n in counts:
         queue = waiting if n == rate else float(rate)
-        table.append({peer: Load(queue / n, rate / n) for peer in range(first, first + n)})
+        table.append({peer: ev.Load(queue / n, rate / n) for peer in range(first, first + n)})
         first += n
     return table
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig, TrainConfig, default_plan
 from jaxdt.run.model import GPTConfig
@@ -49,7 +49,7 @@ class Relay:
         between_stages = Link(self.rtt_s / 2, GBPS)
         conditions = Conditions(
             seconds={0: idle, 1: server, 2: idle},
-            link=lambda src, dst: Link() if COORDINATOR in (src, dst) else between_stages,
+            link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else between_stages,
             host_of={peer: str(peer) for peer in range(3)},
             cores={str(peer): 1 for peer in range(3)},
         )

@@ -6,7 +6,7 @@ from functools import partial
 
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
 from jaxdt.run.model import GPTConfig
@@ -112,7 +112,7 @@ class Fleet:
         host_of = {peer: str(peer) for peer in plan.peers}
         return Conditions(
             seconds={peer: self._seconds(config, plan, peer) for peer in plan.peers},
-            link=lambda src, dst: Link() if COORDINATOR in (src, dst) and not self.synced else link,
+            link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) and not self.synced else link,
             host_of=host_of,
             cores=dict.fromkeys(host_of.values(), 1),
             options=LinkOptions(

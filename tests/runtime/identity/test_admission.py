@@ -7,7 +7,7 @@ import transport_nodes
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
+from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime import joining
 from jaxdt.runtime.identity import authority, certificate, credential
@@ -48,14 +48,18 @@ def new_token(run_credential, tmp_path):
 
 IMPOSTORS = {
     "a peer as another peer": (1, "peer_0", "got that of peer 0, expected that of peer 1 from peer 1"),
-    "a peer as the coordinator": (COORDINATOR, "peer_0", "got that of peer 0, expected that of coordinator"),
-    "the operator as the coordinator": (COORDINATOR, "operator", "got that of operator, expected that of coordinator"),
+    "a peer as the coordinator": (ev.COORDINATOR, "peer_0", "got that of peer 0, expected that of coordinator"),
+    "the operator as the coordinator": (
+        ev.COORDINATOR,
+        "operator",
+        "got that of operator, expected that of coordinator",
+    ),
     "a coordinator as a peer": (1, "coordinator", "got that of coordinator, expected that of peer 1"),
     "the operator as a peer": (1, "operator", "got that of operator, expected that of peer 1"),
-    "the root as the coordinator": (COORDINATOR, "root", "got that of root, expected that of coordinator"),
-    "a peer as an operator": (OPERATOR_IDS + 5, "peer_0", "got that of peer 0, expected that of operator"),
+    "the root as the coordinator": (ev.COORDINATOR, "root", "got that of root, expected that of coordinator"),
+    "a peer as an operator": (ev.OPERATOR_IDS + 5, "peer_0", "got that of peer 0, expected that of operator"),
     "a peer as another newcomer": (
-        TEMPORARY_IDS + 5 * PEER_IDS + 1,
+        ev.TEMPORARY_IDS + 5 * ev.PEER_IDS + 1,
         "peer_0",
         "got that of peer 0, expected that of peer 1",
     ),
@@ -84,12 +88,12 @@ def test_nobody_may_answer_as_another(start, run_credential, claims, name, words
 
 
 def test_a_peer_may_ask_under_its_own_temporary_id_and_an_operator_under_any(start, run_credential):
-    coordinator = start(COORDINATOR, run_credential)
+    coordinator = start(ev.COORDINATOR, run_credential)
     run_credential.of(0)
-    for claims, name in ((TEMPORARY_IDS + 7 * PEER_IDS, "peer_0"), (OPERATOR_IDS + 9, "operator")):
+    for claims, name in ((ev.TEMPORARY_IDS + 7 * ev.PEER_IDS, "peer_0"), (ev.OPERATOR_IDS + 9, "operator")):
         node = start(claims, load(run_credential, name), run="", listen=None)
         node.connect(coordinator)
-        node.transport.send(COORDINATOR, {"from": name})
+        node.transport.send(ev.COORDINATOR, {"from": name})
         assert coordinator.next()[:2] == (claims, {"from": name})
 
 
@@ -102,7 +106,7 @@ def come(node, token):
 
 
 def test_a_token_gets_a_certificate_with_which_its_holder_is_let_in(start, run_credential, issuer, new_token):
-    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    coordinator = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     assert come(coordinator, new_token("planned", peer=3)).holder == Holder(PEER, 3)
     newcomer = come(coordinator, new_token("new"))
     assert newcomer.holder == Holder(PEER, 4)
@@ -114,7 +118,7 @@ def test_a_token_gets_a_certificate_with_which_its_holder_is_let_in(start, run_c
 
 def test_the_second_start_finds_the_credential_and_asks_nobody(start, run_credential, issuer, new_token):
     token = new_token()
-    node = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    node = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     path = credential_for(token, node.address)
     node.transport.close(0.0)
     assert credential_for(token, node.address) == path == token.with_suffix(".pem")
@@ -123,7 +127,7 @@ def test_the_second_start_finds_the_credential_and_asks_nobody(start, run_creden
 
 def test_the_token_of_another_peer_is_not_redeemed(start, run_credential, issuer, new_token):
     token = new_token("planned", peer=3)
-    node = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    node = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     expected = "planned.token is for peer 3, expected one for peer 2; delete it, .* make one: token --peer=2"
     with pytest.raises(BadInput, match=expected):
         credential_for(token, node.address, peer=2)
@@ -139,11 +143,11 @@ def test_the_token_of_another_peer_is_not_redeemed(start, run_credential, issuer
 def test_a_token_counts_once(start, run_credential, issuer, new_token, tmp_path):
     """Also after a restart of the coordinator, on its disk."""
     token = new_token()
-    first = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    first = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     come(first, token)
     (tmp_path / "stolen").mkdir()
     stolen = token.rename(tmp_path / "stolen" / token.name)
-    again = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    again = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     for node in (first, again):
         with pytest.raises(BadInput, match="token: was redeemed already, for peer 4"):
             credential_for(stolen, node.address)
@@ -153,7 +157,7 @@ def test_a_token_counts_once(start, run_credential, issuer, new_token, tmp_path)
 def test_a_newcomer_that_takes_a_lost_peers_place_gets_its_id(start, run_credential, issuer, new_token):
     """Two newcomers that come at once get different ids; if there is no id to get, a newcomer's token still counts."""
     lost_ids = [3, 1]
-    node = start(COORDINATOR, run_credential, issue=issuer(lost_ids=lambda: lost_ids).redeem)
+    node = start(ev.COORDINATOR, run_credential, issue=issuer(lost_ids=lambda: lost_ids).redeem)
     holders = [come(node, new_token(name)).holder for name in ("a", "b", "c")]
     assert holders == [Holder(PEER, 3), Holder(PEER, 1), Holder(PEER, 3)]
 
@@ -162,7 +166,7 @@ def test_a_newcomer_that_takes_a_lost_peers_place_gets_its_id(start, run_credent
 
     late = new_token("late")
     with pytest.raises(BadInput, match="no peer is lost"):
-        come(start(COORDINATOR, run_credential, issue=issuer(lost_ids=nobody).redeem), late)
+        come(start(ev.COORDINATOR, run_credential, issue=issuer(lost_ids=nobody).redeem), late)
     assert come(node, late).holder == Holder(PEER, 1)
 
 
@@ -178,7 +182,7 @@ def test_who_missed_the_answer_gets_the_same_certificate(issuer, run_credential,
 def shown(run_credential, token) -> SignedCertificate:
     """A token as the coordinator sees it."""
     own = x509.load_pem_x509_certificates(token.read_bytes())[0]
-    return run_credential.of(COORDINATOR).read_certificate(own.public_bytes(Encoding.DER))
+    return run_credential.of(ev.COORDINATOR).read_certificate(own.public_bytes(Encoding.DER))
 
 
 def test_an_expired_token_is_refused(issuer, run_credential, new_token):
@@ -195,7 +199,7 @@ def test_an_expired_token_is_refused(issuer, run_credential, new_token):
 def test_a_refusal_of_an_expired_token_names_both_clocks_where_they_differ(
     start, run_credential, issuer, new_token, monkeypatch
 ):
-    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    coordinator = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     token = new_token(hours=1.0)
     own = certificate.now()
     for module in (certificate, issuer_module):
@@ -212,7 +216,7 @@ def test_a_refusal_of_an_expired_token_names_both_clocks_where_they_differ(
 
 def test_a_host_whose_clock_is_ahead_may_redeem_a_token(start, run_credential, issuer, new_token, monkeypatch):
     """Only the coordinator's clock counts."""
-    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    coordinator = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     token = new_token(hours=1.0)
     ahead = certificate.now() + datetime.timedelta(hours=3)
     monkeypatch.setattr(SignedCertificate, "is_expired", False)
@@ -221,12 +225,12 @@ def test_a_host_whose_clock_is_ahead_may_redeem_a_token(start, run_credential, i
 
 
 def test_a_token_is_no_certificate_and_a_certificate_no_token(start, run_credential, issuer, new_token):
-    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    coordinator = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     token = new_token(peer=3)
     as_peer = start(3, credential.load(token))
     as_peer.connect(coordinator)
-    as_peer.transport.send(COORDINATOR, {"n": 1})
-    assert "frame kind: got greeting, expected request" in as_peer.link(COORDINATOR, "refused")
+    as_peer.transport.send(ev.COORDINATOR, {"n": 1})
+    assert "frame kind: got greeting, expected request" in as_peer.link(ev.COORDINATOR, "refused")
     run_credential.of(0)
     own = run_credential.folder / "peer_0.pem"
     copy = token.with_name("copy.token")
@@ -253,7 +257,9 @@ def test_what_is_no_request_is_refused(issuer, run_credential, new_token):
 
 
 def test_the_standby_admits_with_a_certificate_of_its_own(start, run_credential, issuer, new_token):
-    standby = start(COORDINATOR, load(run_credential, "coordinator_2"), issue=issuer("coordinator_2", "other").redeem)
+    standby = start(
+        ev.COORDINATOR, load(run_credential, "coordinator_2"), issue=issuer("coordinator_2", "other").redeem
+    )
     newcomer = come(standby, new_token())
     new, old = start(4, newcomer), start(0, run_credential)
     for src, dst in ((new, old), (old, new), (new, standby), (standby, new)):
@@ -266,29 +272,29 @@ def test_the_standby_admits_with_a_certificate_of_its_own(start, run_credential,
 
 
 def test_a_revoked_peer_is_cut_off_and_stays_out(start, run_credential, issuer, new_token):
-    coordinator = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    coordinator = start(ev.COORDINATOR, run_credential, issue=issuer().redeem)
     revoked, good = start(0, run_credential), start(1, run_credential)
     for node in (revoked, good):
         node.connect(coordinator)
-        node.transport.send(COORDINATOR, {"n": 1})
+        node.transport.send(ev.COORDINATOR, {"n": 1})
         coordinator.next()
     coordinator.transport.revoke({0})
-    assert revoked.link(COORDINATOR, "down")
-    assert "certificate: peer 0 is revoked" in revoked.link(COORDINATOR, "refused")
+    assert revoked.link(ev.COORDINATOR, "down")
+    assert "certificate: peer 0 is revoked" in revoked.link(ev.COORDINATOR, "refused")
     again = start(0, run_credential)
-    asks = start(TEMPORARY_IDS, run_credential.of(0), run="", listen=None)
+    asks = start(ev.TEMPORARY_IDS, run_credential.of(0), run="", listen=None)
     for node in (again, asks):
         node.connect(coordinator)
-        node.transport.send(COORDINATOR, {"n": 2})
-        assert "certificate: peer 0 is revoked" in node.link(COORDINATOR, "refused")
+        node.transport.send(ev.COORDINATOR, {"n": 2})
+        assert "certificate: peer 0 is revoked" in node.link(ev.COORDINATOR, "refused")
     with pytest.raises(BadInput, match="token: peer 0 is revoked"):
         credential_for(new_token(peer=0), coordinator.address)
     coordinator.transport.connect(0, again.address)
     coordinator.transport.send(0, {"to": "the revoked"})
     assert "certificate: peer 0 is revoked" in coordinator.link(0, "refused")
-    good.transport.send(COORDINATOR, {"n": 3})
+    good.transport.send(ev.COORDINATOR, {"n": 3})
     assert coordinator.next()[:2] == (1, {"n": 3})
-    assert coordinator.inbox.empty() and again.inbox.empty() and good.reconnects(COORDINATOR) == 0
+    assert coordinator.inbox.empty() and again.inbox.empty() and good.reconnects(ev.COORDINATOR) == 0
 
 
 def test_what_was_issued_can_be_listed(issuer, run_credential, new_token, tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_nodes import MB, Wiretap, drained, raw_connection
 
-from jaxdt.protocol.events import Boundary, Key, Reduced, Shard, SliceKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
@@ -105,18 +105,18 @@ def store():
 numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 30_000)
 stages = st.sampled_from([SHARED_TABLE, 0, 1, 2]) | numbers
 rounds = st.builds(RoundId, st.sampled_from(RoundKind), stages, numbers, numbers, numbers, numbers, numbers)
-slices = st.builds(SliceKey, rounds, numbers, numbers, st.none() | numbers)
-keys = st.builds(Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, numbers, numbers)
+slices = st.builds(ev.SliceKey, rounds, numbers, numbers, st.none() | numbers)
+keys = st.builds(ev.Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, numbers, numbers)
 
 
 @settings(max_examples=300)
 @given(slices | keys, st.booleans())
 def test_only_what_is_held_here_is_received(store, key, is_sum):
     """Whatever key and table the sender chooses, the buffer is no larger than this peer's own sizes allow."""
-    if isinstance(key, Key):
-        body, table = Boundary(key), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))]
+    if isinstance(key, ev.Key):
+        body, table = ev.Boundary(key), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))]
     else:
-        body = Reduced(key, (), 0, 0, 0.0) if is_sum else Shard(key, (), 0)
+        body = ev.Reduced(key, (), 0, 0, 0.0) if is_sum else ev.Shard(key, (), 0)
         table = [(np.dtype(np.float32), (key.hi - key.lo,))]
     try:
         (buffer,) = store.expect(body, table)
@@ -130,10 +130,10 @@ def test_only_what_is_held_here_is_received(store, key, is_sum):
     ("dtype", "shape"), [(np.float32, (9,)), (np.float64, (10,)), (np.float32, (10, 1)), (np.int8, (40,))]
 )
 def test_a_slice_of_another_shape_is_refused(store, dtype, shape):
-    key = SliceKey(RoundId(RoundKind.GRADIENT, 1, 0, view=0), 10, 20, 0)
-    (buffer,) = store.expect(Shard(key, (), 0), [(np.dtype(np.float32), (10,))])
+    key = ev.SliceKey(RoundId(RoundKind.GRADIENT, 1, 0, view=0), 10, 20, 0)
+    (buffer,) = store.expect(ev.Shard(key, (), 0), [(np.dtype(np.float32), (10,))])
     assert buffer.shape == (10,)
     with pytest.raises(BadInput, match="Shard .*got tensors .*expected"):
-        store.expect(Shard(key, (), 0), [(np.dtype(dtype), shape)])
+        store.expect(ev.Shard(key, (), 0), [(np.dtype(dtype), shape)])
     with pytest.raises(BadInput, match="Shard .*got tensors .*expected"):
-        store.expect(Shard(key, (), 0), [])
+        store.expect(ev.Shard(key, (), 0), [])

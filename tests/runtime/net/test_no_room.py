@@ -9,7 +9,7 @@ import threading
 import pytest
 from transport_nodes import Node, cred, eventually, n_fds, run_credential, start
 
-from jaxdt.protocol.events import Interrupted, Send, Started, Stop
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import ThreadDied
 from jaxdt.runtime.calibrate.doctor import descriptors
@@ -149,10 +149,10 @@ class Told:
 
     def handle(self, now_s, event):
         match event:
-            case Started():
+            case ev.Started():
                 return []
-            case Interrupted(_, reason):
-                return [Send(-1, reason), Stop(2, reason)]
+            case ev.Interrupted(_, reason):
+                return [ev.Send(-1, reason), ev.Stop(2, reason)]
         return []
 
 
@@ -172,7 +172,7 @@ def test_the_death_of_such_a_thread_ends_the_process_with_one_line(is_coordinato
     line = "thread jaxdt-0-accept has died: ZeroDivisionError('a bug')"
     with pytest.raises(ThreadDied) as raised:
         loop.run("")
-    assert str(raised.value) == line and sent == ([] if is_coordinator else [Send(-1, line)])
+    assert str(raised.value) == line and sent == ([] if is_coordinator else [ev.Send(-1, line)])
 
 
 # --------------------------------------------------------------------------------------------------------- the limit

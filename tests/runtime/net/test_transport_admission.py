@@ -23,7 +23,7 @@ from transport_nodes import (
     raw_connection,
 )
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.run import versions
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame, handshake
@@ -71,11 +71,11 @@ def test_another_peer_at_the_address_is_refused_on_both_sides(start):
 
 def test_the_coordinator_is_called_by_its_name(start):
     a, b = start(0), start(2)
-    a.transport.connect(COORDINATOR, b.address)
-    a.transport.send(COORDINATOR, {})
-    assert "peer: peer 0 wants coordinator, this is peer 2" in a.link(COORDINATOR, "refused")
+    a.transport.connect(ev.COORDINATOR, b.address)
+    a.transport.send(ev.COORDINATOR, {})
+    assert "peer: peer 0 wants coordinator, this is peer 2" in a.link(ev.COORDINATOR, "refused")
     with pytest.raises(BadInput, match="^coordinator: got 10.0.0.1 without a credential"):
-        b.transport.connect(COORDINATOR, ("10.0.0.1", 5))
+        b.transport.connect(ev.COORDINATOR, ("10.0.0.1", 5))
 
 
 def test_the_peer_that_answers_must_be_the_one_that_was_dialed(start):
@@ -126,7 +126,7 @@ def test_the_process_that_a_view_names_replaces_one_that_was_faster(start):
 
 def test_of_two_coordinators_the_later_one_is_heard(start):
     b = start(1)
-    stale, present = start(COORDINATOR, incarnation=3), start(COORDINATOR, incarnation=4)
+    stale, present = start(ev.COORDINATOR, incarnation=3), start(ev.COORDINATOR, incarnation=4)
     for node in (stale, present):
         node.connect(b)
         node.transport.send(1, {"term": node is present})

@@ -11,7 +11,7 @@ from quantised_reference import N_STEPS, in_one_process
 from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt.codec import base as codec
-from jaxdt.protocol.events import Boundary, Key, TaskOutput
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.codec import parse, wire_bytes
 from jaxdt.run.errors import BadInput
@@ -22,7 +22,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 
-ACT = Key("act", 0, 1, 0)
+ACT = ev.Key("act", 0, 1, 0)
 
 
 def config_of(name, **options):
@@ -64,7 +64,7 @@ class Weighed(Store):
 
     def tensor_to_send(self, body):
         tensor = super().tensor_to_send(body)
-        if isinstance(body, Boundary):
+        if isinstance(body, ev.Boundary):
             forward = body.key.kind != "grad"
             boundary = body.key.stage - 1
             pipeline = self._plan.seat(self.peer)[1]
@@ -115,12 +115,12 @@ def test_a_tensor_in_another_codec_is_refused(functions_of):
     plan = run_config.default_plan(config)
     store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
     n = equivalence.BATCH * 16 * 32
-    (buffer,) = store.expect(Boundary(ACT), [(np.dtype(np.uint8), (n + 4 * n // 256,))])
+    (buffer,) = store.expect(ev.Boundary(ACT), [(np.dtype(np.uint8), (n + 4 * n // 256,))])
     assert buffer.nbytes == boundary_bytes(config, plan, 0, 0, forward=True)
     with pytest.raises(BadInput, match="Boundary .*got tensors .*float32.*, expected .*uint8"):
-        store.expect(Boundary(ACT), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))])
+        store.expect(ev.Boundary(ACT), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))])
     with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of act, eval"):
-        store.expect(Boundary(Key("grad", 0, 2, 0)), [])
+        store.expect(ev.Boundary(ev.Key("grad", 0, 2, 0)), [])
 
 
 # ------------------------------------------------------------------------------------------------------------- other
@@ -140,8 +140,8 @@ class Unfinished:
     ("peer", "work", "sent"),
     [
         (0, Work(0, FORWARD, 0, 0, 0), ACT),
-        (0, Work(0, EVALUATE, 0, 0, 0), Key("eval", 0, 1, 0)),
-        (1, Work(1, BACKWARD, 0, 1, 0), Key("grad", 0, 1, 0)),
+        (0, Work(0, EVALUATE, 0, 0, 0), ev.Key("eval", 0, 1, 0)),
+        (1, Work(1, BACKWARD, 0, 1, 0), ev.Key("grad", 0, 1, 0)),
     ],
 )
 def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):
@@ -150,10 +150,10 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
     if peer:
         dtype, shape = store.boundary_codec.wire_leaf(ACT)
-        store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
+        store.put(ev.Boundary(ACT), 0, np.zeros(shape, dtype))
     monkeypatch.setattr(store.boundary_codec, "encode", lambda key, tensor: Unfinished(tensor))
     store.run(work, 1.0)
-    wire = store.tensor_to_send(Boundary(sent))
+    wire = store.tensor_to_send(ev.Boundary(sent))
     assert isinstance(wire, Unfinished)
     assert wire.tensor.is_ready()
 
@@ -164,7 +164,7 @@ def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
     plan = run_config.default_plan(config).with_worker(7, 1)
     store = Store(config, plan, 7, equivalence.Tokens(), functions_of(config, plan, 1))
     dtype, shape = store.boundary_codec.wire_leaf(ACT)
-    store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
+    store.put(ev.Boundary(ACT), 0, np.zeros(shape, dtype))
     work = Work(1, BACKWARD, 0, 7, 0)
     assert store.run(work, 1.0) == store.run(work, 1.0)
     store.free(0, ())
@@ -190,10 +190,10 @@ def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sen
     plan = run_config.default_plan(config)
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     dtype, shape = BoundaryCodec(config, plan, 1, functions_of(config, plan, 1)).wire_leaf(ACT)
-    (buffer,) = store.expect(TaskOutput(ACT, 1, 1, 2), [(dtype, shape)])
+    (buffer,) = store.expect(ev.TaskOutput(ACT, 1, 1, 2), [(dtype, shape)])
     assert (buffer.dtype, buffer.shape) == (dtype, tuple(shape))
     with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of eval, act"):
-        store.expect(TaskOutput(Key("grad", 0, 0, 0), 1, 1, 2), [(dtype, shape)])
+        store.expect(ev.TaskOutput(ev.Key("grad", 0, 0, 0), 1, 1, 2), [(dtype, shape)])
 
 
 def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):
@@ -202,7 +202,7 @@ def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(func
     boundary_codec = BoundaryCodec(config, plan, 0, functions_of(config, plan, 0))
     x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
     sent = [np.asarray(boundary_codec.encode(ACT, x)) for _ in range(2)]
-    held_out = [np.asarray(boundary_codec.encode(Key("eval", 0, 1, 0), x)) for _ in range(2)]
+    held_out = [np.asarray(boundary_codec.encode(ev.Key("eval", 0, 1, 0), x)) for _ in range(2)]
     assert np.any(sent[0] != sent[1])
     np.testing.assert_array_equal(held_out[0], held_out[1])
     boundary_codec.reset_error_feedback()

@@ -15,20 +15,7 @@ from hypothesis import strategies as st
 
 from jaxdt.model.gpt import init_stage, stage_entries
 from jaxdt.model.optim import optimizer
-from jaxdt.protocol.events import (
-    Checkpoint,
-    CheckpointFailed,
-    FindPart,
-    FoundPart,
-    KeptPart,
-    Member,
-    Part,
-    Record,
-    StateKey,
-    View,
-    WriteCheckpoint,
-    WroteCheckpoint,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import GPTConfig
@@ -95,22 +82,22 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
         store = Held(stage_of(entries, lo, hi, optim))
-        Checkpointer(run_dir, "r", ABOUT, 2, (len(cuts) - 1, stage)).save(WriteCheckpoint(version), store, told.put)
+        Checkpointer(run_dir, "r", ABOUT, 2, (len(cuts) - 1, stage)).save(ev.WriteCheckpoint(version), store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
 
 
 def save_complete(run_dir, cuts, version, params, opt_state, optim):
     """A whole checkpoint; its folder."""
     told = save_stages(run_dir, cuts, version, params, opt_state, optim)
-    assert [(type(event), event.version) for event in told] == [(WroteCheckpoint, version)] * (len(cuts) - 1)
+    assert [(type(event), event.version) for event in told] == [(ev.WroteCheckpoint, version)] * (len(cuts) - 1)
     return complete(run_dir, told)
 
 
 def complete(run_dir, told):
     """Mark what these events are about."""
     stage_of = {path.name.split("-")[1]: int(path.name[6]) for path in run_dir.glob("checkpoints/*/stage_*")}
-    parts = [Part(e.version, stage_of[e.digest[:16]], e.digest, e.n_words, ("d",)) for e in told]
-    checkpoint = Checkpoint(told[0].version, 0, tuple(sorted(parts, key=lambda part: part.stage)))
+    parts = [ev.Part(e.version, stage_of[e.digest[:16]], e.digest, e.n_words, ("d",)) for e in told]
+    checkpoint = ev.Checkpoint(told[0].version, 0, tuple(sorted(parts, key=lambda part: part.stage)))
     mark_complete(run_dir, checkpoint, ABOUT)
     return step_folder(run_dir, checkpoint.version)
 
@@ -204,7 +191,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     checkpointer.wait()
     store = Held((params, opt_state))
-    checkpointer.save(WriteCheckpoint(1), store, told.put)
+    checkpointer.save(ev.WriteCheckpoint(1), store, told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
     assert_equal(load_entries(complete(tmp_path, [told.get(timeout=60)])), expected)
@@ -218,9 +205,9 @@ def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_
     monkeypatch.setattr(checkpointer_module, "seal", lambda *arguments: (disk.wait(60), seal(*arguments))[1])
     checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     for version in (1, 2):
-        checkpointer.save(WriteCheckpoint(version), store, told.put)
+        checkpointer.save(ev.WriteCheckpoint(version), store, told.put)
         checkpointer.wait()
-    checkpointer.save(WriteCheckpoint(3), store, told.put)
+    checkpointer.save(ev.WriteCheckpoint(3), store, told.put)
     update = threading.Thread(target=lambda: (checkpointer.wait(), updated.set()))
     update.start()
     assert not updated.is_set() and told.empty()
@@ -232,7 +219,7 @@ def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_
 def test_a_disk_that_refuses_is_told_and_not_raised(tmp_path, trained):
     (tmp_path / "checkpoints").write_text("a file where a folder must be")
     (told,) = save_stages(tmp_path, [0, 3], 1, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-    assert isinstance(told, CheckpointFailed) and told.version == 1
+    assert isinstance(told, ev.CheckpointFailed) and told.version == 1
 
 
 FILES = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "manifest.json", "d/*")
@@ -320,8 +307,8 @@ def test_a_flipped_bit_of_a_durable_value_is_named_or_changes_nothing(tmp_path, 
 def test_every_bit_of_a_view_is_watched(tmp_path):
     """Every single bit of a durable value is flipped: none of the results is taken for another value."""
     path = tmp_path / "view.json"
-    members = (Member(0, 0, 1, "10.0.0.1:7701", 7, 0, "d0"), Member(1, 1, 1, "10.0.0.2:7702", 8, 3, "d1"))
-    value = serialize.write(View(3, 1, 0, members, (1, 3), 17, (Record(16, (), 2.5, 8, "apply"),)))
+    members = (ev.Member(0, 0, 1, "10.0.0.1:7701", 7, 0, "d0"), ev.Member(1, 1, 1, "10.0.0.2:7702", 8, 3, "d1"))
+    value = serialize.write(ev.View(3, 1, 0, members, (1, 3), 17, (ev.Record(16, (), 2.5, 8, "apply"),)))
     write_json(path, value)
     content = path.read_bytes()
     n_named = 0
@@ -380,11 +367,11 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     posted = queue.Queue()
     savers = [Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0)) for _ in range(4)]
     for saver in savers:
-        saver.save(WriteCheckpoint(5), Held(state), posted.put)
+        saver.save(ev.WriteCheckpoint(5), Held(state), posted.put)
     told = [posted.get(timeout=60) for _ in savers]
     assert len({event.digest for event in told}) == 4
-    part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
-    retained(savers[0], Checkpoint(5, 0, (part,)))
+    part = ev.Part(5, 0, told[2].digest, told[2].n_words, ("d",))
+    retained(savers[0], ev.Checkpoint(5, 0, (part,)))
     folder = newest(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["complete.json", f"stage_0-{part.digest[:16]}"]
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
@@ -400,8 +387,8 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
         raise FileNotFoundError(2, "swept up", str(temporary))
 
     monkeypatch.setattr(checkpointer_module, "put_in_place", swept)
-    saver.save(WriteCheckpoint(5), Held(state), posted.put)
-    assert posted.get(timeout=60) == WroteCheckpoint(5, ANY, other.digest, other.n_words)
+    saver.save(ev.WriteCheckpoint(5), Held(state), posted.put)
+    assert posted.get(timeout=60) == ev.WroteCheckpoint(5, ANY, other.digest, other.n_words)
 
 
 # ------------------------------------------------------------------------------------------------ what counts as one
@@ -418,7 +405,7 @@ def folder_of(run_dir, version, complete=True, generation=0):
     folder = step_folder(run_dir, version)
     (folder / "stage_0-0123456789abcdef").mkdir(parents=True)
     if complete:
-        mark_complete(run_dir, Checkpoint(version, generation), ABOUT)
+        mark_complete(run_dir, ev.Checkpoint(version, generation), ABOUT)
     return folder
 
 
@@ -453,7 +440,7 @@ def test_prune_keeps_the_checkpoint_with_which_the_run_began(tmp_path, monkeypat
 def test_a_run_that_begins_with_an_older_one_keeps_what_it_writes(tmp_path):
     """It was told so by hand, or the newer one is damaged in a way that only a reader finds."""
     folders = [folder_of(tmp_path, version) for version in (10, 15, 16, 20)]
-    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None), folders[1]), Checkpoint(16))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None), folders[1]), ev.Checkpoint(16))
     assert complete_checkpoints(tmp_path) == folders[1:]
 
 
@@ -471,8 +458,10 @@ def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
 
 def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
     for version in (1, 2):
-        mark_complete(tmp_path, Checkpoint(version, 0, (Part(version, 0, "abc", 9, ("d0",)),)), ABOUT)
-    checkpoint = Checkpoint(3, 4, (Part(3, 0, "abc", 9, ("d0", "d1", "d2")), Part(3, 1, "def", 9, ("d0", "d2"))))
+        mark_complete(tmp_path, ev.Checkpoint(version, 0, (ev.Part(version, 0, "abc", 9, ("d0",)),)), ABOUT)
+    checkpoint = ev.Checkpoint(
+        3, 4, (ev.Part(3, 0, "abc", 9, ("d0", "d1", "d2")), ev.Part(3, 1, "def", 9, ("d0", "d2")))
+    )
     retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), checkpoint)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
     newest = newest_whole(tmp_path, ABOUT, elsewhere=True)[0].folder
@@ -484,14 +473,14 @@ def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
 def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
     """Its parts were marked, and newer ones too, before this process heard of it."""
     folder_of(tmp_path, 3)
-    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)), Checkpoint(2, 0, (Part(2, 0, "abc", 9),)))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)), ev.Checkpoint(2, 0, (ev.Part(2, 0, "abc", 9),)))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
 
 
 def test_a_host_that_holds_no_part_knows_from_which_step_to_go_on(tmp_path):
     """It has a coordinator, and a disk of its own."""
-    part = Part(20, 0, "abc", 9, ("a peer's disk",))
-    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), Checkpoint(20, 0, (part,)))
+    part = ev.Part(20, 0, "abc", 9, ("a peer's disk",))
+    retained(Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)), ev.Checkpoint(20, 0, (part,)))
     assert how_to_go_on(tmp_path).startswith("to go on from step 20: start each process again")
     (tmp_path / "run").touch()  # launched on this host alone: all parts should be here
     assert "lacks stage_0-abc, expected all parts; copy them from that folder on other hosts" in how_to_go_on(tmp_path)
@@ -540,7 +529,7 @@ def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message
 )
 def test_another_run_may_not_resume_it(tmp_path, about, message):
     folder = folder_of(tmp_path, 1)
-    assert check_resumable(folder, ABOUT) == Checkpoint(1, 0)
+    assert check_resumable(folder, ABOUT) == ev.Checkpoint(1, 0)
     with pytest.raises(BadInput, match=f"00000001: {message}"):
         check_resumable(folder, ABOUT | about)
 
@@ -571,8 +560,8 @@ def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_
         lo, hi = ((0, 1), (1, 3))[min(stage, 1)]
         store = Held(stage_of(entries, lo, hi, optim))
         saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
-        saver.save(WriteCheckpoint(version, generation), store, told.put)
-        assert isinstance(told.get(timeout=60), WroteCheckpoint)
+        saver.save(ev.WriteCheckpoint(version, generation), store, told.put)
+        assert isinstance(told.get(timeout=60), ev.WroteCheckpoint)
     assert newest(tmp_path) == older
 
 
@@ -584,19 +573,19 @@ def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice
     optim, told = OPTIMIZERS[2], queue.SimpleQueue()
     state = trained(optim)
     (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *state, optim)
-    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    part = ev.Part(5, 0, wrote.digest, wrote.n_words, ("a",))
     donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
-    donor.find(FindPart(5, part.digest), told.put)
-    assert told.get(timeout=60) == FoundPart(part.digest, part.n_words)
+    donor.find(ev.FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == ev.FoundPart(part.digest, part.n_words)
     starts = range(0, part.n_words, slice_words)
-    keys = [StateKey(5, lo, min(lo + slice_words, part.n_words), part.digest) for lo in starts]
+    keys = [ev.StateKey(5, lo, min(lo + slice_words, part.n_words), part.digest) for lo in starts]
     for key in reversed(keys):
         other.put_slice(key, donor.read_slice(key))
-    other.find(FindPart(5, part.digest), told.put)
-    assert told.get(timeout=60) == FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
+    other.find(ev.FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == ev.FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
     other.keep(part, told.put)
-    assert told.get(timeout=60) == KeptPart(part.digest)
-    retained(other, Checkpoint(5, 0, (part,)))
+    assert told.get(timeout=60) == ev.KeptPart(part.digest)
+    retained(other, ev.Checkpoint(5, 0, (part,)))
     assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
     assert not list((tmp_path / "b/fetching").iterdir())
 
@@ -612,19 +601,19 @@ def test_a_part_that_cannot_be_read_stays_until_a_whole_one_has_its_place(tmp_pa
     array = next(path.glob("d/*"))
     if is_damaged:
         os.truncate(array, 10)
-    inode, part = path.stat().st_ino, Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    inode, part = path.stat().st_ino, ev.Part(5, 0, wrote.digest, wrote.n_words, ("a",))
     donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
     with monkeypatch.context() as failing:
         failing.setattr(parts_module.hashlib, "file_digest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
-        other.find(FindPart(5, part.digest), told.put)
+        other.find(ev.FindPart(5, part.digest), told.put)
         assert told.get(timeout=60).n_words == 0
     assert array.exists()
-    donor.find(FindPart(5, part.digest), told.put)
+    donor.find(ev.FindPart(5, part.digest), told.put)
     told.get(timeout=60)
-    key = StateKey(5, 0, part.n_words, part.digest)
+    key = ev.StateKey(5, 0, part.n_words, part.digest)
     other.put_slice(key, donor.read_slice(key))
     other.keep(part, told.put)
-    assert told.get(timeout=60) == KeptPart(part.digest)
+    assert told.get(timeout=60) == ev.KeptPart(part.digest)
     assert (path.stat().st_ino == inode) == (not is_damaged)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert_equal(load_entries(complete(tmp_path / "b", [wrote])), split_entries(state))
@@ -633,11 +622,11 @@ def test_a_part_that_cannot_be_read_stays_until_a_whole_one_has_its_place(tmp_pa
 def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, trained):
     told = queue.SimpleQueue()
     (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    part = ev.Part(5, 0, wrote.digest, wrote.n_words, ("a",))
     donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
-    donor.find(FindPart(5, part.digest), told.put)
+    donor.find(ev.FindPart(5, part.digest), told.put)
     told.get(timeout=60)
-    key = StateKey(5, 0, part.n_words, part.digest)
+    key = ev.StateKey(5, 0, part.n_words, part.digest)
     words = donor.read_slice(key)
     words[3] ^= 1
     with pytest.raises(BadInput, match="checksum"):
@@ -647,5 +636,5 @@ def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, tr
     other.keep(part, told.put)
     kept = told.get(timeout=60)
     assert kept.digest == part.digest and "digest" in kept.problem and "\n" not in kept.problem
-    other.find(FindPart(5, part.digest), told.put)
-    assert told.get(timeout=60) == FoundPart(part.digest, 0)
+    other.find(ev.FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == ev.FoundPart(part.digest, 0)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
@@ -59,8 +59,8 @@ def write(run_dir, version, about):
         (temporary / "d" / "array").write_bytes(bytes([version, stage]) * 40)
         manifest = seal(temporary, Manifest(run_dir.name, 0, 0, version, stage, N_STAGES, about, {}))
         put_in_place(temporary, run_dir, manifest)
-        parts.append(Part(version, stage, manifest.digest, manifest.n_words, ("here",)))
-    mark_complete(run_dir, Checkpoint(version, 0, tuple(parts)), about)
+        parts.append(ev.Part(version, stage, manifest.digest, manifest.n_words, ("here",)))
+    mark_complete(run_dir, ev.Checkpoint(version, 0, tuple(parts)), about)
 
 
 # Each kind changes the copy of a checkpoint that is whole.

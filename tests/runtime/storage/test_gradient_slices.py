@@ -1,6 +1,6 @@
 import numpy as np
 
-from jaxdt.protocol.events import SliceKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 
@@ -10,7 +10,7 @@ ROUND = RoundId(RoundKind.GRADIENT, 0, 3, view=1)
 def test_parts_of_an_aborted_round_are_ignored_until_it_is_opened_again():
     """As its result that others hold is fetched, which a superseded coordinator had made void here."""
     slices = GradientSlices(0)
-    key = SliceKey(ROUND, 0, 2, None)
+    key = ev.SliceKey(ROUND, 0, 2, None)
     slices.forget(ROUND)
     slices.put(key, np.ones(2, np.float32))
     slices.reopen(ROUND)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_equivalence import Tokens
 
-from jaxdt.protocol.events import Boundary, Free, Install, Installed, Key, NotInstalled, Restore, Run, State, StateKey
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.work import BACKWARD, Work
 from jaxdt.runtime.compute import compute
@@ -36,13 +36,13 @@ def slices(store, version):
     state = store.parameter_versions.state[: 1 if store._is_worker else None]
     numbers = jax.tree.map(lambda leaf: np.full(leaf.shape, version, leaf.dtype), state)
     ends = [0, store.n_words // 3, store.n_words // 2, store.n_words]
-    keys = [StateKey(version, lo, hi) for lo, hi in zip(ends, ends[1:], strict=False)]
+    keys = [ev.StateKey(version, lo, hi) for lo, hi in zip(ends, ends[1:], strict=False)]
     return [(key, StateVector(state).slice_with_checksum(numbers, key.lo, key.hi)) for key in keys]
 
 
 def put(store, arrivals):
     for key, words in arrivals:
-        store.put(State(key), SERVER, words)
+        store.put(ev.State(key), SERVER, words)
 
 
 def numbers_of(store):
@@ -56,27 +56,27 @@ def test_slices_of_the_next_version_change_nothing_of_the_one_that_waits(functio
     put(store, slices(store, 1))
     following = slices(store, 2)
     put(store, following[:n_early])
-    assert store.install(Install(1, 0)) == Installed(1)
+    assert store.install(ev.Install(1, 0)) == ev.Installed(1)
     assert numbers_of(store) == {1.0}
     put(store, following[n_early:])
-    assert store.install(Install(2, 0)) == Installed(2)
+    assert store.install(ev.Install(2, 0)) == ev.Installed(2)
     assert numbers_of(store) == {2.0}
 
 
 def test_a_state_that_is_not_what_was_sent_is_refused_in_one_line_and_changes_nothing(functions):
     store = Store(CONFIG, PLAN, WORKER, Tokens(), functions)
     put(store, slices(store, 1))
-    assert store.install(Install(1, 0)) == Installed(1)
+    assert store.install(ev.Install(1, 0)) == ev.Installed(1)
     arrivals = slices(store, 2)
     put(store, arrivals)
     key, words = arrivals[1]
     words[3] += 1  # somebody writes into memory that was handed over
-    answer = store.install(Install(2, 0))
-    assert isinstance(answer, NotInstalled) and answer.version == 2 and "\n" not in answer.reason
+    answer = store.install(ev.Install(2, 0))
+    assert isinstance(answer, ev.NotInstalled) and answer.version == 2 and "\n" not in answer.reason
     assert f"words {key.lo}..{key.hi} of the state of 2 steps: checksum" in answer.reason
     assert store.parameter_versions.version == 1 and numbers_of(store) == {1.0}
     put(store, slices(store, 2))
-    assert store.install(Install(2, 0)) == Installed(2)
+    assert store.install(ev.Install(2, 0)) == ev.Installed(2)
     assert numbers_of(store) == {2.0}
 
 
@@ -84,9 +84,9 @@ def test_a_state_that_is_not_what_was_sent_is_refused_in_one_line_and_changes_no
 def last_stage():
     """A server of the last stage, whose backward needs only the input that comes over a link; and that input."""
     store = Store(CONFIG, PLAN, 1, Tokens(), stage_functions(CONFIG, PLAN, 1))
-    key = Key("act", 0, 1, 0)
+    key = ev.Key("act", 0, 1, 0)
     dtype, shape = store.boundary_codec.wire_leaf(key, False)
-    return store, Boundary(key), np.zeros(shape, dtype)
+    return store, ev.Boundary(key), np.zeros(shape, dtype)
 
 
 BACKWARD_OF_0 = Work(1, BACKWARD, 0, 1, 0)
@@ -98,7 +98,7 @@ def test_work_of_a_step_that_was_given_up_while_it_waited_computes_nothing(last_
     store.put(boundary, SERVER, tensor)
     store.free(0, ())
     assert store.run(BACKWARD_OF_0, 1.0) == {} and not store._accumulators
-    store.restore(Restore(0, 0, in_place=True))
+    store.restore(ev.Restore(0, 0, in_place=True))
     with pytest.raises(KeyError):
         store.run(BACKWARD_OF_0, 1.0)  # requested after that: it must have its input
 
@@ -109,7 +109,7 @@ def test_what_work_leaves_of_a_step_that_was_given_up_while_it_ran_is_dropped_af
     store.put(boundary, SERVER, tensor)
     work = SimpleQueue()
     loop = SimpleNamespace(tensors=store, work=work, post=lambda event: None)
-    for action in (Run(BACKWARD_OF_0), Free(0), None):
+    for action in (ev.Run(BACKWARD_OF_0), ev.Free(0), None):
         work.put(action)
-    compute(loop, lambda: Installed(0))
+    compute(loop, lambda: ev.Installed(0))
     assert not store._accumulators

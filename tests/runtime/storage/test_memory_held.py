@@ -10,7 +10,7 @@ import pytest
 from test_equivalence import KINDS, Tokens
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, memory_options
-from jaxdt.protocol.events import Boundary
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes
 from jaxdt.run.network import Link
@@ -54,7 +54,7 @@ class Watched(Store):
 
     def put(self, body, src, tensor):
         super().put(body, src, tensor)
-        if not isinstance(body, Boundary):
+        if not isinstance(body, ev.Boundary):
             self.averaging = max(self.averaging, self.held())
 
     def sum(self, key, members):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pool_mutants import KeepsContributions, of_servers
 
-from jaxdt.protocol.events import COORDINATOR, Ran
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.run.config import default_plan
 from jaxdt.run.network import Link
@@ -41,7 +41,7 @@ def churn(n_steps, delay):
             crashes = [Fault(at_s, CRASH, worker), Fault(at_s + seconds, RESTART, worker)]
             faults += rng.choice((crashes, crashes, [Fault(at_s, PAUSE, worker, 3 * seconds)]))
             at_s += seconds
-    ends = (COORDINATOR, *SERVERS, *WORKERS)
+    ends = (ev.COORDINATOR, *SERVERS, *WORKERS)
     return replace(
         case,
         config=config,
@@ -83,7 +83,7 @@ def grown(case, every_steps, mutate=lambda peer, machine, tensors: machine):
 
     def sample(now_s, peer, event, actions):
         n_lost[0] += sum(isinstance(action, WorkerLostReport) for action in actions)
-        is_update = peer in SERVERS and isinstance(event, Ran) and event.work.kind == UPDATE
+        is_update = peer in SERVERS and isinstance(event, ev.Ran) and event.work.kind == UPDATE
         if is_update and event.work.step % every_steps == 0:
             machine, tensors = machines[peer]
             sampled[peer].append((n_objects(machine), held_by(tensors)))

@@ -20,7 +20,7 @@ from test_equivalence import (  # noqa: F401
     train_in_pieces,
 )
 
-from jaxdt.protocol.events import Shard
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import NetConfig, WiringConfig, default_plan
 from jaxdt.run.network import Link
 from jaxdt.run.work import BACKWARD
@@ -140,7 +140,7 @@ def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, reason, delay, fu
     class Lying(Store):
         def tensor_to_send(self, body):
             tensor = super().tensor_to_send(body)
-            return lie(tensor) if isinstance(body, Shard) and body.key.src == BROKEN else tensor
+            return lie(tensor) if isinstance(body, ev.Shard) and body.key.src == BROKEN else tensor
 
     monkeypatch.setattr(test_equivalence, "Store", Lying)
     config = pool(1, 2)
@@ -162,7 +162,7 @@ def test_gradients_in_bf16(functions_of, one_process, monkeypatch):  # noqa: F81
     sent = Simulation._post
 
     def counting(self, src, post):
-        n_bytes[codec] += sum(n for _, body, n in post.letters if isinstance(body, Shard) and body.key.src == src)
+        n_bytes[codec] += sum(n for _, body, n in post.letters if isinstance(body, ev.Shard) and body.key.src == src)
         sent(self, src, post)
 
     monkeypatch.setattr(Simulation, "_post", counting)

@@ -2,18 +2,7 @@
 
 from dataclasses import replace
 
-from jaxdt.protocol.events import (
-    Accumulated,
-    Header,
-    Ran,
-    Received,
-    ServerCounts,
-    Shard,
-    SliceKey,
-    Status,
-    Updated,
-    WorkerStatus,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -27,10 +16,10 @@ ROUND = RoundId(RoundKind.CONTRIBUTION, 0, 0, peer=5, view=1, attempt=1)
 class Scripted:
     """A wiring that answers each event with the next list."""
 
-    READS = frozenset({Ran, Updated})
+    READS = frozenset({ev.Ran, ev.Updated})
     n_workers, n_leases = 2, 3
     computed_steps = ()
-    statuses = (WorkerStatus(5, 2, 0.5),)
+    statuses = (ev.WorkerStatus(5, 2, 0.5),)
 
     def worker_statuses(self, now_s):
         return self.statuses
@@ -43,11 +32,11 @@ class Scripted:
 
 
 def ran(kind):
-    return Ran(Work(0, kind, None, 1, 0), 0.0, 1.0, {})
+    return ev.Ran(Work(0, kind, None, 1, 0), 0.0, 1.0, {})
 
 
 def counted(m):
-    return Accumulated(0, 0, m, 2, None)
+    return ev.Accumulated(0, 0, m, 2, None)
 
 
 def test_what_workers_did_and_for_how_long_the_server_aggregated():
@@ -59,17 +48,17 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
         [],
     )
     server = CountedServer(wiring, 4)
-    server.handle(1.0, Updated(0, 0))
+    server.handle(1.0, ev.Updated(0, 0))
     wiring.computed_steps = [0]
     server.handle(7.0, ran(BACKWARD))  # all is computed
     for kind, n_numbers in ((RoundKind.CONTRIBUTION, 100), (RoundKind.GRADIENT, 50)):
-        shard = Shard(SliceKey(replace(ROUND, kind=kind), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
-        assert server.handle(7.5, Received(Header("r", 0, 1, 5), shard)) == []
+        shard = ev.Shard(ev.SliceKey(replace(ROUND, kind=kind), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
+        assert server.handle(7.5, ev.Received(ev.Header("r", 0, 1, 5), shard)) == []
     assert len(server.handle(8.0, ran(CONTRIBUTE))) == 2
     server.handle(8.5, ran(BACKWARD))
-    server.handle(9.0, Updated(0, 1))
-    (counts,) = server.handle(9.0, Status({}))
-    assert counts == ServerCounts(
+    server.handle(9.0, ev.Updated(0, 1))
+    (counts,) = server.handle(9.0, ev.Status({}))
+    assert counts == ev.ServerCounts(
         {"workers": 2, "leases": 3, "microbatches": 3, "by_workers": 2, "stolen": 0, "redone": 4, "lost": 1}
         | {"contribution_bytes": 400, "aggregation_s": 2.0, "steps_s": 8.0},
         Scripted.statuses,

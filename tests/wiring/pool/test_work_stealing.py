@@ -2,7 +2,7 @@
 
 import itertools
 
-from jaxdt.protocol.events import Boundary, Discard, Key, Send, StealOffer, StealReply, StealRequest
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport
 from jaxdt.run.work import BACKWARD, FORWARD
 from jaxdt.wiring.base import StepShape
@@ -11,7 +11,7 @@ from jaxdt.wiring.pool.work_stealing import StepSteals, WorkStealing
 
 STEP, STAGE = 4, 1
 OWNER, WORKER, THIEF, OTHER = 0, 1, 2, 3
-ACT, GRAD = (Key("act", STEP, STAGE, 3), Key("grad", STEP, STAGE + 1, 3))
+ACT, GRAD = (ev.Key("act", STEP, STAGE, 3), ev.Key("grad", STEP, STAGE + 1, 3))
 IDLE, BUSY = ((0.0, 1.0),), ((9.0, 1.0),)  # loads of one client
 
 
@@ -25,13 +25,13 @@ class Server:
 
     def tasks_for(self, clients=IDLE, n_max=4, src=THIEF, own=BUSY):
         """What it offers in answer to a request."""
-        return self.stealing.tasks_for(self.table, self.steals, src, StealRequest(STEP, n_max, clients), own)
+        return self.stealing.tasks_for(self.table, self.steals, src, ev.StealRequest(STEP, n_max, clients), own)
 
     def replied(self, n_taken):
-        return self.stealing.on_reply(self.table, self.steals, THIEF, StealReply(STEP, n_taken))
+        return self.stealing.on_reply(self.table, self.steals, THIEF, ev.StealReply(STEP, n_taken))
 
     def offered(self, *tasks, n_taken=1):
-        return self.stealing.on_offer(self.table, self.steals, OWNER, StealOffer(STEP, tasks, BUSY), n_taken)
+        return self.stealing.on_offer(self.table, self.steals, OWNER, ev.StealOffer(STEP, tasks, BUSY), n_taken)
 
     def arrived(self, key):
         return self.stealing.arrived(self.table, self.steals, key)
@@ -46,17 +46,17 @@ def test_a_forward_goes_with_its_input_and_its_gradient_follows():
     assert task == (FORWARD, 3, False) and 3 not in owner.table and owner.steals.is_open
 
     reply, report = thief.offered(task)
-    assert reply == Send(OWNER, StealReply(STEP, 1)) and report == TasksStolenReport(STEP, STAGE, OWNER, 1)
+    assert reply == ev.Send(OWNER, ev.StealReply(STEP, 1)) and report == TasksStolenReport(STEP, STAGE, OWNER, 1)
     assert 3 not in thief.table and thief.steals.is_open  # its input is still to come
     (act,) = owner.replied(1)
-    assert (act.dst, act.body, act.n_bytes) == (THIEF, Boundary(ACT), 30) and not owner.steals.is_open
+    assert (act.dst, act.body, act.n_bytes) == (THIEF, ev.Boundary(ACT), 30) and not owner.steals.is_open
     assert thief.arrived(ACT) == [] and not thief.steals.is_open
     for m in (4, 5, 6, 7):
         thief.do(THIEF, FORWARD, m)
     assert thief.table.next_task(THIEF, 9) == (FORWARD, 3)
 
     (gradient,) = owner.arrived(GRAD)
-    assert (gradient.dst, gradient.body, gradient.n_bytes) == (THIEF, Boundary(GRAD), 40)
+    assert (gradient.dst, gradient.body, gradient.n_bytes) == (THIEF, ev.Boundary(GRAD), 40)
 
 
 def test_a_gradient_may_come_before_the_answer_to_the_offer():
@@ -64,9 +64,9 @@ def test_a_gradient_may_come_before_the_answer_to_the_offer():
     owner = Server(range(4))
     owner.tasks_for(n_max=1)
     (gradient,) = owner.arrived(GRAD)
-    assert (gradient.dst, gradient.body) == (THIEF, Boundary(GRAD))
+    assert (gradient.dst, gradient.body) == (THIEF, ev.Boundary(GRAD))
     owner.replied(1)
-    assert [send.body for send in owner.arrived(GRAD)] == [Boundary(GRAD)]
+    assert [send.body for send in owner.arrived(GRAD)] == [ev.Boundary(GRAD)]
 
 
 def test_what_a_lost_worker_had_done_is_stolen_with_both_tensors_and_done_again_by_the_thief():
@@ -121,8 +121,8 @@ def test_what_is_not_taken_is_done_by_its_owner():
     owner, thief = Server(range(4)), Server(range(4, 8), THIEF)
     tasks = owner.tasks_for(n_max=2)
     assert [m for _, m, _ in tasks] == [3, 2] and owner.table.n_left == 2
-    assert thief.offered(*tasks, n_taken=0) == [Send(OWNER, StealReply(STEP, 0))]
-    assert not thief.steals.is_open and thief.arrived(ACT) == [Discard(ACT)]  # nothing of the kind is sent
+    assert thief.offered(*tasks, n_taken=0) == [ev.Send(OWNER, ev.StealReply(STEP, 0))]
+    assert not thief.steals.is_open and thief.arrived(ACT) == [ev.Discard(ACT)]  # nothing of the kind is sent
     assert len(owner.replied(1)) == 1 and not owner.steals.is_open
     assert 3 not in owner.table and (FORWARD, 2) in owner.table.spare and owner.table.n_left == 3
 

@@ -8,34 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdt.membership.worker_membership import NO_SERVER, REFUSED_S, WorkerIdentity, WorkerMembership
-from jaxdt.protocol.events import (
-    Boundary,
-    ContributionReceived,
-    Discard,
-    Ended,
-    Enlist,
-    Enlisted,
-    Header,
-    Inventory,
-    Key,
-    LinkChanged,
-    Member,
-    Ran,
-    Ready,
-    Received,
-    Refused,
-    Send,
-    Started,
-    Stop,
-    TaskDone,
-    TaskLease,
-    TaskOutput,
-    Updated,
-    View,
-    ViewChanged,
-    WantsTasks,
-    Woke,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
@@ -49,7 +22,7 @@ from jaxdt.wiring.pool.worker_roster import N_PROCESSES, REFUSED_MAX, WorkerRost
 
 SERVER, NEIGHBOUR, WORKER, OTHER = 0, 1, 2, 3
 N_MICROBATCHES = 4
-MEMBERS = (Member(SERVER, 0, 1), Member(NEIGHBOUR, 1, 1))
+MEMBERS = (ev.Member(SERVER, 0, 1), ev.Member(NEIGHBOUR, 1, 1))
 
 
 def server(retain_bytes=1 << 20):
@@ -59,23 +32,23 @@ def server(retain_bytes=1 << 20):
     wiring = dict(kind="pool", retain_bytes=retain_bytes)
     config = run_config.parse(dict(model=model, plan=plan, wiring=wiring))
     made = ENTRY.build(PeerSetup(config, default_plan(config), SERVER, 0, "f"), 1)[0]
-    made.handle(0.0, ViewChanged(View(1, 1, 0, MEMBERS, (1, 1), 0)))
-    made.handle(0.0, Updated(0, 0))
+    made.handle(0.0, ev.ViewChanged(ev.View(1, 1, 0, MEMBERS, (1, 1), 0)))
+    made.handle(0.0, ev.Updated(0, 0))
     return made
 
 
 def told(machine, now_s, src, body):
-    return machine.handle(now_s, Received(Header("r", 0, 0, src), body))
+    return machine.handle(now_s, ev.Received(ev.Header("r", 0, 0, src), body))
 
 
 def bodies(actions, kind, dst=None):
     """Messages of a kind among actions."""
-    sends = [action for action in actions if isinstance(action, Send) and dst in (None, action.dst)]
+    sends = [action for action in actions if isinstance(action, ev.Send) and dst in (None, action.dst)]
     return [send.body for send in sends if isinstance(send.body, kind)]
 
 
 def enlisted(machine, now_s, worker=WORKER, process=7):
-    return bodies(told(machine, now_s, worker, Enlist(process, "f")), Enlisted)[0]
+    return bodies(told(machine, now_s, worker, ev.Enlist(process, "f")), ev.Enlisted)[0]
 
 
 # ------------------------------------------------------------------------------------------- one process of a worker
@@ -91,8 +64,8 @@ def test_what_an_earlier_process_says_late_changes_nothing():
     machine = server()
     enlisted(machine, 1.0, process=7)
     admission = enlisted(machine, 2.0, process=8).admission
-    late = told(machine, 2.1, WORKER, Enlist(7, "f"))
-    [ended] = bodies(late, Ended)
+    late = told(machine, 2.1, WORKER, ev.Enlist(7, "f"))
+    [ended] = bodies(late, ev.Ended)
     assert ended.process == 7 and ended.reason == "worker 2: another process of worker 2 computes for this server"
     assert not [action for action in late if isinstance(action, WorkerLostReport)]
     assert enlisted(machine, 2.2, process=8).admission == admission
@@ -101,17 +74,17 @@ def test_what_an_earlier_process_says_late_changes_nothing():
 def test_a_worker_that_is_away_for_a_while_comes_back_and_one_that_was_replaced_does_not():
     machine = server()
     first = enlisted(machine, 1.0, process=7)
-    machine.handle(2.0, LinkChanged(WORKER, False, "cut"))
+    machine.handle(2.0, ev.LinkChanged(WORKER, False, "cut"))
     assert enlisted(machine, 3.0, process=7).admission > first.admission
-    machine.handle(4.0, LinkChanged(WORKER, False, "cut"))
+    machine.handle(4.0, ev.LinkChanged(WORKER, False, "cut"))
     enlisted(machine, 5.0, process=8)
-    assert bodies(told(machine, 6.0, WORKER, Enlist(7, "f")), Ended)
+    assert bodies(told(machine, 6.0, WORKER, ev.Enlist(7, "f")), ev.Ended)
 
 
 def worker(process):
     machine = WorkerMembership(WorkerIdentity("r", "f", WORKER, SERVER, 10, 1.0, 100.0))
-    machine.handle(0.0, Started(process=process))
-    machine.handle(0.0, Ready({}, 1))
+    machine.handle(0.0, ev.Started(process=process))
+    machine.handle(0.0, ev.Ready({}, 1))
     return machine
 
 
@@ -120,41 +93,41 @@ def test_of_two_living_processes_of_a_worker_one_is_put_out_and_the_other_comput
     machine, twins, stops, lost = server(), {7: worker(7), 8: worker(8)}, {}, []
     for now_s in range(1, 20):
         for process in sorted(twins.keys() - stops.keys()):
-            for enlist in bodies(twins[process].handle(now_s, Woke("heartbeat")), Enlist):
+            for enlist in bodies(twins[process].handle(now_s, ev.Woke("heartbeat")), ev.Enlist):
                 answers = told(machine, now_s, WORKER, enlist)
                 lost += [action for action in answers if isinstance(action, WorkerLostReport)]
-                for body in bodies(answers, (Enlisted, Ended), WORKER):
+                for body in bodies(answers, (ev.Enlisted, ev.Ended), WORKER):
                     for other in sorted(twins.keys() - stops.keys()):
-                        stopped = [a for a in told(twins[other], now_s, SERVER, body) if isinstance(a, Stop)]
+                        stopped = [a for a in told(twins[other], now_s, SERVER, body) if isinstance(a, ev.Stop)]
                         stops |= dict.fromkeys([other] if stopped else [], stopped)
-    assert stops == {7: [Stop(3, "worker 2: another process of worker 2 computes for this server")]}
+    assert stops == {7: [ev.Stop(3, "worker 2: another process of worker 2 computes for this server")]}
     assert len(lost) == 1
 
 
 def test_a_worker_hears_only_what_is_said_to_its_process():
     machine = worker(8)
-    assert told(machine, 1.0, SERVER, Enlisted(1, 0, 0, 7)) == []
-    assert told(machine, 1.0, SERVER, Ended(3, "worker 2: late", 7)) == []
-    assert told(machine, 1.0, SERVER, Enlisted(2, 0, 0, 8)) != []
-    assert told(machine, 1.0, SERVER, Ended(130, "interrupted")) == [Stop(130, "interrupted")]
+    assert told(machine, 1.0, SERVER, ev.Enlisted(1, 0, 0, 7)) == []
+    assert told(machine, 1.0, SERVER, ev.Ended(3, "worker 2: late", 7)) == []
+    assert told(machine, 1.0, SERVER, ev.Enlisted(2, 0, 0, 8)) != []
+    assert told(machine, 1.0, SERVER, ev.Ended(130, "interrupted")) == [ev.Stop(130, "interrupted")]
 
 
 def test_a_process_that_the_server_refuses_says_so_and_ends():
     """The transport refuses the connections of a second process while the first one's stand."""
     machine = worker(8)
     reason = "peer 2: another process has taken its place"
-    [said] = machine.handle(1.0, Refused(SERVER, reason))
+    [said] = machine.handle(1.0, ev.Refused(SERVER, reason))
     assert said.reason == reason
-    assert not [a for a in machine.handle(1.0 + REFUSED_S, Woke("heartbeat")) if isinstance(a, Stop)]
-    [stop] = machine.handle(1.1 + REFUSED_S, Woke("heartbeat"))
-    assert stop == Stop(2, f"worker 2: server 0 has refused it for 30 s: {reason}")
+    assert not [a for a in machine.handle(1.0 + REFUSED_S, ev.Woke("heartbeat")) if isinstance(a, ev.Stop)]
+    [stop] = machine.handle(1.1 + REFUSED_S, ev.Woke("heartbeat"))
+    assert stop == ev.Stop(2, f"worker 2: server 0 has refused it for 30 s: {reason}")
 
 
 def test_a_process_whose_connection_is_accepted_in_the_end_goes_on():
     machine = worker(8)
-    machine.handle(1.0, Refused(SERVER, "peer 2: another process has taken its place"))
-    assert bodies(machine.handle(7.0, LinkChanged(SERVER, True)), Enlist)
-    assert not [a for a in machine.handle(8.0 + REFUSED_S, Woke("heartbeat")) if isinstance(a, Stop)]
+    machine.handle(1.0, ev.Refused(SERVER, "peer 2: another process has taken its place"))
+    assert bodies(machine.handle(7.0, ev.LinkChanged(SERVER, True)), ev.Enlist)
+    assert not [a for a in machine.handle(8.0 + REFUSED_S, ev.Woke("heartbeat")) if isinstance(a, ev.Stop)]
 
 
 def test_a_process_that_was_put_out_stays_out_and_the_next_one_begins_anew():
@@ -176,8 +149,8 @@ def test_refusals_are_forgotten_once_a_contribution_is_added():
 
 def test_a_process_that_was_put_out_ends_and_does_not_ask_for_another_server():
     """Its exit code is not that of a silent server, for which it would be back at once."""
-    [stop] = worker(8).handle(1.0, Received(Header("r", 0, 0, SERVER), Ended(3, "refused", 8)))
-    assert stop == Stop(3, "refused") and stop.code != NO_SERVER
+    [stop] = worker(8).handle(1.0, ev.Received(ev.Header("r", 0, 0, SERVER), ev.Ended(3, "refused", 8)))
+    assert stop == ev.Stop(3, "refused") and stop.code != NO_SERVER
 
 
 @pytest.mark.parametrize(("sq_norm", "reason"), [
@@ -190,7 +163,7 @@ def test_every_finite_gradient_of_what_a_worker_has_done_is_added(sq_norm, reaso
     table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
     step = StepUnderWay(0, table, 0, deque(), asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
     contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))
-    received = ContributionReceived(WORKER, rounds, items, sq_norm)
+    received = ev.ContributionReceived(WORKER, rounds, items, sq_norm)
     assert contributions.arrived(0.5, step, received)
     rejection = contributions.look_at(step, received)
     assert (rejection and rejection.reason) == reason
@@ -218,23 +191,23 @@ class Pool:
         self.discarded = set()
 
     def note(self, actions):
-        self.discarded |= {action.key for action in actions if isinstance(action, Discard)}
+        self.discarded |= {action.key for action in actions if isinstance(action, ev.Discard)}
         for peer, leases in self.leases.items():
-            leases += bodies(actions, TaskLease, peer)
+            leases += bodies(actions, ev.TaskLease, peer)
         return actions
 
     def join(self, peer):
         self.admissions[peer] = enlisted(self.machine, 1.0, peer, 7).admission
-        self.note(told(self.machine, 1.0, peer, WantsTasks(self.admissions[peer], 0, N_MICROBATCHES)))
+        self.note(told(self.machine, 1.0, peer, ev.WantsTasks(self.admissions[peer], 0, N_MICROBATCHES)))
 
     def do(self, peer):
         """The worker does all that it has been leased; those tasks."""
         done, self.leases[peer] = self.leases[peer], []
         for lease in done:
-            result = TaskDone(lease.admission, lease.step, lease.number, 1)
+            result = ev.TaskDone(lease.admission, lease.step, lease.number, 1)
             if lease.kind == "F":
-                output = Key("act", lease.step, 1, lease.microbatch)
-                result = TaskOutput(output, lease.admission, lease.number, 1)
+                output = ev.Key("act", lease.step, 1, lease.microbatch)
+                result = ev.TaskOutput(output, lease.admission, lease.number, 1)
             self.note(told(self.machine, 2.0, peer, result))
         return done
 
@@ -248,15 +221,15 @@ def test_what_a_worker_does_again_is_not_kept_once_it_was_let_go(n_kept):
     pool.join(WORKER)
     forwards = [lease.microbatch for lease in pool.do(WORKER)]
     for m in forwards:
-        pool.note(told(pool.machine, 3.0, NEIGHBOUR, Boundary(Key("grad", 0, 1, m))))
+        pool.note(told(pool.machine, 3.0, NEIGHBOUR, ev.Boundary(ev.Key("grad", 0, 1, m))))
     pool.do(WORKER)
     assert len(forwards) >= 2 and len(pool.discarded) // 2 == max(0, len(forwards) - n_kept)
     pool.join(OTHER)
-    pool.note(pool.machine.handle(4.0, LinkChanged(WORKER, False, "crashed")))
+    pool.note(pool.machine.handle(4.0, ev.LinkChanged(WORKER, False, "crashed")))
     again = pool.do(OTHER)
     assert [lease.microbatch for lease in again if lease.is_redo]
-    pool.machine.handle(5.0, ViewChanged(View(2, 1, 0, MEMBERS, (1, 1), 0)))
-    own = Ran(Work(0, FORWARD, 0, SERVER, 0), 0.0, 5.0, {})  # the server's own computation ends
-    [inventory] = bodies(pool.machine.handle(6.0, own), Inventory, NEIGHBOUR)
+    pool.machine.handle(5.0, ev.ViewChanged(ev.View(2, 1, 0, MEMBERS, (1, 1), 0)))
+    own = ev.Ran(Work(0, FORWARD, 0, SERVER, 0), 0.0, 5.0, {})  # the server's own computation ends
+    [inventory] = bodies(pool.machine.handle(6.0, own), ev.Inventory, NEIGHBOUR)
     let_go = {key.microbatch for key in pool.discarded}
     assert not let_go & set(inventory.kept) and len(inventory.kept) == min(n_kept, len(forwards))

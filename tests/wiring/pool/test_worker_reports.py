@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from test_pool_memory import WORKERS, churn
 
-from jaxdt.protocol.events import Send, TaskDone, TaskOutput
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
 from jaxdt.sim.fuzz.cases import play
 
@@ -23,9 +23,9 @@ def test_a_worker_says_for_whom_it_computes_and_how_much_it_has_handed_in():
                 begun.append((peer, action.server, action.stage))
             if isinstance(action, WorkerProgressReport):
                 progress[peer].append(action)
-            if peer in done and isinstance(action, Send) and isinstance(action.body, TaskDone):
+            if peer in done and isinstance(action, ev.Send) and isinstance(action.body, ev.TaskDone):
                 done[peer][action.body.step] += 1
-            if peer in done and isinstance(action, Send) and isinstance(action.body, TaskOutput):
+            if peer in done and isinstance(action, ev.Send) and isinstance(action.body, ev.TaskOutput):
                 done[peer][action.body.key.step] += action.body.key.kind == "grad"
 
     play(replace(churn(N_STEPS, 0), faults=()), observer=note)

@@ -14,7 +14,7 @@ from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers
 from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
@@ -127,7 +127,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     config = configs.parse(raw)
     plan = configs.default_plan(config)
     seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
-    ends = [COORDINATOR, *plan.peers]
+    ends = [ev.COORDINATOR, *plan.peers]
     gbps = rng.choice((1e-4, 1e-3))
     links = {(src, dst): Link(rng.choice(latencies_s), gbps) for src in ends for dst in ends if src != dst}
     draws = rng.choice((STEP, WORK, WORK))
@@ -284,7 +284,7 @@ def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
         return []
     at_s = rng.uniform(0.0, run_s)
     if rng.random() < 0.2:
-        return [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+        return [Fault(at_s, CRASH, ev.COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, ev.COORDINATOR)]
     losses = [_draw_lost_peer(rng, plan, at_s)]
     if rng.random() < 0.3:
         losses.append(_draw_lost_peer(rng, plan, rng.choice((at_s, rng.uniform(0.0, run_s)))))
@@ -301,11 +301,11 @@ def _draw_restarts(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
     for _ in range(rng.choice((1, 1, 2))):
         kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
         again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 3.0), rng.uniform(0.1, 20.0)))
-        faults += [Fault(at_s, kind, COORDINATOR), Fault(again_s, RESTART, COORDINATOR)]
+        faults += [Fault(at_s, kind, ev.COORDINATOR), Fault(again_s, RESTART, ev.COORDINATOR)]
         if rng.random() < 0.3:
             faults.append(_draw_lost_peer(rng, plan, rng.uniform(at_s, again_s)))
         if rng.random() < 0.2:
-            faults.append(Fault(again_s + rng.uniform(0.0, 1.0), STALE, COORDINATOR, rng.uniform(0.0, 10.0)))
+            faults.append(Fault(again_s + rng.uniform(0.0, 1.0), STALE, ev.COORDINATOR, rng.uniform(0.0, 10.0)))
         at_s = again_s + rng.choice((0.05, rng.uniform(0.0, 0.5), rng.uniform(0.0, run_s)))
     return faults
 
@@ -319,10 +319,10 @@ def _draw_returns(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
         kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
         again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 1.0), rng.uniform(0.1, 10.0)))
         faults.append(Fault(at_s, kind, peer))
-        if peer == COORDINATOR or rng.random() < 0.9:
+        if peer == ev.COORDINATOR or rng.random() < 0.9:
             faults.append(Fault(again_s, RESTART, peer))
         at_s = again_s + rng.choice((rng.uniform(0.0, 1.0), rng.uniform(0.0, 6.0)))
-        peer = rng.choice((peer, COORDINATOR, *plan.peers))
+        peer = rng.choice((peer, ev.COORDINATOR, *plan.peers))
     return faults
 
 
@@ -330,7 +330,7 @@ def _draw_lost_peer(rng: random.Random, plan: Plan, at_s: float) -> Fault:
     kind, peer = rng.choice(LOSSES), rng.choice(plan.peers)
     if kind == CUT:
         breaks_s = rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
-        return Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(COORDINATOR,), breaks_s=breaks_s)
+        return Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(ev.COORDINATOR,), breaks_s=breaks_s)
     return Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)
 
 
@@ -352,7 +352,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         persist_s=case.persist_s,
     )
 
-    def observe(now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+    def observe(now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         if observer:
             observer(now_s, peer, event, actions)
         invariants(now_s, peer, event, actions)
@@ -424,7 +424,7 @@ class _Processes:
         durable_state = None if disk is None else load_durable_state(disk)
         start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         machine = build_coordinator(self._case.config, self._case.plan, start, durable_state)
-        return self._mutate(COORDINATOR, machine, None)
+        return self._mutate(ev.COORDINATOR, machine, None)
 
 
 def kinds_of(cases: Collection[Case]) -> set[str]:

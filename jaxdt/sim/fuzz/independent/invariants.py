@@ -40,31 +40,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jaxdt.membership.coordinator import VIEW
-from jaxdt.protocol.events import (
-    COORDINATOR,
-    Action,
-    Ended,
-    EndOfSteps,
-    Event,
-    Finished,
-    GroupClosed,
-    GroupFormed,
-    Paused,
-    Persist,
-    Persisted,
-    Post,
-    Ran,
-    Received,
-    Reduced,
-    Run,
-    Send,
-    Shard,
-    StepDone,
-    Stop,
-    View,
-    WantsGroup,
-    WantsParameters,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
     GroupReport,
     HeldOutMeanReport,
@@ -190,45 +166,45 @@ class Invariants:
             known.pop(peer, None)
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
-        name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
+        name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
-    def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+    def __call__(self, now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         self.now_s = now_s
         self.n_checked += 1
         if isinstance(event, Fault):
-            self._waits_for_ever |= peer != COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
+            self._waits_for_ever |= peer != ev.COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
             has_begun = self._has_view or self._view_pending
-            if peer == COORDINATOR and event.kind in ENDS and has_begun:
+            if peer == ev.COORDINATOR and event.kind in ENDS and has_begun:
                 self._has_ended = True
                 self._lost_before = set(self._lost)
             return
-        if peer == COORDINATOR:
+        if peer == ev.COORDINATOR:
             try:
                 self._on_coordinator_event(event, actions)
             except RuleBroken as rule:
-                self.broken(NUMBER_OF[rule.rule], COORDINATOR, str(rule))
+                self.broken(NUMBER_OF[rule.rule], ev.COORDINATOR, str(rule))
             return
-        if isinstance(event, Received):
+        if isinstance(event, ev.Received):
             self._on_heard(peer, event)
-        if isinstance(event, Ran) and event.work.kind == ADOPT:
+        if isinstance(event, ev.Ran) and event.work.kind == ADOPT:
             self._adopting[peer].popleft()
         self._on_begun(peer, actions)
 
     # ---------------------------------------------------------------------------------------------------- coordinator
 
-    def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
+    def _on_coordinator_event(self, event: ev.Event, actions: list[ev.Action]) -> None:
         """Follow the groups only as long as the first coordinator runs: its successor begins with an empty history of
         groups, from the answers of its members. The replay of the log, the means and the budget are checked all the
         same."""
-        self._has_stopped |= any(isinstance(action, Stop) for action in actions)
-        if isinstance(event, Paused):
+        self._has_stopped |= any(isinstance(action, ev.Stop) for action in actions)
+        if isinstance(event, ev.Paused):
             for rules in self._rules:
                 rules.paused(self.now_s)
         if not self._has_ended:
             for rules in self._rules:
                 rules.advance(self.now_s, not self._view_pending)
-        if isinstance(event, Received):
+        if isinstance(event, ev.Received):
             self._on_told(event)
         for action in actions:
             if isinstance(action, ViewReport | RestartedReport):
@@ -237,13 +213,13 @@ class Invariants:
                 self._on_return(action)
             if isinstance(action, PipelineEndReport):
                 self._ends.append((self._last(action.pipeline), action))
-            if isinstance(action, Persist) and action.name == VIEW:
+            if isinstance(action, ev.Persist) and action.name == VIEW:
                 self._view_pending = True
-        if event == Persisted(VIEW):
+        if event == ev.Persisted(VIEW):
             self._view_pending = False
         told: dict[Place, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.body, GroupFormed):
+            if isinstance(action, ev.Send) and isinstance(action.body, ev.GroupFormed):
                 round, members = action.body.round, action.body.members
                 told[round.place][action.dst] = members
                 self._members.setdefault(round.place, set()).update(members)
@@ -253,7 +229,7 @@ class Invariants:
                 expected = dict.fromkeys(action.members, tuple(action.members))
                 found = told[RoundId(RoundKind.MEAN, action.stage, action.k, action.fragment).place]
                 if found != expected and not self._lost:
-                    self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
+                    self.broken(ANSWERED, ev.COORDINATOR, f"{action} has formed, told were {found}")
 
     def _on_view(self, members: Collection[int]) -> None:
         """A view is durable. A pipeline without one of its peers is lost, and leaves at all stages."""
@@ -287,72 +263,72 @@ class Invariants:
         for rules in self._rules:
             rules.left(peer)
 
-    def _on_told(self, event: Received) -> None:
+    def _on_told(self, event: ev.Received) -> None:
         """The coordinator hears a message. Messages that a peer sent before it came back do not count."""
         if event.header.view < self._admissions.get(event.header.src, 0):
             return
         match event.body:
-            case WantsGroup(step, fragment):
+            case ev.WantsGroup(step, fragment):
                 self._wanted[event.header.src][step] = fragment
             case _:
                 pass
         match event.body:
-            case WantsGroup(step, fragment) if not self._has_ended:
+            case ev.WantsGroup(step, fragment) if not self._has_ended:
                 self._rules[fragment].wants(self.now_s, event.header.src, step)
-            case Finished() if not self._has_ended:
+            case ev.Finished() if not self._has_ended:
                 self._left(event.header.src)
-            case StepDone(step):
+            case ev.StepDone(step):
                 self._heard.add((event.header.src, step))
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
-    def _on_heard(self, peer: int, event: Received) -> None:
+    def _on_heard(self, peer: int, event: ev.Received) -> None:
         """A peer hears a message. Messages of a coordinator that has a successor by now do not count."""
         term = event.header.coordinator_term
         self._terms[peer] = max(term, self._terms[peer])
-        if event.header.src == COORDINATOR and term < self._terms[peer]:
+        if event.header.src == ev.COORDINATOR and term < self._terms[peer]:
             return
         match event.body:
-            case GroupClosed(round):
+            case ev.GroupClosed(round):
                 self._closed.add((peer, round))
-            case Ended() if not self._has_stopped:
+            case ev.Ended() if not self._has_stopped:
                 # A person has ended a coordinator that has a successor, before this peer has heard of that one.
                 self._faults = True
                 self._loses.add(peer)
-            case EndOfSteps():
+            case ev.EndOfSteps():
                 self._enough.setdefault(peer, self._begun.get(peer, 0))
-            case View() as view if peer in self._clocks:
+            case ev.View() as view if peer in self._clocks:
                 self._clocks[peer].lost |= self._clocks[peer].added.keys() - view.by_peer.keys()
-            case WantsParameters(_, step, is_last) if peer in self._clocks:
+            case ev.WantsParameters(_, step, is_last) if peer in self._clocks:
                 clocks = self._clocks[peer]
                 clocks.wanted[event.header.src] = step
                 if is_last:
                     clocks.finished[event.header.src] = step
 
-    def _on_begun(self, peer: int, actions: list[Action]) -> None:
+    def _on_begun(self, peer: int, actions: list[ev.Action]) -> None:
         """The first stage begins the steps of its pipeline; with "stash" some forwards of further steps belong to the
         one under way. Means are adopted in the order of their Runs."""
         for action in actions:
             self._check_bytes(peer, action)
-            if isinstance(action, Run) and action.work.kind == ADOPT:
+            if isinstance(action, ev.Run) and action.work.kind == ADOPT:
                 self._adopting[peer].append(action.rounds)
-            if isinstance(action, Run) and action.work.kind == FORWARD and action.work.stage == 0:
+            if isinstance(action, ev.Run) and action.work.kind == FORWARD and action.work.stage == 0:
                 step = action.work.step or 0
                 if step >= self._enough.get(peer, math.inf) + self._n_ahead:
                     self.broken(BUDGET, peer, f"begins local step {step} after it has heard that there are enough")
                 self._begun[peer] = max(step + 1, self._begun.get(peer, 0))
 
-    def _check_bytes(self, peer: int, action: Action) -> None:
+    def _check_bytes(self, peer: int, action: ev.Action) -> None:
         """Slices go as their codec says: those of averaging groups and pushes may be rounded."""
         sent = (
             action.letters
-            if isinstance(action, Post)
+            if isinstance(action, ev.Post)
             else [(0, action.body, action.n_bytes)]
-            if isinstance(action, Send)
+            if isinstance(action, ev.Send)
             else []
         )
         for _, body, n_bytes in sent:
-            if isinstance(body, Shard | Reduced):
+            if isinstance(body, ev.Shard | ev.Reduced):
                 key = body.key
                 codec = self._shape.config.sync.codec if key.round.kind in ROUNDED else NONE
                 expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
@@ -425,13 +401,13 @@ class Invariants:
 
     def ended(self, outcome: Outcome) -> None:
         """Check the invariants that hold when the simulation is over, or its time."""
-        stop = outcome.stopped.get(COORDINATOR)
+        stop = outcome.stopped.get(ev.COORDINATOR)
         if stop is None and self._waits_for_ever and not self._has_view:
             return
         if stop is None:
             steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
             waiting = [rules.waiting() for rules in self._rules]
-            self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
         if stop.code == CRASHED and self._loses.issuperset(self._shape.plan.peers):
             return  # nobody is left for a coordinator that is started again
         if stop.code:
@@ -444,7 +420,7 @@ class Invariants:
         try:
             self._check_replay(outcome, n_steps)
         except LogProblem as problem:
-            self.broken(REPLAYED, COORDINATOR, f"the log cannot be replayed: {problem}")
+            self.broken(REPLAYED, ev.COORDINATOR, f"the log cannot be replayed: {problem}")
         for peer, round in sorted(self._closed):
             is_adopting = any(round in rounds for rounds in self._adopting[peer])  # the run may end in the middle of it
             if self._stays(peer) and round in self.tensors[peer].rounds and not is_adopting:
@@ -465,26 +441,26 @@ class Invariants:
             n_left = sum(n_steps[number] - self._first_step(number) for number in known)
             n_fewest = min(n_fewest, n_left // self._shape.plan.n_pipelines)
         if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
-            self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
+            self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
         """(3) among the members that have stayed. A lost one may have adopted a mean of which nobody else has heard."""
         for (group, number), known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
-                self.broken(ONE_MEAN, COORDINATOR, f"members of {group} {number} have adopted {staying}")
+                self.broken(ONE_MEAN, ev.COORDINATOR, f"members of {group} {number} have adopted {staying}")
 
-    def _check_reason(self, stop: Stop) -> None:
+    def _check_reason(self, stop: ev.Stop) -> None:
         """A run may end without its result for these reasons only."""
         if stop.code == NOT_FINITE and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
             return
         if not self._loses:
-            self.broken(PROGRESS, COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
         # Without one of its peers a run does not begin.
         if stop.code not in {LOST_A_PEER, LOST_A_PEER if self._has_view else FAILED}:
-            self.broken(PROGRESS, COORDINATOR, f"ends with code {stop.code}: {stop.reason}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"ends with code {stop.code}: {stop.reason}")
         if self._has_view and self._goes_on_without(self._loses):
-            self.broken(PROGRESS, COORDINATOR, f"ends though a pipeline is whole: {stop.reason}")
+            self.broken(PROGRESS, ev.COORDINATOR, f"ends though a pipeline is whole: {stop.reason}")
 
     def _goes_on_without(self, peers: Collection[int]) -> bool:
         """Whether a run has its servers and a whole pipeline left when it has lost these peers."""
@@ -508,7 +484,7 @@ class Invariants:
         for number, report in self._ends:
             n_steps[number] = max(report.n_steps, n_steps.get(number, 0))
         if set(n_steps) != set(range(plan.n_pipelines + len(self._returns))):
-            self.broken(BUDGET, COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
+            self.broken(BUDGET, ev.COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
         for number, peer, tensors in self._all_replicas():
             if not self._is_there(number):
                 n_steps[number] = max(tensors.n_steps, n_steps[number])
@@ -518,7 +494,7 @@ class Invariants:
         n_short = plan.n_pipelines * self._n_rows_short
         if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
             problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
-            self.broken(BUDGET, COORDINATOR, problem)
+            self.broken(BUDGET, ev.COORDINATOR, problem)
         return n_steps
 
     def _all_replicas(self) -> list[tuple[int, int, ResidueTensors]]:
@@ -624,7 +600,7 @@ class Invariants:
         may_miss = not due or train.eval_every_steps or self._faults or self._has_ended
         first = set[int]() if may_miss else {min(due)}
         if not kept <= whole <= due or not first <= whole:
-            self.broken(REPLAYED, COORDINATOR, f"servers kept {whole} and workers {kept}, due were {due}")
+            self.broken(REPLAYED, ev.COORDINATOR, f"servers kept {whole} and workers {kept}, due were {due}")
 
     def _check_cuts(self, outcome: Outcome, snapshots: Mapping[tuple[int, bool], dict[int, ReplayedSnapshot]]) -> None:
         """A snapshot that is whole holds as many pushes of each pipeline at every stage, but for those that are lost,
@@ -636,10 +612,10 @@ class Invariants:
             of_stages = snapshots[version, is_checkpoint]
             if of_stages[stage].steps != steps:
                 problem = f"holds {steps} local steps, the replay {of_stages[stage].steps}"
-                self.broken(REPLAYED, COORDINATOR, f"stage {stage}, snapshot of {version}: {problem}")
+                self.broken(REPLAYED, ev.COORDINATOR, f"stage {stage}, snapshot of {version}: {problem}")
             others = {other: tuple(of_stages[other].steps[p] for p in left) for other in of_stages}
             if all((version, is_checkpoint, other) in told for other in others) and len(set(others.values())) > 1:
-                self.broken(ONE_CUT, COORDINATOR, f"the snapshot of {version} holds the local steps {others}")
+                self.broken(ONE_CUT, ev.COORDINATOR, f"the snapshot of {version} holds the local steps {others}")
 
     def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
         """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so
@@ -651,10 +627,12 @@ class Invariants:
         for version, loss in found.items():
             if version not in due or loss != losses.get(version):
                 expected = losses.get(version) if version in due else None
-                self.broken(REPLAYED, COORDINATOR, f"row {version - 1} has held-out loss {loss}, expected {expected}")
+                self.broken(
+                    REPLAYED, ev.COORDINATOR, f"row {version - 1} has held-out loss {loss}, expected {expected}"
+                )
         expected = {min(due), n_rows} if due and not self._faults else set[int]()
         if not expected <= found.keys():
-            self.broken(REPLAYED, COORDINATOR, f"rows have held-out losses {found}, expected {sorted(expected)}")
+            self.broken(REPLAYED, ev.COORDINATOR, f"rows have held-out losses {found}, expected {sorted(expected)}")
 
     def _check_checkpoints(self, found: set[tuple[int, int]]) -> None:
         """Every checkpoint that the config asks for has a mean of states at each stage. The run may end while that
@@ -666,7 +644,7 @@ class Invariants:
         newest = max((version for version in versions if version < train.steps), default=None)
         may_miss = {newest, train.steps} if plan.n_pipelines == 1 else {newest}  # the result is that of the only one
         if not {key for key in expected if key[0] not in may_miss} <= found <= expected:
-            self.broken(REPLAYED, COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
+            self.broken(REPLAYED, ev.COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
 
     def _check_trails(self, replicas: Replicas) -> None:
         for number, peer, tensors in self._all_replicas():

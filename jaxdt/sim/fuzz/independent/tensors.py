@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Install, Installed, Key, Message, Restore, SliceKey, StateKey
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import NONE
@@ -81,12 +81,12 @@ class ResidueTensors:
         self._watcher = watcher
         self._base: Vector | None = None  # the parameters that the server has of this worker
         self._accumulators: dict[int, int] = {}
-        self._boundaries: dict[Key, int] = {}
-        self._residuals: dict[Key, int] = {}
+        self._boundaries: dict[ev.Key, int] = {}
+        self._residuals: dict[ev.Key, int] = {}
         self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
         self._frozen: tuple[int, Vector] | None = None  # the local steps after which a vector was kept, and that
         self._own: dict[RoundId, Vector] = {}
-        self._slices: dict[SliceKey, Vector] = {}
+        self._slices: dict[ev.SliceKey, Vector] = {}
         self._forgotten: set[RoundId] = set()
         self._fetched = FetchedStates(self.n_words)  # another replica's steps and state, in each slice
         self._work: Mapping[str, Callable[[Work, float, tuple[RoundId, ...]], dict[str, float]]] = {
@@ -177,7 +177,7 @@ class ResidueTensors:
             return residues.held_out_tokens(m) if is_held_out else residues.tokens(work.step, m)
         return self._take(self._boundaries, _key(kind, work))
 
-    def _take(self, held: dict[Key, int], key: Key) -> int:
+    def _take(self, held: dict[ev.Key, int], key: ev.Key) -> int:
         if key not in held:
             self._missing(key)
         return held.pop(key)
@@ -291,13 +291,13 @@ class ResidueTensors:
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
-    def tensor_to_send(self, body: Message) -> Any:
+    def tensor_to_send(self, body: ev.Message) -> Any:
         key = tensor_key(body)
-        if isinstance(key, Key):
+        if isinstance(key, ev.Key):
             return self._take(self._boundaries, key)
-        if isinstance(key, StateKey) and not key.part:
+        if isinstance(key, ev.StateKey) and not key.part:
             return self._given(key)
-        if not isinstance(key, SliceKey):
+        if not isinstance(key, ev.SliceKey):
             return None  # a slice of a checkpoint's part
         if key.src is not None:
             return self._own_part(key)
@@ -305,19 +305,19 @@ class ResidueTensors:
             self._missing(f"the sum {key} to send it")
         return self._slices[key]
 
-    def _given(self, key: StateKey) -> tuple[int, State]:
+    def _given(self, key: ev.StateKey) -> tuple[int, State]:
         """A slice of the own state, which has to be that after as many local steps as are asked for."""
         if key.version != self.n_steps:
             self.broken(f"gives its state after {self.n_steps} local steps, asked for is {key}")
         return self.n_steps, self.state
 
-    def put(self, body: Message, src: int, tensor: Any) -> None:
+    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
         key = tensor_key(body)
-        if isinstance(key, StateKey):
+        if isinstance(key, ev.StateKey):
             self._fetched.put(key, tensor)
-        if isinstance(body, Boundary):
+        if isinstance(body, ev.Boundary):
             self._boundaries[body.key] = tensor
-        elif isinstance(key, SliceKey) and key.round not in self._forgotten:
+        elif isinstance(key, ev.SliceKey) and key.round not in self._forgotten:
             self._slices[key] = tensor
         del src
 
@@ -328,18 +328,18 @@ class ResidueTensors:
             self.broken(f"offers a vector to {round}, which it has forgotten")
         self._own[round] = residues.as_sent(self._codec_of(round), self._frozen[1])
 
-    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         parts = [self._own_part(key) if member == self.peer else self._part(key, member) for member in members]
         self._slices[key] = residues.as_sent(self._codec_of(key.round), residues.total(parts))
         return residues.mixed(*self._slices[key]) & 0xFFFFFFFF, 1.0
 
-    def _own_part(self, key: SliceKey) -> Vector:
+    def _own_part(self, key: ev.SliceKey) -> Vector:
         if key.round not in self._own:
             self._missing(f"its own part of {key}")
         return self._own[key.round]
 
-    def _part(self, key: SliceKey, member: int) -> Vector:
-        part = SliceKey(key.round, key.lo, key.hi, member)
+    def _part(self, key: ev.SliceKey, member: int) -> Vector:
+        part = ev.SliceKey(key.round, key.lo, key.hi, member)
         if part not in self._slices:
             self._missing(f"{part} to add it up")
         return self._slices.pop(part)
@@ -353,8 +353,8 @@ class ResidueTensors:
     def reopen(self, round: RoundId) -> None:
         self._forgotten.discard(round)
 
-    def discard(self, key: Key | StateKey) -> None:
-        if isinstance(key, StateKey):
+    def discard(self, key: ev.Key | ev.StateKey) -> None:
+        if isinstance(key, ev.StateKey):
             self._fetched.begin()
         else:
             self._boundaries.pop(key, None)
@@ -375,10 +375,10 @@ class ResidueTensors:
         if version not in (self.layout.n_steps, kept):
             self.broken(f"writes a checkpoint of {version}, and has kept aside the mean of {kept}")
 
-    def restore(self, restore: Restore) -> None:
+    def restore(self, restore: ev.Restore) -> None:
         self.broken(f"goes back to {restore}")
 
-    def install(self, install: Install) -> Installed:
+    def install(self, install: ev.Install) -> ev.Installed:
         """Take over another replica's state, all slices of which have to be of one moment."""
         fetched = self._fetched.take(install.version)
         held, found = sum(key.hi - key.lo for key, _ in fetched), {state for _, state in fetched}
@@ -390,12 +390,12 @@ class ResidueTensors:
         if any(entry.what != TAKEN_OVER for entry in self.trail):
             self.broken(f"{install}: it has a state of its own already")
         self.trail = [TrailEntry(TAKEN_OVER, self.n_steps, self.state)]  # that of a donor before is void
-        return Installed(install.version)
+        return ev.Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return residues.mixed(*self.state.flat()) & 0xFFFFFFFF, 1.0, (0.0,)
 
 
-def _key(kind: str, work: Work, offset: int = 0) -> Key:
+def _key(kind: str, work: Work, offset: int = 0) -> ev.Key:
     assert work.step is not None and work.microbatch is not None  # as in all forwards and backwards
-    return Key(kind, work.step, work.stage + offset, work.microbatch)
+    return ev.Key(kind, work.step, work.stage + offset, work.microbatch)

@@ -23,24 +23,7 @@ changed are checked when the next event comes.
 
 from collections import Counter
 
-from jaxdt.protocol.events import (
-    Action,
-    ContributionWanted,
-    Event,
-    Forget,
-    Ran,
-    Received,
-    Run,
-    Send,
-    Started,
-    StealOffer,
-    StealReply,
-    Suspect,
-    TaskLease,
-    View,
-    WakeAt,
-    Woke,
-)
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
@@ -70,54 +53,54 @@ class PoolInvariants:
         self._asked: dict[int, set[RoundId]] = {}  # peer -> rounds of contributions that are under way there
         self._adding: dict[int, tuple[RoundId, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
-        self._view_of: dict[int, View] = {}
+        self._view_of: dict[int, ev.View] = {}
         self._wakings: Counter[tuple[int, str]] = Counter()  # (peer, tag) -> wakings that it waits for
         self._stolen: Counter[tuple[int, int]] = Counter()  # (server, step) -> microbatches taken in the present view
 
-    def __call__(self, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+    def __call__(self, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         if self._to_check is not None:
             self._check_bounded(self._to_check)
         self._to_check = None
         if isinstance(event, Fault) or peer not in self._invariants.tensors:
             return
-        if isinstance(event, Started):
+        if isinstance(event, ev.Started):
             self._leased.pop(peer, None)
             self._asked.pop(peer, None)
             self._wakings = Counter({at: n for at, n in self._wakings.items() if at[0] != peer})
-        if isinstance(event, Woke):
+        if isinstance(event, ev.Woke):
             self._wakings[peer, event.tag] -= 1
-        if isinstance(event, Received) and isinstance(event.body, View):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.View):
             before = self._view_of.get(peer)
             self._view_of[peer] = event.body
             if before is None or before.number != event.body.number:  # a restarted coordinator says it again
                 self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
-        if isinstance(event, Received) and isinstance(event.body, ContributionWanted):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.ContributionWanted):
             self._asked.setdefault(peer, set()).update(event.body.rounds)
-        if isinstance(event, Received) and isinstance(event.body, StealOffer):
-            replies = [a.body for a in actions if isinstance(a, Send) and isinstance(a.body, StealReply)]
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.StealOffer):
+            replies = [a.body for a in actions if isinstance(a, ev.Send) and isinstance(a.body, ev.StealReply)]
             self._stolen[peer, event.body.step] += sum(reply.n_taken for reply in replies)
-        if isinstance(event, Ran) and event.work.kind == CONTRIBUTE:
+        if isinstance(event, ev.Ran) and event.work.kind == CONTRIBUTE:
             self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
         for action in actions:
             self._on_action(peer, action)
         self._to_check = peer
 
-    def _on_action(self, peer: int, action: Action) -> None:
-        if isinstance(action, Forget):
+    def _on_action(self, peer: int, action: ev.Action) -> None:
+        if isinstance(action, ev.Forget):
             self._asked.get(peer, set()).discard(action.round)
-        if isinstance(action, Run) and action.work.kind == CONTRIBUTE:
+        if isinstance(action, ev.Run) and action.work.kind == CONTRIBUTE:
             self._adding[peer] = action.rounds
-        if isinstance(action, WakeAt):
+        if isinstance(action, ev.WakeAt):
             self._wakings[peer, action.tag] += 1
             if (n := self._wakings[peer, action.tag]) > WAKINGS_MAX:
                 self._invariants.broken(BOUNDED, peer, f"waits for {n} wakings {action.tag!r}")
-        if not isinstance(action, Send):
+        if not isinstance(action, ev.Send):
             return
-        if isinstance(action.body, ContributionWanted):
+        if isinstance(action.body, ev.ContributionWanted):
             self._asked.setdefault(peer, set()).update(action.body.rounds)
-        if isinstance(action.body, Suspect) and action.body.peer == peer and peer in self._view_of[peer].by_peer:
+        if isinstance(action.body, ev.Suspect) and action.body.peer == peer and peer in self._view_of[peer].by_peer:
             self._invariants.broken(WHOLE_SUMS, peer, f"says of itself: {action.body.reason}")
-        if isinstance(action.body, TaskLease):
+        if isinstance(action.body, ev.TaskLease):
             if action.body.number <= self._leased.get(peer, 0):
                 self._invariants.broken(LEASED_TWICE, peer, f"grants {action.body} after lease {self._leased[peer]}")
             self._leased[peer] = action.body.number

@@ -12,7 +12,7 @@ from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Losses,
 from experiments.reproduce.hybrid_ps_parts.shares import shares
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
 from jaxdt.run.model import GPTConfig
@@ -112,7 +112,7 @@ def conditions_of(machines: Machines, plan: Plan) -> Conditions:
     hosts = {peer: str(peer) for peer in peers}
     return Conditions(
         seconds={peer: _seconds(machines, plan, peer) for peer in peers},
-        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else machines.link(src, dst),
+        link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else machines.link(src, dst),
         host_of=hosts,
         cores=dict.fromkeys(hosts.values(), 1),
     )
