@@ -3,6 +3,7 @@
 import check_installed  # noqa: F401
 
 from jaxdt.cli import interrupts  # noqa: F401
+from jaxdt.run.exit_codes import ExitCode
 
 # isort: split
 import functools
@@ -11,7 +12,6 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
-from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.reporting.console import print_line
@@ -47,7 +47,7 @@ def main() -> int:
         code = run_coordinator(job, options, functools.partial(show_address, job.run_dir)).code
     except OSError as error:  # a disk that is full, or one that was lost
         raise BadInput(f"{refusal(error, str(job.run_dir))}; {how_to_go_on(job.run_dir)}") from None
-    if code != TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
+    if code != ExitCode.TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
             print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")
         print(how_to_go_on(job.run_dir), flush=True)

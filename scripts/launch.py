@@ -13,6 +13,7 @@ On this machine the coordinator and the peers are children of this process. With
 import check_installed  # noqa: F401
 
 from jaxdt.cli import interrupts
+from jaxdt.run.exit_codes import ExitCode
 
 # isort: split
 import os
@@ -37,7 +38,6 @@ from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
-from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.net.address import Address, check_reachable, format_address
@@ -70,7 +70,6 @@ REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and
 PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
 )
-LOST = 3  # exit code: a peer was lost, and the run could not go on
 NETWORKS = {"emulate": "emulated_network.json", "network": "measured_network.json"}  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
@@ -105,7 +104,7 @@ def main() -> int:
     if code and run.summary.get("steps"):
         print(to_draw)
     is_stopped = run.summary.get("reason", "").startswith(STOPPED)
-    if code == INTERRUPTED or (code == LOST and has_steps(run.run_dir)) or is_stopped:
+    if code == ExitCode.INTERRUPTED or (code == ExitCode.LOST and has_steps(run.run_dir)) or is_stopped:
         print(how_to_go_on(run.run_dir))
     if code == 0 and REPORT.value:
         print("draws the report", flush=True)

@@ -13,6 +13,7 @@ once.
 import check_installed  # noqa: F401
 
 from jaxdt.cli import interrupts, memory_settings  # noqa: F401
+from jaxdt.run.exit_codes import ExitCode
 
 if __name__ == "__main__":
     memory_settings.restart()  # before all that takes time
@@ -78,7 +79,6 @@ def member() -> NoReturn:
     """Be a peer of the plan, or a newcomer. Steps that may be refused come before jax is loaded, which takes
     seconds."""
     from jaxdt.build import replicas_may_differ
-    from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.joining import claim_peer
     from jaxdt.runtime.transport_setup import OwnAddress
@@ -119,7 +119,7 @@ def member() -> NoReturn:
         joins=joins,
     )
     stop = peer_process.run_peer(job, options, log, stop_requests)
-    if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it
+    if JOIN.value and stop.code == ExitCode.FORGOTTEN:  # the coordinator that had let it in died before a view had it
         print(f"{named(name, stop.reason)}; it asks again", flush=True)
         os.execv(sys.executable, sys.orig_argv)
     end_with(name, stop)

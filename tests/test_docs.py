@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxdt.run.config import RunConfig
+from jaxdt.run.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = [ROOT / "README.md", ROOT / "BUILD.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -198,3 +199,9 @@ def test_quoted_figures_stand_on_the_page_that_is_linked(page):
         missing = [figure for figure in figures if figure not in results]
         assert not missing, f"{named(page)}: {missing}, which the linked page does not have: {passage[:120]}"
     assert quoted
+
+
+def test_the_page_of_exit_codes_has_them_all():
+    rows = [f"| {code:d} | {code.meaning} | {code.who} |" for code in ExitCode]
+    page = (ROOT / "docs/reference/exit_codes.md").read_text().splitlines()
+    assert [line for line in page if line.startswith("| ")][1:] == rows

@@ -8,7 +8,7 @@ import os
 import signal
 from types import FrameType
 
-INTERRUPTED = 130
+from jaxdt.run.exit_codes import ExitCode
 
 
 def end_on_interrupt(line: str = "interrupted before anything was begun") -> None:
@@ -17,7 +17,7 @@ def end_on_interrupt(line: str = "interrupted before anything was begun") -> Non
     def end_at_once(number: int, frame: FrameType | None) -> None:
         del number, frame
         os.write(2, f"\n{line}\n".encode())
-        os._exit(INTERRUPTED)
+        os._exit(ExitCode.INTERRUPTED)
 
     signal.signal(signal.SIGINT, end_at_once)
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 from absl import app, command_name, flags, logging
 
 from jaxdt.run.errors import BadInput, ThreadDied, nearest, require_text, unreadable
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
 
@@ -30,8 +31,6 @@ EXPECTED = {
     "could not convert string to float": "a number",
     "Non-boolean argument to boolean flag": "true or false",
 }
-STDOUT_CLOSED = 141  # exit code of a process whose standard output was closed, 128 + SIGPIPE as in a shell
-BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
     "only_check_args",
@@ -76,9 +75,9 @@ def run(
     except BadInput as error:
         _refuse(str(error))
     except ThreadDied as error:
-        _refuse(str(error), BUG)
+        _refuse(str(error), ExitCode.BUG)
     except BrokenPipeError:  # nobody reads on, as in `script | head`
-        os._exit(STDOUT_CLOSED)
+        os._exit(ExitCode.STDOUT_CLOSED)
     except (OSError, MemoryError) as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
         _refuse(refusal(error, run_dir or "the system"))
@@ -97,7 +96,7 @@ def _restart_in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
-def _refuse(reason: str, code: int = 2) -> None:
+def _refuse(reason: str, code: int = ExitCode.BAD_INPUT) -> None:
     with contextlib.suppress(OSError):  # the log may be on the disk that is full
         sys.stdout.flush()
         print(reason, file=sys.stderr, flush=True)
@@ -105,7 +104,7 @@ def _refuse(reason: str, code: int = 2) -> None:
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
-    """Parse the flags and return the other words. A wrong flag is one line and exit code 2, like all bad input."""
+    """Parse the flags and return the other words. A wrong flag is bad input: one line."""
     command_name.make_process_name_useful()
     with contextlib.suppress(OSError, RuntimeError):  # standard error may be closed
         faulthandler.enable()
@@ -135,7 +134,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 def refuse_flag_file(error: flags.CantOpenFlagFileError) -> NoReturn:
     """End a script whose flag of the config reads the command line, and a flag file that it names, before `run`."""
     print(_flag_file_refusal(error), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(ExitCode.BAD_INPUT)
 
 
 def _flag_file_refusal(error: flags.CantOpenFlagFileError) -> str:

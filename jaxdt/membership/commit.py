@@ -24,6 +24,7 @@ from jaxdt.membership.state_check import UnequalBits, deviations
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.round_id import RoundId
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.seq_lengths import SeqLengths
 
 KEPT_STEPS = 2  # with a delay of one step a member may have missed two
@@ -102,7 +103,7 @@ class TwoPhaseCommit:
         try:
             record = agreed_record(step, votes, generation)
         except Disagreement as problem:
-            return EndRun(3, f"step {step}: {problem}")
+            return EndRun(ExitCode.LOST, f"step {step}: {problem}")
         if record.verdict == "skip" and self._config.on_nonfinite != "skip":
             return self._not_finite(step)
         return self._repairs(step, votes) or record
@@ -122,7 +123,7 @@ class TwoPhaseCommit:
     def _not_finite(self, step: int) -> Decision:
         self._n_rollbacks += 1
         if self._config.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
-            return EndRun(4, f"step {step}: the gradient is not finite")
+            return EndRun(ExitCode.DIVERGED, f"step {step}: the gradient is not finite")
         return RollBack()
 
     def promise_checkpoint(self, promised: int = 0) -> int | None:

@@ -62,15 +62,12 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.
 TERM, VIEW, STEPS, ROWS, CHECKPOINT = "coordinator_term", "view", "steps", "rows", "checkpoint"
 OPERATOR = "operator"
-SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
-FORGOTTEN = 6  # exit code of a peer that the run does not know any more
-INTERRUPTED = 130  # exit code: a person has ended the run
-TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 
@@ -158,7 +155,7 @@ class Coordinator:
                 self._operations.advice = report
                 return [report]
             case ev.Terminated():
-                return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
+                return self._step_down(ExitCode.TERMINATED, "terminated; the run waits for a coordinator")
             case ev.LinkChanged(peer, up, _, gone):
                 return self._on_link(now_s, peer, up, gone)
             case ev.Received(header, body):
@@ -467,7 +464,7 @@ class Coordinator:
     def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
         if join.peer not in self.roster.stage_of:
-            return [self._send(src, ev.Ended(FORGOTTEN, self._unknown(join.peer)))]
+            return [self._send(src, ev.Ended(ExitCode.FORGOTTEN, self._unknown(join.peer)))]
         self._claims.ask(now_s, src, join)
         return self._settle_claims(now_s)
 
@@ -523,7 +520,7 @@ class Coordinator:
     def _from_stranger(self, src: int, address: str) -> list[ev.Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
         reason = self._unknown(src)
-        return [RefusedReport(reason), ev.Connect(src, address), self._send(src, ev.Ended(FORGOTTEN, reason))]
+        return [RefusedReport(reason), ev.Connect(src, address), self._send(src, ev.Ended(ExitCode.FORGOTTEN, reason))]
 
     def _unknown(self, peer: int | None) -> str:
         return f"peer {peer}: is not known any more, and may join again as a newcomer"
@@ -601,11 +598,11 @@ class Coordinator:
         progress = self._progress
         may_stop = not self._agreement.refusal("stop")
         if self.view is None or progress.n_committed == progress.checkpoint or not may_stop:
-            return self._end(INTERRUPTED, "interrupted")
+            return self._end(ExitCode.INTERRUPTED, "interrupted")
         if reason := self._operations.refusal(ev.OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
         before = self._operations.state
-        text = self._operations.stop(INTERRUPTED, "interrupted", progress)
+        text = self._operations.stop(ExitCode.INTERRUPTED, "interrupted", progress)
         self._promise_checkpoint()
         actions: list[ev.Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
         if self._operations.state != before and OPERATOR not in self._being_persisted:
@@ -944,7 +941,7 @@ class Coordinator:
     def _superseded(self, src: int, coordinator_term: int) -> list[ev.Action]:
         """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
         reason = f"{self.roster.name(src)} obeys a coordinator of term {coordinator_term}, this one has term "
-        return self._step_down(SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
+        return self._step_down(ExitCode.SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
 
     def _state_lost(self, src: int, header: ev.Header) -> list[ev.Action]:
         """The run goes on elsewhere than on this disk: what was committed is not known here."""

@@ -26,14 +26,13 @@ from jaxdt.protocol.reports import (
     RefusedReport,
     StillReadyReport,
 )
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import Work
 
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 COUNTED_HEARTBEATS = 4  # the bytes of all links take too much of the coordinator's time to stand in every heartbeat
-BAD_INPUT = 2
-NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 PASS_ON = "pass on"  # to the machines that read it, which decide whether its tensor is kept
 AT_ANY_TIME = frozenset({ev.View, ev.HeartbeatAck, ev.Ended, ev.Reassign, ev.Drain, ev.Revoked})
@@ -216,11 +215,11 @@ class Membership:
                 return [ReadyReport(device), self._profiled()]
             case ev.Refused(peer, reason):
                 if peer == ev.COORDINATOR and self.view is None and self._last_view_number == 0:
-                    return [ev.Stop(2, f"coordinator: {reason}")]
+                    return [ev.Stop(ExitCode.BAD_INPUT, f"coordinator: {reason}")]
                 return [RefusedReport(reason)]
             case ev.Interrupted(code, reason):
                 return [
-                    *([ev.Send(ev.COORDINATOR, ev.Failed(reason))] if code == BAD_INPUT else []),
+                    *([ev.Send(ev.COORDINATOR, ev.Failed(reason))] if code == ExitCode.BAD_INPUT else []),
                     ev.Stop(code, reason),
                 ]
             case ev.Leave():
@@ -248,7 +247,12 @@ class Membership:
             case ev.Updated(_, version):
                 return self._updated(version)
             case ev.CheckpointFailed(version, reason) if self._last_words:
-                return [ev.Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
+                return [
+                    ev.Stop(
+                        ExitCode.LOST,
+                        f"{self._last_words}; the state after {version} steps cannot be written: {reason}",
+                    )
+                ]
             case ev.CheckpointFailed(version, reason):
                 return self._save_failed(now_s, version, reason)
             case ev.WroteCheckpoint():
@@ -276,11 +280,15 @@ class Membership:
             case ev.CheckpointComplete(checkpoint):
                 return self._on_complete(checkpoint)
             case ev.Ended(0, reason) if self.view is None and not self._void_admission:
-                return [ev.Stop(NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})")]
+                return [
+                    ev.Stop(
+                        ExitCode.NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})"
+                    )
+                ]
             case ev.Ended(code, reason):
                 return [ev.Stop(code, reason)]
             case ev.Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
-                return [ev.Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+                return [ev.Stop(ExitCode.BAD_INPUT, f"peer {peer}: {reason}")]
         return []
 
     def _note_checkpoint(self, record: ev.Record) -> None:
@@ -291,7 +299,7 @@ class Membership:
         self._is_leaving = True
         if self.view:
             return [AsksToLeaveReport(), self._confirmed(ev.Leaving())]
-        return [ev.Send(ev.COORDINATOR, ev.Leaving()), ev.Stop(0, "left before it was let in")]
+        return [ev.Send(ev.COORDINATOR, ev.Leaving()), ev.Stop(ExitCode.DONE, "left before it was let in")]
 
     # --------------------------------------------------------------------------------------------- the coordinator
 
@@ -360,7 +368,7 @@ class Membership:
         if self._best_rtt_s == float("inf"):
             waited_s = now_s - self._started_s
             if waited_s > FIRST_CONTACT_S:
-                return [ev.Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
+                return [ev.Stop(ExitCode.LOST, f"coordinator: not reached within {waited_s:.0f} s")]
         elif self._coordinator.passed(now_s):
             return self._coordinator_silent(self._coordinator.silence_s(now_s))
         actions: ev.Actions = []
@@ -403,7 +411,7 @@ class Membership:
             return []
         holds_state = self.view is not None and self.identity.peer not in self.view.joining
         if not holds_state or self._version == self.identity.start_version:
-            return [ev.Stop(3, reason)]
+            return [ev.Stop(ExitCode.LOST, reason)]
         self._last_words = reason
         return [] if self._is_replaced_now else [self._write(self._version)]
 
@@ -513,7 +521,7 @@ class Membership:
         if self.view is not None or self._writing:
             return []
         if self._is_leaving:
-            return [ev.Stop(0, f"peer {self.identity.peer}: left the run")]
+            return [ev.Stop(ExitCode.DONE, f"peer {self.identity.peer}: left the run")]
         if self._next_stage is None:
             return []
         is_other = self._next_stage != self.identity.stage
@@ -558,7 +566,9 @@ class Membership:
         version = wrote.version
         self._writing.discard(version)
         if self._last_words and version == self._version:
-            return [ev.Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
+            return [
+                ev.Stop(ExitCode.LOST, f"{self._last_words}; the state after {version} steps is written, for --resume")
+            ]
         if wrote.generation != self.generation:
             return self._leave_if_free()  # the run has gone back meanwhile
         saved = ev.Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)

@@ -19,9 +19,9 @@ from jaxdt.membership.member import ACCEPT, DROP
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.reports import ReadyReport, RefusedReport
+from jaxdt.run.exit_codes import ExitCode
 
 NO_VIEW = 0
-BAD_INPUT = 2  # exit code: the server refuses this process
 NO_SERVER = -1  # no exit code: the server is silent, and the process asks for another one
 REFUSED_S = 30.0  # for so long at most a process is refused; a connection that is broken is seen long before
 
@@ -107,7 +107,7 @@ class WorkerMembership:
             case ev.Interrupted(code, reason):
                 return [ev.Stop(code, reason)]
             case ev.Leave():
-                return [ev.Stop(0, f"worker {self.identity.peer}: left the run")]
+                return [ev.Stop(ExitCode.DONE, f"worker {self.identity.peer}: left the run")]
         return []
 
     def _enlist(self) -> ev.Send:
@@ -118,7 +118,7 @@ class WorkerMembership:
         silent_s = now_s - self._heard_s
         if self._refused and not self._admitted and now_s - self._refused[0] > REFUSED_S:
             refusal = f"server {identity.server} has refused it for {REFUSED_S:.0f} s: {self._refused[1]}"
-            return [ev.Stop(BAD_INPUT, f"worker {identity.peer}: {refusal}")]
+            return [ev.Stop(ExitCode.BAD_INPUT, f"worker {identity.peer}: {refusal}")]
         # A server answers only once the run has begun.
         patience_s = identity.outage_s if self._admitted else max(identity.outage_s, FIRST_CONTACT_S)
         if silent_s > patience_s:
@@ -130,7 +130,7 @@ class WorkerMembership:
     def _enlisted(self, generation: int, body: ev.Enlisted) -> ev.Actions:
         """Answers may overtake one another, so an older one changes nothing."""
         if body.version >= self.identity.n_steps:
-            return [ev.Stop(0, f"worker {self.identity.peer}: all {body.version} steps are done")]
+            return [ev.Stop(ExitCode.DONE, f"worker {self.identity.peer}: all {body.version} steps are done")]
         known, admitted = self._admitted, ev.Admitted(body.admission, generation, body.version, body.n_reseeds)
         if known and _order(admitted) <= _order(known):
             return []

@@ -1672,9 +1672,7 @@ class MoveTo(Action):
 
 @frozen_dataclass
 class Stop(Action):
-    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
-    over, 7 the run was over before this peer was in it, 130 interrupted, 143 this coordinator was asked to end and the
-    run goes on."""
+    """End this process, with this exit code (jaxdt.run.exit_codes)."""
 
     code: int
     reason: str

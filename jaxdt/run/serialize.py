@@ -1,7 +1,7 @@
 """Frozen dataclasses <-> plain data (what JSON and msgpack can hold), with every type checked on the way in.
 
 One mechanism serves files and messages. Tuples travel as lists; a union is written as its member, and a member of an
-enum as its word; a mapping has string keys. `read` never builds an object from data of the wrong shape: it raises
+enum as its value; a mapping has string keys. `read` never builds an object from data of the wrong shape: it raises
 BadInput that names the field. The reader of a type is made once, since messages pass here by the thousand.
 """
 
@@ -49,7 +49,7 @@ def is_list(data: Any) -> TypeGuard[list[Any]]:
 
 
 def write(value: Any) -> Any:
-    """Plain data for a dataclass, tuple, mapping, member of an enum of words, or scalar."""
+    """Plain data for a dataclass, tuple, mapping, member of an enum, or scalar."""
     kind: type[Any] = value.__class__
     if kind in SCALARS:
         return value
@@ -59,7 +59,7 @@ def write(value: Any) -> Any:
         return {key: write(item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
         return {name: write(getattr(value, name)) for name in _names(kind)}
-    if isinstance(value, enum.StrEnum):
+    if isinstance(value, enum.Enum):
         return value.value
     return value
 

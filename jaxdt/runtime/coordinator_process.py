@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
-from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
+from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.network import Network
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, locked_folder
 from jaxdt.runtime.identity.credential import load_signer
@@ -84,7 +85,7 @@ def _coordinate(
             stop = loop.run(address)
             journal.finish(loop.busy_s_max)
             assert isinstance(stop, ev.Stop), "only a peer moves to another stage"
-            if stop.code not in (TERMINATED, SUPERSEDED):
+            if stop.code not in (ExitCode.TERMINATED, ExitCode.SUPERSEDED):
                 end_run(durable)
             return stop
 

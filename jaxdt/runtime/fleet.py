@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.coordinator_client import ask_coordinator
@@ -28,10 +28,9 @@ from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
 
-LOST = 3  # exit code: the run has lost a peer, or all of them
-RUN_CODES = (0, 2, LOST, 4, INTERRUPTED)
+RUN_CODES = (ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.LOST, ExitCode.DIVERGED, ExitCode.INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
-RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", TERMINATED: "terminated"}
+RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", ExitCode.TERMINATED: "terminated"}
 NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
@@ -103,7 +102,7 @@ class LocalFleet:
             address = self._start_coordinator()
             if not address and self._started_coordinator.poll() is None:
                 self._say(f"coordinator: has no address after {ADDRESS_S:.0f} s")
-                return LOST
+                return ExitCode.LOST
             if address:
                 self._say(f"coordinator at {address}; starts {len(self._all)} processes, which load jax and compile")
                 for peer in self._all:
@@ -206,10 +205,10 @@ class LocalFleet:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
         if self._interrupted and code in (*RESTARTED_CODES, -signal.SIGINT):
-            code = INTERRUPTED  # by a system that shuts down and signals every process, or by a second Ctrl-C
+            code = ExitCode.INTERRUPTED  # by a system that shuts down and signals every process, or by a second Ctrl-C
         if code is not None and code not in RUN_CODES:
             self._say(f"coordinator: lost, its process ended with exit code {code}")
-        return code if code in RUN_CODES else LOST
+        return code if code in RUN_CODES else ExitCode.LOST
 
     def _restarts_coordinator(self, address: str) -> bool:
         """Start the coordinator again at its old address if it was killed or terminated, the run had begun, and peers
@@ -257,7 +256,9 @@ class LocalFleet:
         """All peers have ended: tell the coordinator to end the run."""
         crashed = [peer for peer in ended if self._peers[peer].returncode not in EXPECTED_CODES]
         last = f"; of peer {crashed[0]}: {self._last_line(crashed[0])}" if crashed else ""
-        self._tell([self._started_coordinator], f"{LOST} all peers have ended, and no other is on its way{last}")
+        self._tell(
+            [self._started_coordinator], f"{ExitCode.LOST} all peers have ended, and no other is on its way{last}"
+        )
 
     def _tell(self, children: Iterable[subprocess.Popen], line: str) -> None:
         """Ask children to end, with the code and the reason that begin and end the line."""
@@ -271,10 +272,10 @@ class LocalFleet:
         code = self._peers[peer].returncode
         how = f"lost, its process ended with exit code {code}" if code else "left before it was let in"
         reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): {how}"
-        if code == 2:
+        if code == ExitCode.BAD_INPUT:
             reason = self._last_line(peer)
         children = [self._started_coordinator, *self._peers.values(), *self._workers.values()]
-        self._tell(children, f"{2 if code == 2 else LOST} {reason}")
+        self._tell(children, f"{ExitCode.BAD_INPUT if code == ExitCode.BAD_INPUT else ExitCode.LOST} {reason}")
 
     def _log(self) -> contextlib.AbstractContextManager[IO[str] | None]:
         """The file for what would be printed, if it is not printed."""

@@ -23,6 +23,7 @@ from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, Report, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput, ThreadDied
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.frame import PackedHead
@@ -262,7 +263,7 @@ class Loop:
 
     def _announce_failure(self, reason: str) -> None:
         """Send the messages by which other processes learn why this one cannot go on; drop all other actions."""
-        for action in self._machine.handle(time.monotonic(), ev.Interrupted(2, reason)):
+        for action in self._machine.handle(time.monotonic(), ev.Interrupted(ExitCode.BAD_INPUT, reason)):
             if isinstance(action, ev.Send | ev.Post):
                 self._perform(action)
 

@@ -7,12 +7,12 @@ import threading
 from dataclasses import dataclass
 
 from jaxdt.build import RunStart, build_newcomer, build_peer, replicas_may_differ
-from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.config import RunConfig
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import ON_A_CORE
@@ -114,7 +114,7 @@ def _serve(
             end = loop.run(address)
             if isinstance(end, ev.Stop):
                 # A peer that moves was in the run, though not at its new stage yet.
-                return ev.Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
+                return ev.Stop(ExitCode.DONE, end.reason) if has_moved and end.code == ExitCode.NOT_JOINED else end
             compute_thread.join()  # only then is there room for the arrays of the next stage
         has_moved = True
         begins_anew = replicas_may_differ(job.config)

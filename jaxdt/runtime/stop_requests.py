@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from jaxdt.protocol import events as ev
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.loop import Loop
 
 
@@ -77,4 +78,4 @@ def requested_stop(request: ev.Event, left: str) -> ev.Stop:
     leave."""
     if isinstance(request, ev.Interrupted):
         return ev.Stop(request.code, request.reason)
-    return ev.Stop(0, left)
+    return ev.Stop(ExitCode.DONE, left)

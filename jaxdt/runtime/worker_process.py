@@ -19,6 +19,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.coordinator_client import CoordinatorAway
 from jaxdt.runtime.jax_setup import device_text
@@ -35,7 +36,6 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 
 ASKS_EVERY_S = 1.0
-LOST = 3  # exit code: the coordinator is away
 SILENT_HEARTBEATS = 5.0  # a server that has not answered so many is asked for
 
 
@@ -99,7 +99,7 @@ def _with_server(
         except CoordinatorAway as error:
             what = f"waits for the coordinator: {error}"
             if time.monotonic() - heard_s > outage_s:
-                return ev.Stop(LOST, f"worker {welcome.peer}: {error}")
+                return ev.Stop(ExitCode.LOST, f"worker {welcome.peer}: {error}")
         if welcome.server is None and what != said:
             print_line(f"worker {welcome.peer}: {what}")
             said = what

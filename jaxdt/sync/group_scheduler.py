@@ -31,6 +31,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PipelineJoinReport, StateMeanReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import STASH, Plan
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
@@ -149,7 +150,7 @@ class GroupScheduler(CountedSteps):
         try:
             told, group = self._open.hear(src, held)
         except Disagreement as disagreement:
-            self._end = EndRun(3, str(disagreement))
+            self._end = EndRun(ExitCode.LOST, str(disagreement))
             return []
         return [*self._formed_again(told), *(self._whole(group) if group else [])]
 

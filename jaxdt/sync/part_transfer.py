@@ -13,9 +13,8 @@ import math
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.wake_up import WakeUp
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.sync.download import WORD_BYTES, Download, Rate
-
-BAD_INPUT = 2
 
 
 class PartTransfer:
@@ -237,5 +236,5 @@ class PartTransfer:
             return []
         self._drop(digest)
         if self._goal and any(part.digest == digest for part in self._needed(self._goal)):
-            return [ev.Stop(BAD_INPUT, f"peer {self._peer}: {reason}")]
+            return [ev.Stop(ExitCode.BAD_INPUT, f"peer {self._peer}: {reason}")]
         return [ev.Send(ev.COORDINATOR, ev.PartMissing(digest, reason))]

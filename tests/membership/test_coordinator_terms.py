@@ -6,12 +6,13 @@ import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, of, reports, sent
 
 from jaxdt.membership.commit import TwoPhaseCommit
-from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
+from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import DurableState
 from jaxdt.membership.member import ACCEPT, DROP, Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import DroppedReport
+from jaxdt.run.exit_codes import ExitCode
 
 VIEW = ev.View(1, 1, 0, tuple(ev.Member(peer, stage, 1, f"h{peer}:1") for peer, stage in STAGE_OF.items()), (1, 1), 0)
 
@@ -62,7 +63,7 @@ def test_a_coordinator_that_hears_of_a_higher_term_ends_itself_and_not_the_run()
     run.begin()
     actions = run.event(ev.Received(ev.Header("r", 0, 1, 2, 3), ev.Heartbeat(1, {})), 1.0)
     reason = "coordinator: peer 2 (stage 0) obeys a coordinator of term 3, this one has term 1; that one has taken over"
-    assert of(actions, ev.Stop) == [ev.Stop(SUPERSEDED, f"{reason} the run")]
+    assert of(actions, ev.Stop) == [ev.Stop(ExitCode.SUPERSEDED, f"{reason} the run")]
     assert reports(actions, "stepped_down") and not sent(run.actions, ev.Ended)
     assert run.event(ev.Woke("tick"), 99.0) == []
 
@@ -79,7 +80,7 @@ def test_a_terminated_coordinator_ends_without_a_word_to_the_peers():
     run = Driver()
     run.begin()
     actions = run.event(ev.Terminated(), 1.0)
-    assert [stop.code for stop in of(actions, ev.Stop)] == [TERMINATED] and not of(actions, ev.Send)
+    assert [stop.code for stop in of(actions, ev.Stop)] == [ExitCode.TERMINATED] and not of(actions, ev.Send)
     assert reports(actions, "stepped_down") and not reports(actions, "ended")
 
 

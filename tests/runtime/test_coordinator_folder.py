@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
-from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OutageReport, ReadyReport, StillReadyReport, UnreachedReport
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.coordinator_folder import (
     begin_run,
     check_not_ended,
@@ -124,7 +124,7 @@ def test_a_peer_that_waits_ends_once_the_run_has_ended(tmp_path, waits):
     watch.report(ReadyReport("cpu"))
     watch.report(waits)
     assert reports == [waits, ReadyReport("cpu")]
-    assert [(end.code, "has ended" in end.reason) for end in ends] == [(NOT_JOINED, True)]
+    assert [(end.code, "has ended" in end.reason) for end in ends] == [(ExitCode.NOT_JOINED, True)]
 
 
 def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from jaxdt.protocol import events as ev
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.runtime import fleet
 from jaxdt.runtime.run_folders import ADDRESS
@@ -85,7 +86,7 @@ def test_its_address_stays_where_operators_read_it(fleet_of, tmp_path, monkeypat
 
 
 def test_a_coordinator_for_which_no_peer_waits_is_not_started_again(fleet_of, tmp_path):
-    assert fleet_of(DIES, "late", "late", *["late"] * 50).run() == fleet.LOST
+    assert fleet_of(DIES, "late", "late", *["late"] * 50).run() == ExitCode.LOST
     assert "coordinator: lost, its process ended with exit code -9" in (tmp_path / "log").read_text()
 
 
@@ -101,7 +102,7 @@ def test_a_run_ends_when_all_its_peers_have_ended_and_no_other_is_there(fleet_of
 
     monkeypatch.setattr(fleet, "ask_coordinator", ask)
     monkeypatch.setattr(fleet, "DESERTED_S", 0.5)
-    assert fleet_of(DIES, "told").run() == fleet.LOST
+    assert fleet_of(DIES, "told").run() == ExitCode.LOST
     told = (tmp_path / "run" / "told").read_text()
     assert told == "3 all peers have ended, and no other is on its way; of peer 0: peer: no memory\n"
     assert not answers and len(asked) > 6

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator
-from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import GroupsConfig, default_plan, parse
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.network import Link
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
@@ -88,7 +88,7 @@ def test_the_others_do_what_a_lost_pipeline_leaves_undone(match, kind):
     steps = ends(outcome)
     assert 0 < steps[1] < N_STEPS < steps[0] and 2 * N_STEPS <= sum(steps.values()) <= 2 * N_STEPS + 2
     assert outcome.stopped[2].code == (CRASHED if kind == CRASH else 0)
-    assert outcome.stopped[3].code == NOT_JOINED  # it has waited for the lost one, with another machine
+    assert outcome.stopped[3].code == ExitCode.NOT_JOINED  # it has waited for the lost one, with another machine
 
 
 @pytest.mark.parametrize("kind", [CRASH, LEAVE])

@@ -12,6 +12,7 @@ from jaxdt.membership.liveness.leases import Leases
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.reports import UnreachedReport
+from jaxdt.run.exit_codes import ExitCode
 
 GRANTED_S = 20.0  # an admitted process loads jax and says hello within it
 SAID_S = 2.0  # a process that has not reached the coordinator by then says so, and again after waits that double
@@ -97,13 +98,13 @@ class Claimant:
                 self._is_up, self._was_up = up, self._was_up or up
                 return [self._ask()] if asks_again else []
             case ev.Received(_, ev.Welcome()):
-                return [ev.Stop(0, "")]
+                return [ev.Stop(ExitCode.DONE, "")]
             case ev.Received(_, ev.Ended(code, reason)) | ev.Interrupted(code, reason):
                 return [ev.Stop(code, reason)]
             case ev.Refused(_, reason):
-                return [ev.Stop(2, f"coordinator: {reason}")]
+                return [ev.Stop(ExitCode.BAD_INPUT, f"coordinator: {reason}")]
             case ev.Leave():
-                return [ev.Stop(0, "left before it was let in")]
+                return [ev.Stop(ExitCode.DONE, "left before it was let in")]
             case ev.Woke("say") if self._was_up:
                 return []
             case ev.Woke("say"):
@@ -112,7 +113,7 @@ class Claimant:
             case ev.Woke() if self._is_up:
                 return [ev.WakeAt(now_s + FIRST_CONTACT_S, "claim")]
             case ev.Woke():
-                return [ev.Stop(3, f"coordinator: not reached within {FIRST_CONTACT_S:.0f} s")]
+                return [ev.Stop(ExitCode.LOST, f"coordinator: not reached within {FIRST_CONTACT_S:.0f} s")]
             case _:
                 return []
 

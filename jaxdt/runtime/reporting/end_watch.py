@@ -6,10 +6,10 @@ time that it says that it waits, it looks into the coordinator's folder, where t
 
 from collections.abc import Callable
 
-from jaxdt.membership.member import NOT_JOINED
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OutageReport, Report, StillReadyReport, UnreachedReport
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.coordinator_folder import check_not_ended
 from jaxdt.runtime.run_job import RunJob
 
@@ -36,5 +36,5 @@ def end_of_run(job: RunJob) -> ev.Stop | None:
     try:
         check_not_ended(job)
     except BadInput as problem:
-        return ev.Stop(NOT_JOINED, str(problem))
+        return ev.Stop(ExitCode.NOT_JOINED, str(problem))
     return None

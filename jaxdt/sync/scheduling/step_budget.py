@@ -18,6 +18,7 @@ from jaxdt.membership.agreement import CountedRows, EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.rows import Rows
@@ -64,7 +65,7 @@ class StepBudget:
     def _not_finite(self, pipeline: int, step: int) -> list[ev.Action]:
         self.rows.skipped(pipeline, step)
         if self._config.on_nonfinite == "stop":
-            self.end = EndRun(4, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
+            self.end = EndRun(ExitCode.DIVERGED, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
         return []
 
     def _on_step_done(self, now_s: float, pipeline: int, done: ev.StepDone) -> list[ev.Action]:
@@ -72,7 +73,7 @@ class StepBudget:
         step, n_steps = done.step, self.n_steps[pipeline]
         if step > n_steps:
             reason = f"coordinator: local step {step} of pipeline {pipeline} is done, and {n_steps} are counted"
-            self.end = EndRun(3, f"{reason}; its disk lacks rows of the metrics that were told")
+            self.end = EndRun(ExitCode.LOST, f"{reason}; its disk lacks rows of the metrics that were told")
         return self._step_done(now_s, pipeline, done) if step == n_steps else []
 
     def _step_done(self, now_s: float, pipeline: int, done: ev.StepDone) -> list[ev.Action]:

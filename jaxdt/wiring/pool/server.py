@@ -43,6 +43,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.run.delay import Delay
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
@@ -58,7 +59,6 @@ from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
 
 NEVER = math.inf
-BAD_INPUT, PUT_OUT = 2, 3  # exit codes
 
 
 @dataclass(frozen=True)
@@ -641,7 +641,7 @@ class PoolServer:
         process = self._workers[peer].process
         put_out = self._roster.refuse(peer, problem)
         actions = self._lose(peer, f"its contribution is refused: {problem}", readmit=not put_out)
-        return [*actions, ev.Send(peer, ev.Ended(PUT_OUT, put_out, process))] if put_out else actions
+        return [*actions, ev.Send(peer, ev.Ended(ExitCode.LOST, put_out, process))] if put_out else actions
 
     # ------------------------------------------------------------------------------------------------------- workers
 
@@ -649,9 +649,9 @@ class PoolServer:
         process = body.process
         if body.fingerprint != self._place.fingerprint:
             reason = f"worker {peer}: runs {body.fingerprint}, not {self._place.fingerprint}"
-            return [ev.Send(peer, ev.Ended(BAD_INPUT, reason, process))]
+            return [ev.Send(peer, ev.Ended(ExitCode.BAD_INPUT, reason, process))]
         if put_out := self._roster.hear(now_s, peer, process, body.cpu_s):
-            return [ev.Send(peer, ev.Ended(PUT_OUT, put_out, process))]
+            return [ev.Send(peer, ev.Ended(ExitCode.LOST, put_out, process))]
         actions: ev.Actions = []
         if self._roster.is_another(peer, process):
             actions += self._lose(peer, "it was started again", readmit=False)

@@ -57,6 +57,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.protocol.round_id import Place, RoundId, RoundKind
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import ADOPT, FORWARD
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
@@ -85,7 +86,6 @@ NUMBER_OF = {
     group_rules.TOKEN: TOKEN,
     group_rules.WINDOW: WINDOW,
 }
-FAILED, LOST_A_PEER, NOT_FINITE = 2, 3, 4  # exit codes
 
 
 @dataclass
@@ -452,12 +452,12 @@ class Invariants:
 
     def _check_reason(self, stop: ev.Stop) -> None:
         """A run may end without its result for these reasons only."""
-        if stop.code == NOT_FINITE and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
+        if stop.code == ExitCode.DIVERGED and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
             return
         if not self._loses:
             self.broken(PROGRESS, ev.COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
         # Without one of its peers a run does not begin.
-        if stop.code not in {LOST_A_PEER, LOST_A_PEER if self._has_view else FAILED}:
+        if stop.code not in {ExitCode.LOST, ExitCode.LOST if self._has_view else ExitCode.BAD_INPUT}:
             self.broken(PROGRESS, ev.COORDINATOR, f"ends with code {stop.code}: {stop.reason}")
         if self._has_view and self._goes_on_without(self._loses):
             self.broken(PROGRESS, ev.COORDINATOR, f"ends though a pipeline is whole: {stop.reason}")
