@@ -26,7 +26,6 @@ from jaxdt.run.sizes import sync_groups
 from jaxdt.sync.base import Period, sync_entry
 from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
 from jaxdt.sync.download import WORD_BYTES
-from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.returning.donor_transfer import DonorTransfer
 from jaxdt.sync.state_transfer import StateTransfer
@@ -249,7 +248,7 @@ def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
 def _contribution_shape(setup: PeerSetup) -> ContributionShape:
     groups, sync = sync_groups(setup.config, setup.plan), setup.config.sync
     sizes = {group.stage: group.n_elements for group in groups if setup.stage in group.stages}
-    return ContributionShape(sizes, max(1, sync.slice_bytes // FLOAT_BYTES), EXCHANGED_BYTES[sync.codec])
+    return ContributionShape(sizes, sync.slice_bytes, EXCHANGED_BYTES[sync.codec])
 
 
 def _for_workers(setup: PeerSetup) -> list[Machine]:

@@ -39,9 +39,8 @@ from jaxdt.sync.scheduling import open_groups
 from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
-from jaxdt.sync.server import ParameterServer
-from jaxdt.sync.server_parts.fetched import FetchedSnapshots
-from jaxdt.sync.server_parts.snapshots import ServerSnapshots
+from jaxdt.sync.server import ParameterServer, Replica
+from jaxdt.sync.server_snapshots import ServerSnapshots
 from jaxdt.wiring.independent import IndependentWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -388,9 +387,7 @@ def means_take_the_place_of_others() -> AbstractContextManager[object]:
 
 def snapshots_take_the_place_of_others() -> AbstractContextManager[object]:
     """The same of a server's snapshot at a worker."""
-    return mock.patch.object(
-        FetchedSnapshots, "_is_keeping", property(lambda _: False, lambda _, is_keeping: None), create=True
-    )
+    return mock.patch.object(Replica, "_is_keeping", property(lambda _: False, lambda _, is_keeping: None), create=True)
 
 
 def donors_do_not_wait() -> AbstractContextManager[object]:

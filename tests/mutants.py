@@ -46,7 +46,7 @@ from jaxdt.sim.fuzz.invariants import (
     SPARED,
 )
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
-from jaxdt.sync import rounds
+from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.download import FetchedStates
 
@@ -365,14 +365,14 @@ def no_cover_check() -> AbstractContextManager:
 @contextmanager
 def rounds_without_view():
     """All rounds of a step and group have the same name, whichever members they have."""
-    original = rounds.round_in_view
+    original = allreduce.round_in_view
 
     def same(group, view, step, n_microbatches):
         return replace(
             original(group, view, step, n_microbatches), round=RoundId(RoundKind.GRADIENT, group.stage, step, view=1)
         )
 
-    with mock.patch.object(rounds, "round_in_view", same):
+    with mock.patch.object(allreduce, "round_in_view", same):
         yield
 
 

@@ -19,6 +19,7 @@ first and last stage, whose two gradients are summed here and counted once in th
 # pyright: reportMatchNotExhaustive=false
 
 from collections import Counter
+from dataclasses import replace
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.commit import TwoPhaseCommit
@@ -26,23 +27,41 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.held_out_rows import HeldOutRows
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
-from jaxdt.protocol.round_id import RoundId
+from jaxdt.protocol.participants import ExactCover, Participants
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
-from jaxdt.run.delay import Delay
+from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import sync_groups
+from jaxdt.run.sizes import Group, sync_groups
 from jaxdt.run.work import GATHER, UPDATE, Work
 from jaxdt.sync.base import SyncEntry
-from jaxdt.sync.exchange import Bounds, Exchange, update_scale
+from jaxdt.sync.engine import RoundEngine, RoundPolicy
+from jaxdt.sync.exchange import Exchange, RoundSpec, update_scale
 from jaxdt.sync.own_state import OwnState
-from jaxdt.sync.rounds import Rounds
 
 
-class AllReduce:
+def round_in_view(group: Group, view: ev.View, step: int, n_microbatches: int) -> RoundSpec:
+    """The round that a view makes of a group's exchange, another one whenever the group's members change. The members
+    that compute the step contribute, and each owns a shard. Members that join add nothing, and get the result."""
+    contributors = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
+    members = {member for stage in group.stages for member in view.stage_peers(stage)}
+    joining = tuple(sorted(members - set(contributors)))
+    last_change = max(view.stage_views[stage] for stage in group.stages)
+    return RoundSpec(
+        id=RoundId(RoundKind.GRADIENT, group.stage, step, view=last_change),
+        n_elements=group.n_elements,
+        participants=Participants(contributors, contributors, contributors + joining),
+        cover_rule=ExactCover(group.stages, n_microbatches),
+        n_stages=len(group.stages),
+    )
+
+
+class AllReduce(RoundPolicy):
     """One peer's side: its rounds, `Prepared`, and the update once the record is committed."""
 
-    READS = frozenset(
+    KINDS = frozenset({RoundKind.GRADIENT})
+    READS = RoundEngine.READS | frozenset(
         {
             ev.ViewChanged,
             ev.Evicted,
@@ -51,23 +70,30 @@ class AllReduce:
             ev.Evaluated,
             ev.Drained,
             ev.Ran,
-            ev.Shard,
-            ev.Summed,
-            ev.Reduced,
-            ev.FetchResult,
         }
         | {ev.Committed, ev.Joined, ev.LinkChanged, ev.Digested, ev.Repair, ev.WorkOverdue, ev.Updated}
     )
 
     def __init__(
-        self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay, check_every_steps: int = 0
+        self,
+        peer: int,
+        stage: int,
+        groups: tuple[Group, ...],
+        n_microbatches: int,
+        slice_bytes: int,
+        *,
+        clip_norm: float = 0.0,
+        delay: Delay = NO_DELAY,
+        check_every_steps: int = 0,
     ):
         self._peer = peer
+        self._groups = {group.stage: group for group in groups}
+        self._n_microbatches = n_microbatches
+        self._engine = RoundEngine(peer, slice_bytes, self)
         self._own_state = OwnState(stage, check_every_steps)
         self._stage = stage
         self._clip_norm = clip_norm
         self._delay = delay
-        self._rounds = rounds
         self._ledger = Ledger()
         self._view: ev.View | None = None
         self._set_version(0)
@@ -85,7 +111,7 @@ class AllReduce:
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:  # the frequent ones first
             case ev.Received():
-                return self._received(event.header.src, event.body) if self._view else []
+                return self._received(event) if self._view else []
             case ev.Accumulated():
                 self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
                 if event.loss_sum is not None:
@@ -94,8 +120,8 @@ class AllReduce:
                 return self._ran(event.work)
             case ev.Updated():
                 return self._update_again()
-            case ev.Summed(key, digest, sq_norm):
-                return self._on_summed(key, digest, sq_norm)
+            case ev.Summed():
+                return self._engine.handle(event)
             case ev.Evaluated():
                 return self._evaluated(event)
             case ev.Drained(step):
@@ -120,19 +146,13 @@ class AllReduce:
                 return self._prepared(self._version) if self._view else []
         return []
 
-    def _received(self, src: int, body: ev.Message) -> ev.Actions:
-        match body:
-            case ev.Shard():
-                return self._on_shard(src, body)
-            case ev.Reduced():
-                return self._on_reduced(src, body)
-            case ev.FetchResult(round):
-                return [*self._rounds.give(src, round)]
+    def _received(self, event: ev.Received) -> ev.Actions:
+        match event.body:
             case ev.Committed(record):
                 return self._on_committed(record)
-            case ev.Repair():
-                return self._repair(body)
-        return []
+            case ev.Repair() as repair:
+                return self._repair(repair)
+        return self._engine.handle(event)
 
     def _ran(self, work: Work) -> ev.Actions:
         step = work.step
@@ -153,7 +173,7 @@ class AllReduce:
         actions = [action for record in view.records for action in self._on_committed(record)]
         self._view = view
         self._drained.clear()
-        return actions + self._rounds.adopt(view) + self._prepared_again()
+        return actions + self._renew(view) + self._prepared_again()
 
     def _entered_state(self) -> ev.StateName:
         """The name of the state that the view's members hold, this peer included."""
@@ -178,14 +198,14 @@ class AllReduce:
         else:
             self._state = self._entered_state()
             begins = [ev.Updated(self._stage, self._version)]
-        return [*self._rounds.enter(view), *begins]
+        return [*self._fetch_held(view), *begins]
 
     def _forget_next_record(self) -> None:
         """The step after the one that is being applied will not be applied here."""
         if self._next_record:
             steps = range(self._next_record.step, self._next_record.step + 1)
             self._ledger.free(steps)
-            self._rounds.drop(steps)
+            self._drop(steps)
             self._next_record = None
 
     def _leave(self, view: ev.View) -> ev.Actions:
@@ -215,7 +235,7 @@ class AllReduce:
         """Forget all that is here of these steps and of older ones."""
         self._ledger.free(steps)
         self._drained.difference_update(steps)
-        return ev.Free(steps[-1], self._rounds.drop(steps))
+        return ev.Free(steps[-1], self._drop(steps))
 
     def _roll_back(self, view: ev.View) -> ev.Actions:
         """A new generation voids everything that is under way, and begins with the checkpoint's state."""
@@ -228,7 +248,6 @@ class AllReduce:
         self._set_version(view.n_committed)
         self._drained.clear()
         self._is_joining = False
-        self._rounds.enter(view)
         return [free, ev.GoBack(view)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
@@ -238,7 +257,7 @@ class AllReduce:
         if step < self._version:
             return []  # a message about a step that is over here
         self._drained.add(step)
-        rounds = tuple([exchange.round for exchange in self._rounds.of(step) if not exchange.is_frozen])
+        rounds = tuple([exchange.id for exchange in self._exchanges(step) if not exchange.is_frozen])
         if not rounds:
             return []
         self._n_gathers[step] += 1
@@ -253,55 +272,67 @@ class AllReduce:
         del self._n_gathers[step]
         if step not in self._drained:
             return []
-        exchanges = [exchange for exchange in self._rounds.of(step) if not exchange.is_frozen]
-        sends = [self._freeze(exchange) for exchange in exchanges]
-        return [*sends, *(action for exchange in exchanges for action in self._sum_complete(exchange))]
+        items, n_samples, tally = self._ledger.items(step), self._ledger.n_samples(step), self._ledger.tally(step)
+        ids = [exchange.id for exchange in self._exchanges(step) if not exchange.is_frozen]
+        own = [(id, items, n_samples, tally if id.stage == self._stage else NO_LOSSES) for id in ids]
+        return self._engine.contribute(*own)  # losses count in one group only
 
-    def _freeze(self, exchange: Exchange) -> ev.Post:
-        """This peer's contribution is final and its vector is there."""
-        round = exchange.round
-        is_own_stage = self._rounds.groups[round.stage].stages == (self._stage,)  # losses count in one group only
-        items, n_samples = self._ledger.items(round.number), self._ledger.n_samples(round.number)
-        tally = self._ledger.tally(round.number) if is_own_stage else NO_LOSSES
-        return exchange.freeze(items, n_samples, tally)
+    # ---------------------------------------------------------------------------------------------- as a round policy
 
-    def _sum_complete(self, exchange: Exchange) -> ev.Actions:
-        """Add up the slices whose parts are all here, once all groups' shards are on their way: others wait for
-        those."""
-        return [self._sum(exchange, bounds) for bounds in exchange.addable]
+    def spec(self, id: RoundId) -> RoundSpec | None:
+        is_ours = id.stage in self._groups and id.number in self._steps
+        spec = self._in_view(id.number, id.stage) if is_ours else None
+        return spec if spec and spec.id == id else None
 
-    def _on_shard(self, src: int, shard: ev.Shard) -> ev.Actions:
-        exchange, bounds = self._rounds.find(shard.key.round, self._steps), (shard.key.lo, shard.key.hi)
-        if exchange is None or bounds not in exchange.parts or src not in exchange.contributor_set:
-            return []
-        exchange.parts[bounds][src] = shard
-        return [self._sum(exchange, bounds)] if exchange.has_all_parts(bounds) else []
+    def is_over(self, id: RoundId) -> bool:
+        return id.number < self._steps.stop
 
-    def _sum(self, exchange: Exchange, bounds: Bounds) -> ev.Action:
-        added = exchange.add_up(bounds, len(self._rounds.groups[exchange.round.stage].stages))
-        return self._suspect(exchange, added) if isinstance(added, str) else added
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        return self._prepared(exchange.id.number)
 
-    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
-        exchange = self._rounds.find(key.round, self._steps)
-        given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
-        if exchange is None or given_out is None:
-            return []  # of a round that is void by now
-        post, body = given_out
-        return [post, *self._hold(exchange, body)]
+    def _in_view(self, step: int, stage: int) -> RoundSpec:
+        assert self._view is not None  # there is no exchange before the first view
+        return round_in_view(self._groups[stage], self._view, step, self._n_microbatches)
 
-    def _on_reduced(self, src: int, reduced: ev.Reduced) -> ev.Actions:
-        exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
-        if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
-            return []
-        problem = exchange.problem(reduced.cover)
-        return [self._suspect(exchange, problem)] if problem else self._hold(exchange, reduced)
+    def _open(self, step: int) -> list[Exchange | None]:
+        """The exchanges of all groups; None for those that have not begun."""
+        return [self._engine.at(RoundId(RoundKind.GRADIENT, stage, step)) for stage in self._groups]
 
-    def _suspect(self, exchange: Exchange, problem: str) -> ev.Action:
-        """A sum is accepted only with the right contributions (step protocol, Sec. 4.3)."""
-        return ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, f"{exchange.round}: {problem}"))
+    def _exchanges(self, step: int) -> list[Exchange]:
+        """The exchanges of all groups, begun where there was none."""
+        found = zip(self._groups, self._open(step), strict=True)
+        return [exchange or self._engine.open(self._in_view(step, stage)) for stage, exchange in found]
 
-    def _hold(self, exchange: Exchange, sum: ev.Reduced) -> ev.Actions:
-        return self._prepared(exchange.round.number) if exchange.hold(sum) else []
+    def _renew(self, view: ev.View) -> ev.Actions:
+        """Give up the rounds that are void in this view, the present one; the next look-up makes new ones. Members that
+        join get what was summed before their view was here."""
+        held = {id.place: id for id, _ in view.results}
+        actions: ev.Actions = []
+        for exchange in [exchange for exchange in self._engine if exchange.id.number >= view.n_committed]:
+            id = exchange.id
+            spec = self._in_view(id.number, id.stage)
+            if id == held.get(id.place, spec.id):
+                joining = set(spec.participants.receivers).difference(spec.participants.contributors)
+                actions += self._engine.admit(exchange, tuple(sorted(joining)))
+            else:
+                actions += self._engine.forget(id)
+        return actions + self._fetch_held(view)
+
+    def _fetch_held(self, view: ev.View) -> ev.Actions:
+        """Ask for the results that others hold, and this peer lacks."""
+        actions: ev.Actions = []
+        for id, holders in view.results:
+            exchange = self._engine.at(id)
+            if id.stage in self._groups and not (exchange and exchange.complete):
+                actions += self._engine.fetch(replace(self._in_view(id.number, id.stage), id=id), holders)
+        return actions
+
+    def _drop(self, steps: range) -> tuple[RoundId, ...]:
+        """Forget the rounds of these steps."""
+        ids = [exchange.id for exchange in self._engine if exchange.id.number in steps]
+        return tuple([attempt for id in sorted(ids) for attempt in self._engine.close(id)])
+
+    # --------------------------------------------------------------------------------------------------- agreement
 
     def _prepared_again(self) -> ev.Actions:
         """Say again what counts in one view only: `Prepared` for all steps under way, and held-out losses."""
@@ -310,8 +341,8 @@ class AllReduce:
 
     def _prepared(self, step: int) -> ev.Actions:
         """Say `Prepared` once the results of all groups are here, and again in every view."""
-        exchanges = self._rounds.known(step)
-        if self._is_joining or exchanges is None or not all(exchange.complete for exchange in exchanges):
+        exchanges = [exchange for exchange in self._open(step) if exchange and exchange.complete]
+        if self._is_joining or len(exchanges) < len(self._groups):
             return []
         state = None
         if self._own_state.is_compared(step):
@@ -359,20 +390,20 @@ class AllReduce:
             self._next_record = record
         if record.step != self._version or self._updating or self._is_joining:
             return []
-        exchanges = self._rounds.of(record.step)
+        exchanges = self._exchanges(record.step)
         if not self._is_prepared(record):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, problem))]
         self._updating = record
         skips = record.verdict == "skip"
-        rounds = () if skips else tuple(exchange.round for exchange in exchanges)
+        rounds = () if skips else tuple(exchange.id for exchange in exchanges)
         work = Work(self._stage, UPDATE, None, self._peer, record.step)
         return [ev.Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _is_prepared(self, record: ev.Record) -> bool:
         """Whether the results that a record names are here."""
-        exchanges = self._rounds.of(record.step)
-        return all(exchange.complete and exchange.round in record.rounds for exchange in exchanges)
+        exchanges = self._exchanges(record.step)
+        return all(exchange.complete and exchange.id in record.rounds for exchange in exchanges)
 
     def _advance(self, step: int) -> ev.Actions:
         """The update of a step is done."""
@@ -384,7 +415,7 @@ class AllReduce:
         if self._view and (done.generation, step) != (self._view.generation, self._version):
             # This peer was evicted meanwhile, and joins at a later version. A result that it fetches now may be of a
             # round that it has abandoned, so only the rounds of the step are over; earlier ones go with a later step.
-            return [ev.Free(step, tuple([round for round in done.rounds if round.stage in self._rounds.groups]))]
+            return [ev.Free(step, tuple([round for round in done.rounds if round.stage in self._groups]))]
         self._set_version(step + 1)
         self._state = ev.StateName(done.generation, step + 1, done.rounds)
         free = self._free(range(step, step + 1))
@@ -414,9 +445,16 @@ class AllReduce:
 def _build(setup: PeerSetup) -> AllReduce:
     config, plan = setup.config, setup.plan
     groups = tuple(group for group in sync_groups(config, plan) if setup.stage in group.stages)
-    rounds = Rounds(setup.peer, groups, plan.n_microbatches, config.sync.slice_bytes)
-    check_every_steps = config.sync.check_every_steps
-    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay, check_every_steps)
+    return AllReduce(
+        setup.peer,
+        setup.stage,
+        groups,
+        plan.n_microbatches,
+        config.sync.slice_bytes,
+        clip_norm=config.optim.clip_norm,
+        delay=config.delay,
+        check_every_steps=config.sync.check_every_steps,
+    )
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.participants import Cover, Participants
-from jaxdt.protocol.round_id import RoundId
-from jaxdt.sync.exchange import Exchange, RoundSpec
+from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.sync.engine import RoundEngine, RoundPolicy
+from jaxdt.sync.exchange import Exchange, RoundSpec, slice_elements
 
 
 class _FromOne:
@@ -37,18 +38,16 @@ class _FromOne:
 
 @dataclass(frozen=True)
 class ContributionShape:
-    """Numbers of each sync group of a stage, numbers of a slice, and bytes of a number on the way."""
+    """Numbers of each sync group of a stage, by its `stage`; bytes of a slice, and of a number on the way."""
 
     sizes: Mapping[int, int]
-    slice_elements: int
+    slice_bytes: int
     number_bytes: int
 
-    def exchange(self, peer: int, server: int, worker: int, round: RoundId) -> Exchange:
-        """The exchange of a contribution at one of its two ends."""
-        n_elements = self.sizes[round.stage]
+    def spec(self, server: int, worker: int, round: RoundId) -> RoundSpec:
         participants = Participants(contributors=(worker,), owners=(server,), receivers=())
-        spec = RoundSpec(round, n_elements, participants, _FromOne(worker), number_bytes=self.number_bytes)
-        return Exchange(peer, spec, self.slice_elements)
+        n_elements = self.sizes[round.stage]
+        return RoundSpec(round, n_elements, participants, _FromOne(worker), number_bytes=self.number_bytes)
 
 
 class ContributionSender:
@@ -69,71 +68,61 @@ class ContributionSender:
 
     def _send(self, round: RoundId, items: tuple[tuple[int, int], ...]) -> list[ev.Action]:
         """Nobody asks for it again, so nothing of it is kept."""
-        exchange = self._shape.exchange(self._peer, self._server, self._peer, round)
+        spec = self._shape.spec(self._server, self._peer, round)
+        exchange = Exchange(self._peer, spec, slice_elements(self._shape.slice_bytes))
         return [exchange.freeze(items, 0, NO_LOSSES), ev.Forget(round)]
 
 
-class ContributionCollector:
+class ContributionCollector(RoundPolicy):
     """A server's side: contributions that have begun, until all their slices are here."""
 
+    KINDS = frozenset({RoundKind.CONTRIBUTION})
     READS = frozenset({ev.ContributionBegins, ev.ContributionVoid, ev.Shard, ev.Summed})
 
     def __init__(self, peer: int, shape: ContributionShape):
         self._peer = peer
         self._shape = shape
-        self._exchanges: dict[RoundId, Exchange] = {}
+        self._engine = RoundEngine(peer, shape.slice_bytes, self)
         self._begun: dict[RoundId, ev.ContributionBegins] = {}
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ev.Received(header, ev.Shard() as body) if body.key.round in self._exchanges:
-                return self._on_shard(header.src, body, event.tensor)
-            case ev.Summed(key, digest, sq_norm) if key.round in self._exchanges:
-                return self._on_summed(key, digest, sq_norm)
+            case ev.Received(header, ev.Shard() as body, tensor) if body.key.round in self._engine:
+                actions = self._engine.handle(event)
+                is_kept = any(isinstance(action, ev.Sum) for action in actions)
+                # Workers are no members, so nothing else has kept what they send.
+                return (
+                    [ev.StoreTensor(header.src, body, tensor), *actions] if is_kept and tensor is not None else actions
+                )
+            case ev.Summed():
+                return self._engine.handle(event)
             case ev.ContributionBegins(worker, rounds):
                 for round in rounds:
-                    self._exchanges[round] = self._shape.exchange(self._peer, self._peer, worker, round)
+                    self._engine.open(self._shape.spec(self._peer, worker, round))
                     self._begun[round] = event
             case ev.ContributionVoid(rounds):
-                self._drop(rounds)
+                self._close(rounds)
         return []
 
-    def _drop(self, rounds: Iterable[RoundId]) -> None:
-        for round in rounds:
-            self._begun.pop(round, None)
-            self._exchanges.pop(round, None)
-
-    def _on_shard(self, src: int, shard: ev.Shard, tensor: object) -> ev.Actions:
-        key = shard.key
-        exchange, bounds = self._exchanges[key.round], (key.lo, key.hi)
-        if src not in exchange.contributor_set or key.src != src or bounds not in exchange.parts:
-            return []  # or it is here and added up
-        if exchange.parts[bounds]:
-            return []
-        exchange.parts[bounds][src] = shard
-        added = exchange.add_up(bounds)
-        store = [ev.StoreTensor(src, shard, tensor)] if tensor is not None else []
-        if isinstance(added, str):
-            return self._give_up(key.round)
-        return [*store, added]
-
-    def _give_up(self, round: RoundId) -> ev.Actions:
-        """Give up a contribution: report it as one without gradients, which never counts."""
-        begun = self._begun[round]
-        return [ev.ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
-
-    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
-        exchange, begun = self._exchanges[key.round], self._begun[key.round]
-        given_out = exchange.give_out(key, digest, sq_norm)
-        if given_out is None or not exchange.hold(given_out[1]):
-            return []
-        exchanges = [self._exchanges[round] for round in begun.rounds]
-        if not all(other.complete for other in exchanges):
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        begun = self._begun[exchange.id]
+        exchanges = [one for one in self._engine if one.id in begun.rounds and one.complete]
+        if len(exchanges) < len(begun.rounds):
             return []
         items = {sum.cover[1] for other in exchanges for sum in other.sums.values()}
         if len(items) != 1:
-            return self._give_up(key.round)
-        self._drop(begun.rounds)
+            return self.wrong(exchange, "its parts hold different things")
+        self._close(begun.rounds)
         ((held,),) = items
         sq_norms = [other.result().sq_norm for other in exchanges]
         return [ev.ContributionReceived(begun.worker, begun.rounds, held, math.fsum(sq_norms))]
+
+    def wrong(self, exchange: Exchange, problem: str) -> ev.Actions:
+        """Give up a contribution: report it as one without gradients, which never counts."""
+        begun = self._begun[exchange.id]
+        return [ev.ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
+
+    def _close(self, rounds: Iterable[RoundId]) -> None:
+        for round in rounds:
+            self._begun.pop(round, None)
+            self._engine.close(round)

@@ -45,34 +45,40 @@ def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> S
     return Sharding(slices, owner_of, in_turn)
 
 
+def slice_elements(slice_bytes: int) -> int:
+    """Numbers of a slice."""
+    return max(1, slice_bytes // FLOAT_BYTES)
+
+
 @dataclass(frozen=True)
 class RoundSpec:
-    """A round of a vector of `n_elements`. With `holders` it is a round whose whole result they have: nothing is added
-    to it, and a member that lacks the result gets it from them. `number_bytes`: of a number on the way."""
+    """Who takes part in a round of a vector of `n_elements`, and which contributions are right. `n_stages`: those that
+    count the same samples in it. `number_bytes`: of a number on the way."""
 
-    round: RoundId
+    id: RoundId
     n_elements: int
     participants: Participants
     cover_rule: CoverRule
-    holders: tuple[int, ...] = ()
+    n_stages: int = 1
     number_bytes: int = FLOAT_BYTES
 
 
 class Exchange:
     """A round at `peer`. `parts`: what has come of the slices that the peer adds up, until it does; `sums`: the slices'
-    sums that are here. `is_frozen`: the peer's own contribution is final."""
+    sums that are here. `is_frozen`: the peer's own contribution is final, or not needed. `holders`: the members that
+    have the whole result, if the peer gets it from them."""
 
     def __init__(self, peer: int, spec: RoundSpec, slice_elements: int):
         self.spec = spec
-        self.round = spec.round
-        self.holders = spec.holders
+        self.id = spec.id
+        self.holders: tuple[int, ...] = ()
         self.contributors = spec.participants.contributors
         self.contributor_set = frozenset(self.contributors)
-        self._peer = peer
+        self.peer = peer
         receivers = spec.participants.receivers
         self._contributing_receivers = tuple([m for m in self.contributors if m in receivers])
         self.set_joining(tuple([m for m in receivers if m not in self.contributor_set]))
-        self.is_frozen = bool(spec.holders)
+        self.is_frozen = False
         self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements)
         self.in_turn = self._sharding.in_turn
         self.own_slices = self._sharding.slices.get(peer, [])
@@ -84,7 +90,7 @@ class Exchange:
         self._n_summed = 0
 
     def key(self, bounds: Bounds, src: int | None = None) -> ev.SliceKey:
-        return ev.SliceKey(self.round, *bounds, src)
+        return ev.SliceKey(self.id, *bounds, src)
 
     def has_all_parts(self, bounds: Bounds) -> bool:
         return len(self.parts[bounds]) == len(self.contributors)
@@ -97,13 +103,13 @@ class Exchange:
         """The members that add nothing and get the sums all the same; contributors get them first."""
         self.joining = joining
         receivers = self._contributing_receivers + joining
-        self.receivers = tuple([member for member in receivers if member != self._peer])
+        self.receivers = tuple([member for member in receivers if member != self.peer])
 
     def freeze(self, items: tuple[Item, ...], n_samples: int, tally: ev.Tally) -> ev.Post:
         """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its
         slices."""
         self.is_frozen = True
-        own = self._peer
+        own = self.peer
         for bounds, parts in self.parts.items():
             parts[own] = ev.Shard(self.key(bounds, own), items, n_samples, tally)
         letters = [
@@ -122,14 +128,14 @@ class Exchange:
         """The slices whose parts are all here."""
         return [bounds for bounds in self.parts if self.has_all_parts(bounds)]
 
-    def add_up(self, bounds: Bounds, n_stages: int = 1) -> ev.Sum | str:
-        """Add up a slice whose parts are all here, of a group of so many stages; or what is wrong with them."""
+    def add_up(self, bounds: Bounds) -> ev.Sum | str:
+        """Add up a slice whose parts are all here; or what is wrong with them."""
         parts = self.parts[bounds]
         shards = [parts[src] for src in self.contributors]
         cover = (self.contributors, tuple([shard.items for shard in shards]))
         if problem := self.problem(cover):
             return problem
-        n_samples = sum([shard.n_samples for shard in shards]) // n_stages
+        n_samples = sum([shard.n_samples for shard in shards]) // self.spec.n_stages
         self.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
         return ev.Sum(self.key(bounds), self.contributors)
 
@@ -143,9 +149,18 @@ class Exchange:
         body, n_bytes = ev.Reduced(key, cover, n_samples, digest, sq_norm, tally), self.n_bytes(bounds)
         return ev.Post(tuple([(member, body, n_bytes) for member in self.receivers]), ev.BULK), body
 
-    def given_to(self, dst: int) -> list[ev.Send]:
-        """The whole result, for a member that lacks it."""
-        return [ev.Send(dst, sum, self.n_bytes(bounds), ev.BULK) for bounds, sum in sorted(self.sums.items())]
+    def given_to(self, dst: int, only_own: bool = False) -> list[ev.Send]:
+        """The sums that are here, or those that this peer has added up, for a member that lacks them."""
+        slices = self.own_slices if only_own else sorted(self.sums)
+        held = [bounds for bounds in slices if bounds in self.sums]
+        return [ev.Send(dst, self.sums[bounds], self.n_bytes(bounds), ev.BULK) for bounds in held]
+
+    def hold_by(self, holders: tuple[int, ...]) -> None:
+        """From now on the result comes from those who hold it."""
+        self.holders = holders
+        self.is_frozen = True
+        self.parts.clear()
+        self.covers.clear()
 
     def problem(self, cover: Cover) -> str:
         """'' if the contributions are right. All slices of a round have the same cover, which is checked once."""
@@ -170,7 +185,7 @@ class Exchange:
         sums = [self.sums[bounds] for bounds in sorted(self.sums)]
         digest = zlib.crc32(b"".join([sum.digest.to_bytes(4, "little") for sum in sums]))
         sq_norm = math.fsum([sum.sq_norm for sum in sums])
-        return ev.GroupResult(self.round, digest, sq_norm, sums[0].n_samples, sums[0].tally)
+        return ev.GroupResult(self.id, digest, sq_norm, sums[0].n_samples, sums[0].tally)
 
 
 def total(tallies: Iterable[ev.Tally]) -> ev.Tally:

@@ -37,7 +37,8 @@ from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.sizes import exchanged_elements
 from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, SyncEntry
-from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
+from jaxdt.sync.engine import RoundEngine, RoundPolicy
+from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.known_groups import KnownGroups
@@ -53,7 +54,7 @@ NO_LOSSES = ev.Tally()
 class GroupOptions:
     """The options by which one replica averages: as `settings` say, or with `averages` False never.
     `fragment_elements`: the numbers of each fragment that it exchanges, `number_bytes` each, in slices of
-    `slice_elements`; `n_elements`: the number of its parameters. `n_steps`: rows of the run. `weights`: the weights of
+    `slice_bytes`; `n_elements`: the number of its parameters. `n_steps`: rows of the run. `weights`: the weights of
     the stage's replicas, 1 where none is given."""
 
     n_steps: int
@@ -61,7 +62,7 @@ class GroupOptions:
     averages: bool
     fragment_elements: tuple[int, ...]
     n_elements: int
-    slice_elements: int
+    slice_bytes: int
     number_bytes: int = FLOAT_BYTES
     weights: Mapping[int, int] = field(default_factory=dict[int, int])
 
@@ -75,22 +76,20 @@ class GroupOptions:
         return self.settings.fragment_due(n_steps) if self.averages else None
 
 
-class Groups:
+class Groups(RoundPolicy):
     """One peer's side."""
 
+    KINDS = frozenset({RoundKind.MEAN, RoundKind.STATE, RoundKind.HELD_OUT})
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
+        | RoundEngine.READS
         | {
             ev.ViewChanged,
             ev.Evicted,
             ev.Ready,
             ev.Restored,
-            ev.Summed,
             ev.GroupFormed,
-            ev.Shard,
-            ev.Reduced,
-            ev.FetchResult,
             ev.GroupClosed,
         }
         | {ev.AskReplicaState, ev.Installed, ev.Updated}
@@ -109,9 +108,7 @@ class Groups:
         self._first_version: int | None = None  # of the state that was taken over from another pipeline
         self._has_begun = False
         self._is_out = False  # its pipeline is lost, so this machine does nothing more
-        self._exchanges: dict[RoundId, Exchange] = {}
-        self._given_up: dict[RoundId, Exchange] = {}  # attempts of groups that are not over: one may count after all
-        self._early: dict[RoundId, list[tuple[int, ev.Shard]]] = {}  # came before GroupFormed
+        self._engine = RoundEngine(place.peer, options.slice_bytes, self)
         self._closed: dict[Series, RoundId] = {}  # the last round that is over here
         self._laying_out: deque[tuple[RoundId | None, int]] = deque()  # None: to be kept; and the local steps of it
         self._pending = PendingMean(options.settings.lag_steps)
@@ -143,8 +140,8 @@ class Groups:
                 return self._held_out.handle(event)
             case ev.Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._stepped()]
-            case ev.Summed(key, digest, sq_norm):
-                return self._on_summed(key, digest, sq_norm)
+            case ev.Summed():
+                return self._engine.handle(event)
             case ev.Ready(n_words=n_words):
                 self._n_words = n_words
                 return []
@@ -160,16 +157,11 @@ class Groups:
         return self._steps.handle(event)
 
     def _received(self, header: ev.Header, body: ev.Message, event: ev.Event) -> ev.Actions:
-        src = header.src
+        if type(body) in RoundEngine.MESSAGES:
+            return self._engine.handle(event)
         match body:
-            case ev.Shard():
-                return self._on_shard(src, body)
-            case ev.Reduced():
-                return self._on_reduced(src, body)
             case ev.GroupFormed():
                 return self._on_formed(body)
-            case ev.FetchResult(round):
-                return self._give(src, round)
             case ev.GroupClosed(round):
                 return self._on_closed(round)
             case ev.AskReplicaState():
@@ -275,13 +267,14 @@ class Groups:
         if self._peer not in members:
             return []
         self._known.formed(formed, round.kind == RoundKind.MEAN)
-        if round in self._exchanges and not formed.holders:
+        if round in self._engine and not formed.holders:
             return []
-        if held := self._held_attempt(round):
-            return [ev.Send(ev.COORDINATOR, self._holds(held))]
-        self._give_up(other for other in self._attempts(self._exchanges, round) if other != round)
-        waiting = {other.round: other for other in self._snapshots}
-        self._snapshots = [waiting[other] for other in waiting if other not in self._attempts(waiting, round)]
+        other = self._engine.at(round)
+        if other and other.complete:
+            return [ev.Send(ev.COORDINATOR, self._holds(other))]
+        if other and other.id != round:
+            self._engine.give_up(other)
+        self._snapshots = [waiting for waiting in self._snapshots if waiting.round.place != round.place]
         if formed.holders:
             return self._fetch(formed)
         if round.kind != RoundKind.MEAN and not self._is_between_steps:
@@ -290,16 +283,10 @@ class Groups:
         is_alone = len(members) == 1
         if is_alone and not self._is_snapshot(round) and (round.kind == RoundKind.STATE or not self._options.has_outer):
             return [*self._alone(round, members), *self._averaged(round)]
-        number_bytes = self._options.number_bytes if round.kind == RoundKind.MEAN else FLOAT_BYTES
-        everybody = Participants(members, members, members)
-        spec = RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
-        exchange = Exchange(self._peer, spec, self._options.slice_elements)
-        self._exchanges[round] = exchange
-        for src, shard in self._early.pop(round, []):
-            self._keep(exchange, src, shard)
+        self._engine.open(self._spec(round, members))
         step = self._pending.step
         if step is not None and round.kind == RoundKind.MEAN:
-            return [ev.Offer(round, step), *self._contribute(exchange, step)]
+            return [ev.Offer(round, step), *self._contribute(round, step)]
         return [self._lay_out(round)]
 
     def _alone(self, round: RoundId, members: tuple[int, ...]) -> ev.Actions:
@@ -340,69 +327,29 @@ class Groups:
             fragment = self._options.fragment_due(version)
             assert fragment is not None  # else nothing is kept
             return [self._known.wants(ev.WantsGroup(version, fragment))]
-        if round not in self._exchanges:  # the attempt was given up meanwhile, or is over
-            return [] if round in self._given_up else [ev.Forget(round)]
-        return self._contribute(self._exchanges[round], version)
+        if round not in self._engine:  # the attempt was given up meanwhile, or is over
+            return [] if self._engine.was_given_up(round) else [ev.Forget(round)]
+        return self._contribute(round, version)
 
-    def _contribute(self, exchange: Exchange, version: int) -> ev.Actions:
+    def _contribute(self, round: RoundId, version: int) -> ev.Actions:
         """The vector of so many local steps is this peer's contribution."""
-        frozen = exchange.freeze(((self._peer, version),), 1, NO_LOSSES)
-        return [frozen, *(self._sum(exchange, bounds) for bounds in exchange.addable)]
+        return self._engine.contribute((round, ((self._peer, version),), 1, NO_LOSSES))
 
-    def _keep(self, exchange: Exchange, src: int, shard: ev.Shard) -> Bounds | None:
-        """A part of a slice that this peer adds up; its bounds if all parts are here."""
-        bounds = (shard.key.lo, shard.key.hi)
-        if bounds not in exchange.parts or src not in exchange.contributor_set:
-            return None
-        exchange.parts[bounds][src] = shard
-        return bounds if exchange.has_all_parts(bounds) else None
+    # ---------------------------------------------------------------------------------------------- as a round policy
 
-    def _on_shard(self, src: int, shard: ev.Shard) -> ev.Actions:
-        round = shard.key.round
-        exchange = self._exchanges.get(round)
-        if exchange is None:
-            if not self._is_over(round) and round not in self._given_up:
-                self._early.setdefault(round, []).append((src, shard))
-            return []
-        if exchange.holders:
-            return []
-        bounds = self._keep(exchange, src, shard)
-        return [self._sum(exchange, bounds)] if bounds else []
+    def is_over(self, id: RoundId) -> bool:
+        """Its parts come a second time: the rounds of a series begin in order."""
+        closed = self._closed.get(id.series)
+        return closed is not None and id.number <= closed.number
 
-    def _is_over(self, round: RoundId) -> bool:
-        """Whether a round ended here, so that its shards come a second time: a group's rounds begin in order."""
-        closed = self._closed.get(round.series)
-        return closed is not None and round.number <= closed.number
+    def _spec(self, round: RoundId, members: tuple[int, ...]) -> RoundSpec:
+        number_bytes = self._options.number_bytes if round.kind.is_coded else FLOAT_BYTES
+        everybody = Participants(members, members, members)
+        return RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
 
-    def _sum(self, exchange: Exchange, bounds: Bounds) -> ev.Action:
-        added = exchange.add_up(bounds)
-        return self._suspect(exchange.round, added) if isinstance(added, str) else added
-
-    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
-        exchange = self._exchanges.get(key.round)
-        given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
-        if exchange is None or given_out is None:
-            return []
-        post, body = given_out
-        is_known = (key.lo, key.hi) in exchange.sums
-        return [post, *([] if is_known else self._hold(exchange, body))]
-
-    def _on_reduced(self, src: int, reduced: ev.Reduced) -> ev.Actions:
-        exchange, bounds = self._exchanges.get(reduced.key.round), (reduced.key.lo, reduced.key.hi)
-        if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
-            return []
-        problem = exchange.problem(reduced.cover)
-        return [self._suspect(exchange.round, problem)] if problem else self._hold(exchange, reduced)
-
-    def _suspect(self, round: RoundId, problem: str) -> ev.Action:
-        return ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, f"{round}: {problem}"))
-
-    def _hold(self, exchange: Exchange, sum: ev.Reduced) -> ev.Actions:
-        """Once the whole sum is here, the mean is adopted, or waits until it is due. That for a held-out loss is kept
-        until then."""
-        if not exchange.hold(sum):
-            return []
-        round = exchange.round
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        """The mean is adopted, or waits until it is due. That for a held-out loss is kept until then."""
+        round = exchange.id
         held = ev.Send(ev.COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
         if round.kind == RoundKind.HELD_OUT:
             return [held]
@@ -417,7 +364,7 @@ class Groups:
 
     def _factor(self, exchange: Exchange) -> float:
         """The factor that makes the sum of a round its mean; the mean of a group is weighted."""
-        if exchange.round.kind != RoundKind.MEAN:
+        if exchange.id.kind != RoundKind.MEAN:
             return 1.0 / len(exchange.contributors)
         return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
@@ -425,7 +372,7 @@ class Groups:
         """The whole result is here. Every slice names the same contributions."""
         _, items = next(iter(exchange.sums.values())).cover
         steps = tuple(step for ((_, step),) in items)
-        return ev.ResultHeld(exchange.round, exchange.result().digest, steps)
+        return ev.ResultHeld(exchange.id, exchange.result().digest, steps)
 
     def _adopt_mean(self, round: RoundId, scale: float, is_closed: bool) -> ev.Action:
         self._adopting[round] = is_closed
@@ -479,11 +426,7 @@ class Groups:
         if self._pending.closed(round):
             return []
         self._known.over(round)
-        known = [other for held in (self._exchanges, self._given_up, self._early) for other in held]
-        attempts = sorted(self._attempts(known, round))
-        for other in attempts:
-            for held in (self._exchanges, self._given_up, self._early):
-                held.pop(other, None)
+        attempts = self._engine.close(round)
         if attempts:
             self._closed[round.series] = round
         in_use = {other for other, _ in self._laying_out}
@@ -501,43 +444,22 @@ class Groups:
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 
-    def _attempts(self, rounds: Iterable[RoundId], round: RoundId) -> list[RoundId]:
-        """The attempts of one group among these rounds."""
-        return [other for other in rounds if other.place == round.place]
-
-    def _held_attempt(self, round: RoundId) -> Exchange | None:
-        """The attempt of a group whose result is here."""
-        attempts = [self._exchanges[other] for other in self._attempts(self._exchanges, round)]
-        return next((exchange for exchange in attempts if exchange.complete), None)
-
-    def _give_up(self, rounds: Iterable[RoundId]) -> None:
-        """Stop work on these attempts. Their slices are kept until the groups are over, since the coordinator may still
-        say that a member holds the result."""
-        for round in list(rounds):
-            self._given_up[round] = self._exchanges.pop(round)
-
     def _give_up_without(self, view: ev.View) -> None:
         """Give up the attempts that wait for the part of a member that is not in the view. The coordinator says how
         their groups go on. A result that others hold needs no more parts."""
-        exchanges = [
-            exchange for exchange in self._exchanges.values() if not exchange.complete and not exchange.holders
-        ]
-        self._give_up(e.round for e in exchanges if not _are_there(e.contributors, e.round, view))
+        for exchange in self._engine:
+            waits = not exchange.complete and not exchange.holders
+            if waits and not _are_there(exchange.contributors, exchange.id, view):
+                self._engine.give_up(exchange)
         self._snapshots = [formed for formed in self._snapshots if _are_there(formed.members, formed.round, view)]
 
     def _fetch(self, formed: ev.GroupFormed) -> ev.Actions:
         """Others hold the result of an attempt to which this peer has contributed."""
-        exchange = self._given_up.pop(formed.round, None) or self._exchanges.get(formed.round)
-        if exchange is None:
-            return [self._suspect(formed.round, "is whole without this peer's part")]
-        exchange.holders = formed.holders
-        self._exchanges[formed.round] = exchange
-        return [ev.Send(formed.holders[0], ev.FetchResult(formed.round))]
-
-    def _give(self, src: int, round: RoundId) -> ev.Actions:
-        """A member fetches the result."""
-        exchange = self._exchanges.get(round)
-        return list(exchange.given_to(src)) if exchange and exchange.complete else []
+        round = formed.round
+        if round not in self._engine and not self._engine.was_given_up(round):
+            problem = f"{round}: is whole without this peer's part"
+            return [ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, problem))]
+        return self._engine.fetch(self._spec(round, formed.members), formed.holders)
 
 
 def _are_there(members: Iterable[int], round: RoundId, view: ev.View) -> bool:
@@ -569,7 +491,7 @@ def _build(setup: PeerSetup) -> Groups:
         averages=matcher_entry(groups.match).averages,
         fragment_elements=tuple(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments)),
         n_elements=config.model.stage_params(lo, hi),
-        slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
+        slice_bytes=config.sync.slice_bytes,
         number_bytes=EXCHANGED_BYTES[config.sync.codec],
         weights={peer: groups.weight(plan.shares[p]) for p, peer in enumerate(plan.placement[stage])},
     )

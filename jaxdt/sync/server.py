@@ -12,7 +12,7 @@ server adds and answers is reported: from it one process can do the run again.
 A worker whose pipeline is lost is not waited for any more, and its pushes that are added stay.
 
 Held-out losses and checkpoints on the way are those of parameters that the servers keep aside, with the same pushes at
-all stages (jaxdt.sync.server_parts.snapshots).
+all stages (jaxdt.sync.server_snapshots).
 
 A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
 server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
@@ -22,16 +22,13 @@ server's parameters are the result of the run, and the stage's least worker writ
 # pyright: reportMatchNotExhaustive=false
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.participants import EachOnce, Participants
-from jaxdt.protocol.reports import PullReport, PushReport
-from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.protocol.reports import KeptReport, PullReport, PushReport
+from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
@@ -40,49 +37,21 @@ from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, Sync, SyncEntry
-from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
+from jaxdt.sync.engine import RoundEngine, RoundPolicy
+from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.server_agreement import ServerAgreement
-from jaxdt.sync.server_parts.fetched import FetchedSnapshots
-from jaxdt.sync.server_parts.snapshots import ServerSnapshots, SnapshotPlace
+from jaxdt.sync.server_snapshots import ServedStage, ServerSnapshots
 
 NO_LOSSES = ev.Tally()
+KINDS = frozenset({RoundKind.PUSH, RoundKind.PULL, RoundKind.HELD_OUT, RoundKind.CHECKPOINT})
 
 
-@dataclass(frozen=True)
-class ServedStage:
-    """A stage with a server; `servers`: of all stages. `n_elements`: numbers of its parameters, `slice_elements` of a
-    slice. `n_steps`: of the run. `push_bytes`: of a number of a push on the way."""
-
-    stage: int
-    servers: Sequence[int]
-    workers: Sequence[int]
-    n_steps: int
-    n_elements: int
-    slice_elements: int
-    staleness: int
-    wave: int
-    push_bytes: int = FLOAT_BYTES
-
-    @property
-    def server(self) -> int:
-        return self.servers[self.stage]
-
-    def push(self, worker: int, round: RoundId) -> RoundSpec:
-        """The worker's change goes to the server, and the sum of this one contribution to nobody else."""
-        participants = Participants((worker,), (self.server,), ())
-        return RoundSpec(round, self.n_elements, participants, EachOnce((worker,)), number_bytes=self.push_bytes)
-
-    def pull(self, worker: int, round: RoundId) -> RoundSpec:
-        """The server's parameters go to the worker."""
-        participants = Participants((self.server,), (self.server,), (worker,))
-        return RoundSpec(round, self.n_elements, participants, EachOnce((self.server,)))
-
-
-class Worker:
+class Replica(RoundPolicy):
     """A replica's side. Rounds of pushes are numbered by local steps, those of pulls as they come."""
 
+    KINDS = KINDS
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
@@ -95,13 +64,15 @@ class Worker:
         self._steps = LocalSteps(place)
         self._view: ev.View | None = None
         self._n_pulls = 0
-        self._pull: Exchange | None = None  # for which this worker waits
+        self._engine = RoundEngine(place.peer, stage.slice_bytes, self)
+        self._pull: RoundId | None = None  # for which this replica waits
         self._is_last_pull = False
-        self._push: Exchange | None = None  # that is being laid out
+        self._push: RoundId | None = None  # that is being laid out
         self._held_out = held_out
-        fetching = (stage.stage, place.peer, stage.server)
-        self._fetched = FetchedSnapshots(fetching, stage.n_elements, stage.slice_elements)
+        self._last_fetched: dict[Series, int] = {}  # the last version that was asked for
         self._to_evaluate: ev.Event | None = None  # what the coordinator has asked for last, with a snapshot
+        self._to_keep: deque[RoundId] = deque()  # whole, and for a checkpoint
+        self._is_keeping = False
         self._adopting: deque[RoundId] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
@@ -115,19 +86,17 @@ class Worker:
                 return [ev.Holds(None)]
             case ev.ViewChanged(view):
                 return self._adopt(view)
-            case ev.Received(header, ev.Reduced() as body) if body.key.round in self._fetched:
-                return self._on_fetched(header.src, body)
-            case ev.Received(header, ev.Reduced() as body):
-                return self._on_reduced(header.src, body)
+            case ev.Received(_, ev.Reduced()):
+                return self._engine.handle(event)
             case ev.Received(header, ev.AskReplicaState()):
                 return self._answer(header.coordinator_term)
             case ev.Received(_, ev.EvaluateMean(round)):
                 self._to_evaluate = event
-                return [*self._fetched.fetch(round), *self._evaluate_if_whole(round)]
+                return [*self._fetch(round), *self._evaluate_if_whole(round)]
             case ev.Received(_, ev.GroupFormed(round)):
-                return self._fetched.fetch(round)
+                return self._fetch(round)
             case ev.Received(_, ev.GroupClosed(round)):
-                return self._fetched.close(round)
+                return self._engine.forget(round) if round in self._engine else []
             case ev.Received(_, ev.Boundary()):
                 self._held_out.handle(event)
                 return self._between_steps()
@@ -163,7 +132,7 @@ class Worker:
         """A local step is done: what it has changed goes to the server."""
         step = self._steps.version
         round = self._round(RoundKind.PUSH, step)
-        self._push = Exchange(self._peer, self._served.push(self._peer, round), self._served.slice_elements)
+        self._push = self._engine.open(self._served.spec(round)).id
         return [ev.Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
 
     def _pushed(self) -> ev.Actions:
@@ -171,7 +140,8 @@ class Worker:
         push, self._push = self._push, None
         assert push is not None  # one is laid out at a time
         step = self._steps.version
-        actions: ev.Actions = [push.freeze(((self._peer, step),), 1, NO_LOSSES), ev.Forget(push.round)]
+        sent = self._engine.contribute((push, ((self._peer, step),), 1, NO_LOSSES))
+        actions = [*sent, *self._engine.forget(push)]
         if self._steps.is_over:
             return [*actions, *self._finish_if_over()]
         actions += self._between_steps()
@@ -180,34 +150,39 @@ class Worker:
     def _wait_to_pull(self, is_last: bool = False) -> ev.Actions:
         round = self._round(RoundKind.PULL, self._n_pulls)
         self._n_pulls += 1
-        self._pull = Exchange(self._peer, self._served.pull(self._peer, round), self._served.slice_elements)
+        self._pull = self._engine.open(self._served.spec(round)).id
         self._is_last_pull = is_last
         return [ev.Send(self._served.server, ev.WantsParameters(round, self._steps.version, is_last))]
 
-    def _on_reduced(self, src: int, reduced: ev.Reduced) -> ev.Actions:
-        pull, bounds = self._pull, (reduced.key.lo, reduced.key.hi)
-        if pull is None or reduced.key.round != pull.round or bounds in pull.sums or not pull.gives(src, bounds):
-            return []
-        if problem := pull.problem(reduced.cover):
-            return [ev.Send(ev.COORDINATOR, ev.Suspect(src, f"{pull.round}: {problem}"))]
-        if not pull.hold(reduced):
-            return []
-        version = self._served.n_steps if self._is_last_pull else self._steps.version
-        self._adopting.append(pull.round)
-        return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (pull.round,))]
+    # ---------------------------------------------------------------------------------------------- as a round policy
+
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        round = exchange.id
+        if round.kind == RoundKind.PULL:
+            version = self._served.n_steps if self._is_last_pull else self._steps.version
+            self._adopting.append(round)
+            return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (round,))]
+        if round.kind == RoundKind.CHECKPOINT:
+            self._to_keep.append(round)
+        return [*self._evaluate_if_whole(round), *self._between_steps()]
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def _on_fetched(self, src: int, reduced: ev.Reduced) -> ev.Actions:
-        """A slice of a snapshot."""
-        if problem := self._fetched.arrived(src, reduced):
-            return [ev.Send(ev.COORDINATOR, ev.Suspect(src, problem))]
-        return [*self._evaluate_if_whole(reduced.key.round), *self._between_steps()]
+    def _fetch(self, round: RoundId) -> ev.Actions:
+        """Get a snapshot from the server, unless it was asked for before. An older one for a held-out loss is not
+        needed any more."""
+        if round.number <= self._last_fetched.get(round.series, -1):
+            return []
+        self._last_fetched[round.series] = round.number
+        older = [one.id for one in self._engine if one.id.kind == round.kind == RoundKind.HELD_OUT]
+        self._engine.open(self._served.spec(round))
+        forgets = [action for other in older for action in self._engine.forget(other)]
+        return [*forgets, ev.Send(self._served.server, ev.FetchResult(round))]
 
     def _evaluate_if_whole(self, round: RoundId) -> ev.Actions:
         """A held-out loss is to be measured with this snapshot, once it is here."""
         match self._to_evaluate:
-            case ev.Received(_, ev.EvaluateMean(wanted)) as event if wanted == round and self._fetched.is_whole(round):
+            case ev.Received(_, ev.EvaluateMean(wanted)) as event if wanted == round and self._is_whole(round):
                 self._held_out.handle(event)
                 return self._between_steps()
         return []
@@ -216,14 +191,33 @@ class Worker:
         """The actions on snapshots that are possible now, none while a local step is under way."""
         if self._steps.is_stepping:
             return []
-        keeps = self._fetched.keep()
-        self._adopting += [round for action in keeps if isinstance(action, ev.Run) for round in action.rounds]
-        return [*keeps, *self._held_out.between_steps()]
+        return [*self._keep(), *self._held_out.between_steps()]
+
+    def _is_whole(self, round: RoundId) -> bool:
+        exchange = self._engine.at(round)
+        return exchange is not None and exchange.complete
+
+    def _keep(self) -> ev.Actions:
+        """Keep aside a snapshot that is for a checkpoint. The next one may only take its place when its checkpoint is
+        being written, which begins with the new version."""
+        if self._is_keeping or not self._to_keep:
+            return []
+        self._is_keeping = True
+        round = self._to_keep.popleft()
+        self._adopting.append(round)
+        return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, round.number), 1.0, (round,))]
+
+    def _kept(self, round: RoundId) -> ev.Actions:
+        """A snapshot is kept, beside the optimizer's state after so many local steps: it can be written."""
+        self._is_keeping = False
+        stage, version = self._served.stage, round.number
+        report = KeptReport(stage, version, self._peer, self._steps.version)
+        return [*self._engine.forget(round), report, ev.MeanKept(version), ev.Updated(stage, version)]
 
     def _adopted(self) -> ev.Actions:
         """The server's parameters are this worker's, or a snapshot of them is kept aside."""
         round = self._adopting.popleft()
-        return self._fetched.kept(round, self._steps.version) if round in self._fetched else self._pulled()
+        return self._kept(round) if round.kind == RoundKind.CHECKPOINT else self._pulled()
 
     # ------------------------------------------------------------------------------------------------------------ pulls
 
@@ -232,10 +226,10 @@ class Worker:
         pull, self._pull = self._pull, None
         assert pull is not None  # one is adopted at a time
         if self._is_last_pull:
-            return [ev.Forget(pull.round), ev.Updated(self._served.stage, self._served.n_steps)]
+            return [*self._engine.forget(pull), ev.Updated(self._served.stage, self._served.n_steps)]
         if self._steps.is_over:
-            return [ev.Forget(pull.round), *self._finish_if_over()]
-        return [ev.Forget(pull.round), *self._steps.begin()]
+            return [*self._engine.forget(pull), *self._finish_if_over()]
+        return [*self._engine.forget(pull), *self._steps.begin()]
 
     def _finish_if_over(self) -> ev.Actions:
         """After the last local step and its push this worker waits for those of the others."""
@@ -254,9 +248,10 @@ class Worker:
         return [ev.Send(ev.COORDINATOR, ev.ReplicaState((), self._steps.n_steps, len(said))), *said]
 
 
-class ParameterServer:
+class ParameterServer(RoundPolicy):
     """The server's side. It does one thing at a time, in the order in which it is asked for."""
 
+    KINDS = KINDS
     READS = frozenset(
         {
             ev.ViewChanged,
@@ -277,14 +272,13 @@ class ParameterServer:
         self._served = stage
         self._peer = stage.server
         self._view: ev.View | None = None
-        self._exchanges: dict[RoundId, Exchange] = {}  # under way, and waiting for their turn
+        self._engine = RoundEngine(stage.server, stage.slice_bytes, self)
         self._whole: dict[int, dict[int, RoundId]] = {}  # worker -> local step -> its push, all of it here
         self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
         self._wanted: dict[int, ev.WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
         self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
-        place = SnapshotPlace(stage.stage, stage.servers, stage.workers, stage.n_elements, stage.slice_elements)
-        self._snapshots = ServerSnapshots(place)
+        self._snapshots = ServerSnapshots(stage, self._engine)
         self._answered_term = 0  # of the last coordinator that has asked for the state of this server
         self._works: deque[tuple[str, tuple[RoundId, ...]]] = deque()  # the first one runs
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
@@ -294,8 +288,8 @@ class ParameterServer:
         match event:
             case ev.ViewChanged(view):
                 return self._adopt(view)
-            case ev.Received(header, ev.Shard() as body):
-                return self._on_shard(header.src, body)
+            case ev.Received(_, ev.Shard() | ev.FetchResult()) | ev.Summed():
+                return self._engine.handle(event)
             case ev.Received(header, ev.WantsParameters(round) as body) if self._knows(
                 header.src, round, RoundKind.PULL
             ):
@@ -303,8 +297,6 @@ class ParameterServer:
                 return self._answer()
             case ev.Received(header, body) if self._view:
                 return self._received(header, body)
-            case ev.Summed(key, digest, sq_norm):
-                return self._on_summed(key, digest, sq_norm)
             case ev.Ran(work):
                 return self._ran(work)
         return []
@@ -328,10 +320,8 @@ class ParameterServer:
         self._wanted.pop(worker, None)
         self._whole.pop(worker, None)
         queued = {round for _, rounds in self._works for round in rounds}
-        unused = [round for round in self._exchanges if round.peer == worker and round not in queued]
-        for round in unused:
-            del self._exchanges[round]
-        return [ev.Forget(round) for round in unused]
+        unused = [one.id for one in self._engine if one.id.peer == worker and one.id not in queued]
+        return [action for round in unused for action in self._engine.forget(round)]
 
     def _knows(self, src: int, round: RoundId, kind: RoundKind) -> bool:
         """Whether a round is of this kind, and one of a worker of this stage as it was admitted last."""
@@ -341,44 +331,23 @@ class ParameterServer:
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
-    def _on_shard(self, src: int, shard: ev.Shard) -> ev.Actions:
-        """A slice of a push. A push is added once: what comes again of it is dropped."""
-        round = shard.key.round
-        is_new = self._knows(src, round, RoundKind.PUSH) and round.number > self._n_added[src]
-        if not is_new or round.number in self._whole.get(src, {}):
-            return [ev.Forget(round)] if round not in self._exchanges else []
-        if round not in self._exchanges:
-            self._exchanges[round] = Exchange(self._peer, self._served.push(src, round), self._served.slice_elements)
-        exchange, bounds = self._exchanges[round], (shard.key.lo, shard.key.hi)
-        if bounds not in exchange.parts or src in exchange.parts[bounds]:
-            return []
-        exchange.parts[bounds][src] = shard
-        return [self._sum(exchange, bounds)]
+    def _is_new(self, round: RoundId) -> bool:
+        """Whether a round is a push that is not here yet: each is added once."""
+        worker, step = round.peer, round.number
+        is_known = self._knows(worker, round, RoundKind.PUSH)
+        return is_known and step > self._n_added[worker] and step not in self._whole.get(worker, {})
 
-    def _sum(self, exchange: Exchange, bounds: Bounds) -> ev.Action:
-        added = exchange.add_up(bounds)
-        return (
-            ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, f"{exchange.round}: {added}"))
-            if isinstance(added, str)
-            else added
-        )
+    def spec(self, id: RoundId) -> RoundSpec | None:
+        return self._served.spec(id) if self._is_new(id) else None
 
-    def _on_summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
-        if key.round in self._snapshots:
-            return self._snapshots.summed(key, digest, sq_norm)
-        exchange = self._exchanges.get(key.round)
-        given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
-        if exchange is None or given_out is None:
-            return []
-        post, body = given_out
-        if not exchange.hold(body):
-            return [post]
-        worker = exchange.contributors[0]
-        if worker == self._peer:  # a pull, all of which is sent
-            del self._exchanges[key.round]
-            return [post, ev.Forget(key.round)]
-        self._whole.setdefault(worker, {})[key.round.number] = key.round
-        return [*self._add(worker), *self._answer()]
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        round = exchange.id
+        if round.kind == RoundKind.PULL:  # all of it is sent
+            return self._engine.forget(round)
+        if round.kind != RoundKind.PUSH:
+            return self._snapshots.whole(exchange)
+        self._whole.setdefault(round.peer, {})[round.number] = round
+        return [*self._add(round.peer), *self._answer()]
 
     def _add(self, worker: int) -> ev.Actions:
         """Add the pushes of a worker that are here, in their order."""
@@ -415,7 +384,7 @@ class ParameterServer:
 
     def _pull(self, worker: int, wanted: ev.WantsParameters, slowest: int | None) -> ev.Actions:
         round, clock = wanted.round, self._clock(worker)
-        self._exchanges[round] = Exchange(self._peer, self._served.pull(worker, round), self._served.slice_elements)
+        self._engine.open(self._served.spec(round))
         self._last_pulls |= {worker} if wanted.is_last else set()
         wave = self._served.wave
         self._allowed[worker] = wanted.step if wanted.is_last else (wanted.step // wave + 1) * wave
@@ -434,8 +403,6 @@ class ParameterServer:
             case ev.CutTaken(round):
                 self._snapshots.taken(header.src, round)
                 return self._answer()
-            case ev.FetchResult(round):
-                return self._snapshots.give(header.src, round)
             case ev.GroupClosed(round):
                 return self._snapshots.close(round)
             case ev.AskReplicaState() if header.coordinator_term > self._answered_term:
@@ -457,24 +424,19 @@ class ParameterServer:
 
     def _run(self) -> ev.Action:
         kind, rounds = self._works[0]
-        return ev.Run(Work(self._served.stage, kind, None, self._peer, rounds[0].step), 1.0, rounds)
+        return ev.Run(Work(self._served.stage, kind, None, self._peer, rounds[0].number), 1.0, rounds)
 
     def _ran(self, work: Work) -> ev.Actions:
         kind, rounds = self._works.popleft()
         actions: ev.Actions = [self._run()] if self._works else []
         actions += self._snapshots.ran(rounds)
         round = rounds[0]
-        if round not in self._exchanges:  # a snapshot is laid out
-            return [*actions, *self._end_if_over()]
-        exchange = self._exchanges[round]
         if kind == ADOPT:
-            del self._exchanges[round]
-            return [*actions, ev.Forget(round), *self._end_if_over()]
-        if not any(self._knows(worker, round, RoundKind.PULL) for worker in self._n_added):  # its worker is lost
-            del self._exchanges[round]
-            return [*actions, ev.Forget(round), *self._end_if_over()]
-        actions.append(exchange.freeze(((self._peer, round.number),), 1, NO_LOSSES))
-        actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
+            actions += self._engine.forget(round)
+        elif round.kind == RoundKind.PULL and any(self._knows(w, round, RoundKind.PULL) for w in self._n_added):
+            actions += self._engine.contribute((round, ((self._peer, round.number),), 1, NO_LOSSES))
+        elif round.kind == RoundKind.PULL:  # its worker is lost
+            actions += self._engine.forget(round)
         return [*actions, *self._end_if_over()]
 
     def _end_if_over(self) -> ev.Actions:
@@ -498,7 +460,7 @@ def _build(setup: PeerSetup) -> Sync:
         workers=plan.placement[stage],
         n_steps=config.train.steps,
         n_elements=sizes[stage],
-        slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
+        slice_bytes=config.sync.slice_bytes,
         staleness=config.sync.server.staleness,
         wave=config.sync.server.wave,
         push_bytes=EXCHANGED_BYTES[config.sync.codec],
@@ -509,7 +471,7 @@ def _build(setup: PeerSetup) -> Sync:
     members = [row[pipeline] for row in plan.placement]
     n_steps, clip_norm = config.train.steps, config.optim.clip_norm
     place = PipelinePlace(setup.peer, stage, members, n_steps, clip_norm, number=pipeline)
-    return Worker(served, place, HeldOutWork(held_out_place(setup)))
+    return Replica(served, place, HeldOutWork(held_out_place(setup)))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:

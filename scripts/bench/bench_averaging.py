@@ -33,7 +33,6 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
-from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.run.sizes import Group
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
@@ -43,7 +42,6 @@ from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.rounds import Rounds
 
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
 N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.", 1)
@@ -153,8 +151,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
         deadline_floor_s=DEADLINE_FLOOR_S,
     )
     group = Group(0, (0,), options.n_elements)
-    rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
-    sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
+    sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes)
     machine = Peer(Membership(identity), NoWork(peer, options.n_rounds), sync)
     loop, address = open_loop(peer, machine, options.credentials, ignore)
     loop.tensors = Vectors(peer, options.n_elements)

@@ -20,13 +20,11 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId
-from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.rounds import Rounds
 
 STAGE = 0
 HEARTBEAT_S = 0.2
@@ -201,8 +199,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
         outage_s=60.0,
     )
     group = Group(STAGE, (STAGE,), options.n_elements)
-    rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
-    sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
+    sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes)
     tensors = Vectors(peer, options, began_s)
     machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
     loop, address = open_loop(peer, Observed(machine, tensors, out), options.credentials, lambda report: None)

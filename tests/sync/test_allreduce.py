@@ -14,13 +14,11 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.run.delay import NO_DELAY
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.run.sizes import SHARED_TABLE, Group
 from jaxdt.run.work import Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.exchange import update_scale
-from jaxdt.sync.rounds import Rounds
 
 STEP = 0
 ROUND = RoundId(RoundKind.GRADIENT, 0, STEP, view=1)
@@ -41,9 +39,7 @@ class Wire:
         self.view = ev.View(1, 1, 0, members, (1,) * n_stages, STEP)
         self.groups = {peer: tuple(g for g in groups if stage in g.stages) for peer, stage in stage_of.items()}
         self.machines = {
-            peer: AllReduce(
-                peer, stage, Rounds(peer, self.groups[peer], n_microbatches, slice_bytes), clip_norm, NO_DELAY
-            )
+            peer: AllReduce(peer, stage, self.groups[peer], n_microbatches, slice_bytes, clip_norm=clip_norm)
             for peer, stage in stage_of.items()
         }
         self.items = {peer: [] for peer in stage_of}

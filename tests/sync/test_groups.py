@@ -112,7 +112,7 @@ def test_pipelines_that_are_lost_at_once_leave_at_once():
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
     """One that comes before its group is kept until the group is told."""
     place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
-    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), n_elements=4, slice_elements=2)
+    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), n_elements=4, slice_bytes=8)
     machine = Groups(default_plan(make_config()), place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
     view = ev.View(1, 1, 0, (ev.Member(0, 0, admission=1), ev.Member(1, 0, admission=1)), (1,), n_committed=0)
     machine.handle(0.0, ev.ViewChanged(view))
@@ -139,7 +139,7 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
             again = hear(ev.COORDINATOR, ev.GroupFormed(replace(round, attempt=1), (0,)))
             assert [action.body for action in again] == [told[0].body]
         assert hear(ev.COORDINATOR, ev.GroupClosed(round)) == [ev.Forget(round)]
-        assert hear(1, shard) == [] and not machine._early
+        assert hear(1, shard) == [] and not machine._engine._early
 
 
 def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():

@@ -11,7 +11,6 @@ from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.rounds import Rounds
 from jaxdt.sync.state_transfer import StateTransfer
 
 ALONE = ev.View(1, 1, 0, (ev.Member(0, 0, 1),), (1,), 0)
@@ -22,8 +21,8 @@ class Replica:
     """The only member of its stage: it is prepared as soon as it has computed."""
 
     def __init__(self, every_steps, delay=NO_DELAY):
-        rounds = Rounds(0, (Group(0, (0,), 4),), 1, 1 << 10)
-        self.machine = AllReduce(0, 0, rounds, 0.0, delay, every_steps)
+        groups = (Group(0, (0,), 4),)
+        self.machine = AllReduce(0, 0, groups, 1, 1 << 10, delay=delay, check_every_steps=every_steps)
         self.tell(ev.ViewChanged(ALONE))
 
     def tell(self, event):

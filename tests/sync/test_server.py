@@ -218,7 +218,7 @@ def test_no_clock_is_further_ahead_than_the_bound_and_no_run_stands_still():
 
 def test_a_push_is_added_once():
     """Neither when its messages come again nor when they are those of an earlier admission."""
-    server = ParameterServer(ServedStage(0, (9,), (4,), 8, n_elements=6, slice_elements=6, staleness=0, wave=1))
+    server = ParameterServer(ServedStage(0, (9,), (4,), 8, n_elements=6, slice_bytes=24, staleness=0, wave=1))
     members = (ev.Member(4, 0, admission=3), ev.Member(9, 0, admission=1))
     server.handle(0.0, ev.ViewChanged(ev.View(3, 1, 0, members, (3,), n_committed=0)))
 

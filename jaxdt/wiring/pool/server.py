@@ -614,7 +614,7 @@ class PoolServer:
 
     def _on_contribution(self, now_s: float, received: ev.ContributionReceived) -> ev.Actions:
         """All of a contribution is here. It is added, or its worker is void if it may not be."""
-        step = self._steps.get(received.rounds[0].step)
+        step = self._steps.get(received.rounds[0].number)
         if not step or not self._contributions.arrived(now_s, step, received):
             return forget(received.rounds)
         rejection = self._contributions.look_at(step, received)

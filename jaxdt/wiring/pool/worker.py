@@ -70,7 +70,7 @@ class PoolWorker:
         self._heard = {step: leases for step, leases in self._heard.items() if step >= version}
         self._arrived = {key for key in self._arrived if key.step >= version}
         self._counted = {step: counted for step, counted in self._counted.items() if step >= version}
-        self._wanted = [rounds for rounds in self._wanted if rounds[0].step >= version]
+        self._wanted = [rounds for rounds in self._wanted if rounds[0].number >= version]
         waiting = {lease.number for lease in self._leases.values()}
         self._ready_s = {number: at_s for number, at_s in self._ready_s.items() if number in waiting}
         if self._running and self._running.lease.step < version:
@@ -93,7 +93,7 @@ class PoolWorker:
                     self._leases[task] = lease  # the one before, if there was one, has run out
                 return self._next(now_s)
             case ev.Received(_, ev.ContributionWanted(admission, rounds)) if self._is_admitted(admission):
-                if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].step):
+                if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].number):
                     self._last_round = rounds[0].attempt
                     self._wanted.append(rounds)
                     return self._next(now_s)
@@ -199,6 +199,6 @@ class PoolWorker:
         if rounds not in self._wanted:
             return [ev.Forget(round) for round in rounds]
         self._wanted.remove(rounds)
-        counted = self._counted.pop(rounds[0].step, {})
+        counted = self._counted.pop(rounds[0].number, {})
         self._n_handed_in += len(counted)
         return [ev.ContributionGathered(rounds, tuple(sorted(counted.items())))]

@@ -17,34 +17,45 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import SnapshotReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
-from jaxdt.sync.exchange import Exchange, RoundSpec
+from jaxdt.sync.engine import RoundEngine
+from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.known_groups import KnownGroups
 
 
 @dataclass(frozen=True)
-class SnapshotPlace:
-    """A server's place: `servers` of all stages, `workers` of its own by pipeline. `n_elements`: numbers of its
-    parameters, `slice_elements` of a slice."""
+class ServedStage:
+    """A stage with a server; `servers`: of all stages, `workers`: of its own by pipeline. `n_elements`: numbers of its
+    parameters, which are exchanged in slices of `slice_bytes`. `n_steps`: of the run. `push_bytes`: of a number of a
+    push on the way."""
 
     stage: int
     servers: Sequence[int]
     workers: Sequence[int]
+    n_steps: int
     n_elements: int
-    slice_elements: int
+    slice_bytes: int
+    staleness: int
+    wave: int
+    push_bytes: int = FLOAT_BYTES
 
     @property
-    def peer(self) -> int:
+    def server(self) -> int:
         return self.servers[self.stage]
 
     @property
-    def others(self) -> list[tuple[int, int]]:
+    def other_servers(self) -> list[tuple[int, int]]:
         """(stage, server) of the other stages."""
         return [(stage, server) for stage, server in enumerate(self.servers) if stage != self.stage]
 
-    def spec(self, round: RoundId) -> RoundSpec:
-        """The parameters come from the server, and are added up by it alone; who needs them fetches them."""
-        alone = (self.peer,)
-        return RoundSpec(round, self.n_elements, Participants(alone, alone, alone), EachOnce(alone))
+    def spec(self, id: RoundId) -> RoundSpec:
+        """A worker's change goes to the server, and the server's parameters to a worker. What the server keeps aside
+        goes to nobody: who needs it fetches it."""
+        is_push = id.kind == RoundKind.PUSH
+        src = id.peer if is_push else self.server
+        receivers = (id.peer,) if id.kind == RoundKind.PULL else ()
+        number_bytes = self.push_bytes if is_push else FLOAT_BYTES
+        participants = Participants((src,), (self.server,), receivers)
+        return RoundSpec(id, self.n_elements, participants, EachOnce((src,)), number_bytes=number_bytes)
 
 
 @dataclass
@@ -52,7 +63,6 @@ class Snapshot:
     """`cut`: worker -> the last of its local steps whose push is in it; `steps`: those that are. `n_works`: Work that
     changes it and is not done. `is_settled`: no further push goes into it."""
 
-    exchange: Exchange
     cut: Mapping[int, int]
     steps: dict[int, int]
     n_works: int = 1
@@ -60,19 +70,21 @@ class Snapshot:
 
 
 class ServerSnapshots:
-    """One server's. It does no Work itself: the server's machine lays a snapshot out, and adds pushes to it."""
+    """One server's, which are rounds of its `engine`. It does no Work itself: the server's machine lays a snapshot out,
+    and adds pushes to it."""
 
-    def __init__(self, place: SnapshotPlace):
-        self._place = place
+    def __init__(self, stage: ServedStage, engine: RoundEngine):
+        self._served = stage
+        self._engine = engine
         self._open: dict[RoundId, Snapshot] = {}
         self._closed: dict[Series, int] = {}  # the last version of which a snapshot is over
-        self._steps = dict.fromkeys(place.workers, 0)  # of all pushes that are added, or about to be
+        self._steps = dict.fromkeys(stage.workers, 0)  # of all pushes that are added, or about to be
         self._untold: set[tuple[int, RoundId]] = set()  # servers that may not know a cut yet
         self._known = KnownGroups()
 
     def begin(self, version: int) -> None:
         """The run begins after so many local steps of each worker."""
-        self._steps = dict.fromkeys(self._place.workers, version)
+        self._steps = dict.fromkeys(self._served.workers, version)
 
     def __contains__(self, round: RoundId) -> bool:
         return round in self._open
@@ -87,11 +99,11 @@ class ServerSnapshots:
     def choose(self, round: RoundId, allowed: Mapping[int, int]) -> ev.Actions:
         """The coordinator asks for a snapshot. At the first stage its cut is the last step that each worker may do now;
         other servers wait for that. Reports and what is sent; [] if there is nothing to be laid out."""
-        if self._place.stage or not self._is_new(round):
+        if self._served.stage or not self._is_new(round):
             return []
-        cut = tuple([allowed.get(worker, 0) for worker in self._place.workers])
+        cut = tuple([allowed.get(worker, 0) for worker in self._served.workers])
         told: ev.Actions = []
-        for stage, server in self._place.others:
+        for stage, server in self._served.other_servers:
             theirs = replace(round, stage=stage)
             self._untold.add((server, theirs))
             told.append(ev.Send(server, ev.SnapshotCut(theirs, cut)))
@@ -99,13 +111,13 @@ class ServerSnapshots:
 
     def take(self, round: RoundId, cut: tuple[int, ...]) -> ev.Actions:
         """The cut is known: the parameters are to be laid out now. [] if it was known before."""
-        place = self._place
+        served = self._served
         if not self._is_new(round):
             return []
-        exchange = Exchange(place.peer, place.spec(round), place.slice_elements)
-        self._open[round] = Snapshot(exchange, dict(zip(place.workers, cut, strict=True)), dict(self._steps))
-        self._known.formed(ev.GroupFormed(round, (place.peer,)), was_wanted=False)
-        return [SnapshotReport(place.stage, round.number, round.kind == RoundKind.CHECKPOINT, list(cut))]
+        self._engine.open(served.spec(round))
+        self._open[round] = Snapshot(dict(zip(served.workers, cut, strict=True)), dict(self._steps))
+        self._known.formed(ev.GroupFormed(round, (served.server,)), was_wanted=False)
+        return [SnapshotReport(served.stage, round.number, round.kind == RoundKind.CHECKPOINT, list(cut))]
 
     def answer_cut(self, src: int, cut: ev.SnapshotCut) -> ev.Actions:
         """The first stage's server hears that this one knows the cut."""
@@ -144,31 +156,19 @@ class ServerSnapshots:
         return self._add_up()
 
     def _add_up(self) -> ev.Actions:
-        actions: ev.Actions = []
-        for round, one in self._open.items():
-            if one.is_settled and not one.n_works and not one.exchange.is_frozen:
-                one.exchange.freeze(((self._place.peer, round.number),), 1, ev.Tally())  # there is nobody to send it to
-                sums = [one.exchange.add_up(bounds) for bounds in one.exchange.addable]
-                suspect = self._place.peer
-                actions += [ev.Send(ev.COORDINATOR, ev.Suspect(suspect, s)) if isinstance(s, str) else s for s in sums]
-        return actions
+        settled = [round for round, one in self._open.items() if one.is_settled and not one.n_works]
+        ready = [one.id for one in self._engine if one.id in settled and not one.is_frozen]
+        server = self._served.server
+        return self._engine.contribute(*[(round, ((server, round.number),), 1, ev.Tally()) for round in ready])
 
-    def summed(self, key: ev.SliceKey, digest: int, sq_norm: float) -> ev.Actions:
-        """A slice is added up. The coordinator hears when all are."""
-        one = self._open[key.round]
-        given_out = one.exchange.give_out(key, digest, sq_norm)
-        if given_out is None or not one.exchange.hold(given_out[1]):
-            return []
-        steps = tuple([one.steps[worker] for worker in self._place.workers])
-        held = ev.ResultHeld(key.round, one.exchange.result().digest, steps)
-        return [ev.Send(ev.COORDINATOR, self._known.held(held, (self._place.peer,)))]
+    def whole(self, exchange: Exchange) -> ev.Actions:
+        """A snapshot is added up. The coordinator hears of it."""
+        one, server = self._open[exchange.id], self._served.server
+        steps = tuple([one.steps[worker] for worker in self._served.workers])
+        held = ev.ResultHeld(exchange.id, exchange.result().digest, steps)
+        return [ev.Send(ev.COORDINATOR, self._known.held(held, (server,)))]
 
     # ---------------------------------------------------------------------------------------------- who needs them
-
-    def give(self, src: int, round: RoundId) -> ev.Actions:
-        """A worker fetches a snapshot that is whole."""
-        one = self._open.get(round)
-        return list(one.exchange.given_to(src)) if one and one.exchange.complete else []
 
     def close(self, round: RoundId) -> ev.Actions:
         """Nobody needs it any more."""
@@ -176,6 +176,7 @@ class ServerSnapshots:
             return []
         self._closed[round.series] = max(round.number, self._closed.get(round.series, -1))
         self._known.over(round)
+        self._engine.close(round)
         return [ev.Forget(round)]
 
     def answer(self) -> ev.Actions:
