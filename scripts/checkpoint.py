@@ -4,7 +4,7 @@
     python scripts/checkpoint.py verify --run_dir=runs/x
     python scripts/checkpoint.py prune --run_dir=runs/x --keep=1
 
-inspect  prints the step, the size and the model of each checkpoint
+inspect  prints the step, the size and the model of each checkpoint, and whether its files are as they were written
 verify   reads every array of every complete checkpoint; exit code 1 if one is missing, unreadable or not finite
 prune    deletes what is older than the newest whole checkpoints, which it reads before, and says what else it leaves
 """
@@ -33,18 +33,21 @@ def inspect(run_dir: Path) -> int:
     steps = checkpoint.step_folders(run_dir)
     for folder in steps:
         size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        if not (folder / checkpoint.COMPLETE).exists():
-            print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
-            continue
         try:
-            model, record = model_of(folder), checkpoint.complete_record(folder)
+            found = checkpoint.examine(folder)
+            model = found and model_of(found.record, folder)
         except BadInput as error:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  damaged: {error}")
             continue
+        if not found or not model:
+            print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
+            continue
+        record = found.record
         sharing = f" in {model.n_shared_blocks} shared blocks" if model.n_shared_blocks else ""
         shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
         about = f"generation {record.checkpoint.generation}, copies {record.copies}"
-        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, {about}, {shape}")
+        elsewhere = f", {len(found.elsewhere)} parts on other disks" if found.elsewhere else ""
+        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete{elsewhere}, {about}, {shape}")
     for path in sorted(set((run_dir / "checkpoints").iterdir()) - set(steps)):
         print(f"{path.name}  is not of a run, which writes folders such as 00000050: neither read nor deleted")
     return 0
@@ -62,16 +65,15 @@ def verify(run_dir: Path) -> int:
     return 1 if n_bad else 0
 
 
-def model_of(folder: Path) -> GPTConfig:
-    """The model that a complete checkpoint holds. BadInput if its record cannot be read."""
-    record = checkpoint.complete_record(folder)
+def model_of(record: checkpoint.CompleteRecord, folder: Path) -> GPTConfig:
+    """The model that a complete checkpoint holds. BadInput if its record does not say."""
     return serialize.read(GPTConfig, record.about.get("model"), f"{folder / checkpoint.COMPLETE}: model")
 
 
 def problem_of(folder: Path) -> str:
     """The reason why a complete checkpoint cannot be used; '' if it can."""
     try:
-        model = model_of(folder)
+        model = model_of(checkpoint.complete_record(folder), folder)
         state = entries.load_entries(folder, stage_entries(model, 0, model.n_layers))
     except BadInput as error:
         return f"cannot be read: {error}"
