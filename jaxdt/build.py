@@ -25,9 +25,9 @@ from jaxdt.run.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.run.sizes import sync_groups
 from jaxdt.sync.base import Period, sync_entry
 from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
+from jaxdt.sync.donor_transfer import DonorTransfer
 from jaxdt.sync.download import WORD_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
-from jaxdt.sync.returning.donor_transfer import DonorTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
 from jaxdt.wiring.base import PeerLoad, WorkerRole, wiring_entry

@@ -5,7 +5,7 @@ import functools
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,13 @@ SOURCES = sources()
 class Source:
     """The facts about a module that the tests ask for. All of them go by one reading of its text.
 
-    functions: name, number of positional parameters without self.
+    functions: name, number of positional parameters without self, lines.
     reads[name]: the attributes of the name that the text mentions, such as those of a module."""
 
     docstring: str | None
     imports: list[ast.Import]
     imports_from: list[ast.ImportFrom]
-    functions: list[tuple[str, int]]
+    functions: list[tuple[str, int, int]]
     reads: Mapping[str, set[str]]
 
 
@@ -73,7 +73,8 @@ def source_of(module: str) -> Source:
             case ast.ImportFrom():
                 source.imports_from.append(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                source.functions.append((node.name, n_positional(node.args)))
+                n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                source.functions.append((node.name, n_positional(node.args), n_lines))
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
                 source.reads[name].add(attribute)
     return source
@@ -143,15 +144,17 @@ def test_imports_only_go_down(levels):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", in_packages(STANDARD_LIBRARY_ONLY))
-def test_machines_use_the_standard_library_only(module):
-    others = {name for name in imports_of(module) if not is_ours(name)}
-    assert {name.split(".")[0] for name in others} <= set(sys.stdlib_module_names)
+def tops(names) -> set[str]:
+    return {name.split(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("module", in_packages(WITHOUT_JAX))
-def test_no_jax_below_the_runtime(module):
-    assert not {name.split(".")[0] for name in reachable(module)} & ARRAYS
+def test_machines_use_the_standard_library_only():
+    others = {m: tops(n for n in imports_of(m) if not is_ours(n)) for m in in_packages(STANDARD_LIBRARY_ONLY)}
+    assert not {m: found for m, names in others.items() if (found := names - set(sys.stdlib_module_names))}
+
+
+def test_no_jax_below_the_runtime():
+    assert not {m: found for m in in_packages(WITHOUT_JAX) if (found := tops(reachable(m)) & ARRAYS)}
 
 
 @pytest.mark.parametrize("module", BESIDE)
@@ -180,10 +183,8 @@ def test_importing_it_leaves_jax_out(module):
 # ------------------------------------------------------------------------------------------------------------- style
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_no_star_imports(module):
-    nodes = source_of(module).imports_from
-    assert not [node.lineno for node in nodes if any(alias.name == "*" for alias in node.names)]
+def test_no_star_imports():
+    assert not [m for m in SOURCES for node in source_of(m).imports_from if node.names[0].name == "*"]
 
 
 # Their names import their modules when they are used.
@@ -202,16 +203,26 @@ def test_package_files_hold_one_docstring(path):
 PARAMETERS_MAX = 7
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_functions_take_few_positional_parameters(module):
-    functions = source_of(module).functions
-    wrong = [f"{name}: {n}" for name, n in functions if n > PARAMETERS_MAX]
-    assert not wrong
+def test_functions_take_few_positional_parameters():
+    functions = [(m, *function) for m in SOURCES for function in source_of(m).functions]
+    assert not [(m, name, n) for m, name, n, _ in functions if n > PARAMETERS_MAX]
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_file_says_what_it_is_for(module):
-    assert source_of(module).docstring
+def test_every_file_says_what_it_is_for():
+    assert not [m for m in SOURCES if not source_of(m).docstring]
+
+
+FILES, LINES = 19, 60
+
+
+def test_questions_to_a_person(capsys):
+    """No limit: a folder of many files, or a long function, has to be one thing."""
+    files = Counter(str(path.parent.relative_to(ROOT)) for path in SOURCES.values())
+    large = [f"{folder}: {n} files" for folder, n in files.items() if n > FILES]
+    functions = [(m, *function) for m in SOURCES for function in source_of(m).functions]
+    large += [f"{m}.{name}: {n} lines" for m, name, _, n in functions if n > LINES]
+    with capsys.disabled():
+        print("".join(f"\nwhy is it one thing? {line}" for line in large))
 
 
 def test_the_wall_clock_decides_nothing():
@@ -223,11 +234,12 @@ def test_the_wall_clock_decides_nothing():
         assert not read & {"time", "time_ns", "gmtime", "localtime"}, f"{module} reads the wall clock"
 
 
-@pytest.mark.parametrize(
-    "module",
-    in_packages(("jaxdt.run", "jaxdt.protocol", "jaxdt.membership", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")),
-)
-def test_machines_have_no_clock_socket_thread_or_global_dice(module):
+MACHINES = ("jaxdt.run", "jaxdt.protocol", "jaxdt.membership", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")
+
+
+def test_machines_have_no_clock_socket_thread_or_global_dice():
     banned = {"time", "socket", "threading", "asyncio", "secrets", "uuid", "multiprocessing", "subprocess"}
-    assert not {name.split(".")[0] for name in imports_of(module)} & banned
-    assert source_of(module).reads["random"] <= {"Random"}, "chance comes in as a seeded random.Random"
+    modules = in_packages(MACHINES)
+    assert not {m: found for m in modules if (found := tops(imports_of(m)) & banned)}
+    dice = {m: source_of(m).reads["random"] - {"Random"} for m in modules}
+    assert not {m: found for m, found in dice.items() if found}, "chance comes in as a seeded random.Random"

@@ -5,7 +5,7 @@ It counts the pipelines' steps: as many of them as there are pipelines make one 
 enough of them when it has train.steps rows. A pipeline that has done its share goes on while others are slower. After
 the last step it has the replicas of each stage average their whole state. When a pipeline is lost, the others go on
 and do its share too. When all its peers are candidates again it comes back, with the states of another one
-(jaxdt.sync.returning), and is like any other from the view on in which all of them have these.
+(jaxdt.sync.donor_transfer), and is like any other from the view on in which all of them have these.
 
 The groups, with the local steps of their members, are reported: from this log one process can do the run again.
 
@@ -29,9 +29,9 @@ from jaxdt.protocol.reports import GroupReport, PipelineJoinReport, StateMeanRep
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import STASH, Plan
+from jaxdt.sync.donor_transfer import donor_pipeline
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
-from jaxdt.sync.returning.donors import donor_pipeline
 from jaxdt.sync.scheduling.book import ReplicaBook
 from jaxdt.sync.scheduling.open_groups import OpenGroup
 from jaxdt.sync.scheduling.replica_states import restored_report

@@ -10,7 +10,7 @@ After the last step the whole state, with the optimizer's, is averaged over all 
 result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
 
 The first stage of a pipeline that gives its states to one that comes back begins no step until that has them
-(jaxdt.sync.returning).
+(jaxdt.sync.donor_transfer).
 
 A group that loses a member averages in another attempt, or its members fetch the result of an earlier one from those
 that hold it (jaxdt.sync.scheduling.open_groups says why all adopt the same).
@@ -37,6 +37,7 @@ from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.sizes import exchanged_elements
 from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Period, SyncEntry
+from jaxdt.sync.donor_transfer import donor_pipeline
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
@@ -45,7 +46,6 @@ from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 from jaxdt.sync.pending_means import PendingMean
-from jaxdt.sync.returning.donors import donor_pipeline
 
 NO_LOSSES = ev.Tally()
 

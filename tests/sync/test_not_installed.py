@@ -8,7 +8,7 @@ import pytest
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import RefusedReport
 from jaxdt.run import config as configs
-from jaxdt.sync.returning.donor_transfer import DonorTransfer
+from jaxdt.sync.donor_transfer import DonorTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.sync.worker_parameters import ParameterDownload
 

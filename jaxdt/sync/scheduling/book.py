@@ -22,8 +22,8 @@ from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.run.config import RunConfig
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
+from jaxdt.sync.donor_transfer import joining_pipeline
 from jaxdt.sync.held_out import HeldOutLosses
-from jaxdt.sync.returning.donors import joining_pipeline
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.run.plan import Plan
-from jaxdt.sync.returning.donors import joining_pipeline
+from jaxdt.sync.donor_transfer import joining_pipeline
 
 LAST = "its pipeline was the last one that was whole"
 

@@ -14,7 +14,6 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import DownloadReport, RefusedReport
 from jaxdt.run.plan import Plan
 from jaxdt.sync.download import WORD_BYTES, Download, kept, slice_problem
-from jaxdt.sync.returning.donors import donor_pipeline
 
 NOTHING_YET = ev.Fetching(0, 0, 0)  # for the heartbeats of a peer that waits for its donor
 
@@ -155,3 +154,18 @@ class DonorTransfer:
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
         report = DownloadReport(version, n_bytes, seconds, [self._donor])
         return [report, ev.Holds(ev.StateName(view.generation, version, donor=self._donor))]
+
+
+def joining_pipeline(plan: Plan, view: ev.View) -> int | None:
+    """The pipeline of a view whose members lack their states; there is one at most. It follows from the view, as the
+    donor does, so all members agree."""
+    return plan.seat(view.joining[0])[1] if view.joining else None
+
+
+def donor_pipeline(plan: Plan, view: ev.View) -> int | None:
+    """The one that gives them: the least that is whole. None where nobody joins."""
+    if not view.joining:
+        return None
+    states = view.by_peer.keys() - set(view.joining)
+    whole = [p for p in range(plan.n_pipelines) if all(row[p] in states for row in plan.placement)]
+    return min(whole, default=None)
