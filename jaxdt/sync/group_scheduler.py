@@ -1,41 +1,24 @@
-"""The scheduler of averaging groups: the coordinator's part where replicas may differ.
+"""The scheduler of averaging groups: the matcher of a stage's fragment says which replicas that are ready average.
 
-It hears which replicas want a group, asks the matcher of their stage, and tells the members of each group that forms.
-It counts the pipelines' steps: as many of them as there are pipelines make one row of the metrics, and the run has
-enough of them when it has train.steps rows. A pipeline that has done its share goes on while others are slower. After
-the last step it has the replicas of each stage average their whole state. When a pipeline is lost, the others go on
-and do its share too. When all its peers are candidates again it comes back, with the states of another one
-(jaxdt.sync.donor_transfer), and is like any other from the view on in which all of them have these.
-
-The groups, with the local steps of their members, are reported: from this log one process can do the run again.
-
-One that is started again asks the members what they know (jaxdt.sync.scheduling.replica_states), and forms no group
-before all have answered. It counts groups on behind the last that is known, and goes on with those that are open.
+All else is in the book (jaxdt.sync.scheduling.group_book).
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxdt.membership.agreement import (
-    NO_INTAKE,
     TIMER,
     CommittedStep,
     CountedRows,
-    Intake,
 )
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import GroupReport, PipelineJoinReport, StateMeanReport
-from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.sync.donor_transfer import donor_pipeline
-from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
+from jaxdt.sync.matching.base import Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
-from jaxdt.sync.scheduling.book import ReplicaBook
-from jaxdt.sync.scheduling.open_groups import OpenGroup
-from jaxdt.sync.scheduling.replica_states import restored_report
-from jaxdt.sync.scheduling.snapshots import Keepers
+from jaxdt.sync.scheduling.group_book import GroupBook
 
 
 def no_return(run: RunConfig, plan: Plan) -> str:
@@ -45,43 +28,37 @@ def no_return(run: RunConfig, plan: Plan) -> str:
     return ""
 
 
-def _join_report(join: ev.PipelineJoin) -> PipelineJoinReport:
-    return PipelineJoinReport(join.pipeline, join.donor, join.step, join.admission)
-
-
-class GroupScheduler(ReplicaBook):
+class GroupScheduler(GroupBook):
     """The agreement of `sync.kind = "groups"`."""
-
-    READS = ReplicaBook.READS | {ev.WantsGroup}
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         groups = run.sync.groups
         entry = matcher_entry(groups.match)
-        keepers = Keepers(lambda stage: tuple(sorted(self._pipelines.replicas(stage))), RoundKind.STATE)
-        super().__init__(config, run, plan, keepers, entry.keeps_step)
+        super().__init__(
+            config,
+            run,
+            plan,
+            n_fragments=groups.fragments,
+            averages_alone=groups.outer != "none",
+            rows_by_step=entry.keeps_step,
+        )
         self.NO_RETURN = no_return(run, plan)
-        self._has_outer = groups.outer != "none"
-        self._n_fragments = groups.fragments
         token = EnforcementToken()
         self._matchers: list[list[Matcher]] = [  # of each stage, one for each fragment
             [entry.build(groups, stage, row, token) for _ in range(groups.fragments)]
             for stage, row in enumerate(plan.placement)
         ]
-        self._wanted: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
-        self._n_groups = [[0] * groups.fragments for _ in plan.stages]
-        self._n_groups_before = [[0] * groups.fragments for _ in plan.stages]  # of earlier coordinators
 
-    # --------------------------------------------------------------------------------------------------------- groups
+    def _ready(self, now_s: float, src: int, stage: int, fragment: int) -> list[ev.Action]:
+        return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, self._wanted[src]))
 
-    def _hear_more(self, now_s: float, src: int, message: ev.Message) -> list[ev.Action]:
-        stage, _ = self._plan.seat(src)
-        match message:
-            case ev.WantsGroup(step, fragment) if fragment < self._n_fragments:
-                self._wanted[src] = step
-                self._pipelines.did([src], [step])
-                return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, step))
-            case _:
-                return []
+    def _left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
+        matched = [(f, matcher.left(now_s, *replicas)) for f, matcher in enumerate(self._matchers[stage])]
+        return [action for fragment, one in matched for action in self._form(stage, fragment, one)]
+
+    def _came(self, now_s: float, stage: int, peer: int, donor: int) -> list[ev.Action]:
+        matched = [(f, matcher.joined(now_s, peer, donor)) for f, matcher in enumerate(self._matchers[stage])]
+        return [action for fragment, one in matched for action in self._form(stage, fragment, one)]
 
     def woke(self, now_s: float, tag: str) -> list[ev.Action]:
         stage, fragment, matcher_tag = map(int, tag.removeprefix(TIMER).split())
@@ -95,24 +72,6 @@ class GroupScheduler(ReplicaBook):
             actions.append(ev.WakeAt(at_s, f"{TIMER}{stage} {fragment} {tag}"))
         return actions
 
-    def _formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[ev.Action]:
-        k = self._n_groups[stage][fragment]
-        self._n_groups[stage][fragment] += 1
-        self._budget.rows.formed(group)
-        steps = [self._wanted.pop(member) for member in group.members]
-        members = list(group.members)
-        view = self._view_number
-        report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
-        round = RoundId(RoundKind.MEAN, stage, k, fragment, view=view)
-        if len(members) == 1 and not self._has_outer:  # it goes on at once
-            return [report, ev.Send(members[0], ev.GroupFormed(round, group.members, steps=tuple(steps)))]
-        return self._open.open(round, group.members, report)
-
-    @property
-    def _view_number(self) -> int:
-        assert self._view is not None  # members speak in a view
-        return self._view.number
-
     def _formed_again(self, actions: list[ev.Action]) -> list[ev.Action]:
         """Groups average with other members than first said."""
         for action in actions:
@@ -121,118 +80,8 @@ class GroupScheduler(ReplicaBook):
                 self._matchers[action.stage][action.fragment].failed(number, tuple(action.members))
         return actions
 
-    def _whole(self, group: OpenGroup) -> list[ev.Action]:
-        """All members that are left hold the result."""
-        round, members, steps = group.round, group.members, group.member_steps
-        stage, _ = self._plan.seat(members[0])
-        reports: list[ev.Action] = [*self._pipelines.did(members, steps)]
-        if round.kind == RoundKind.HELD_OUT:
-            contributions = tuple(zip(members, steps, strict=True))
-            return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
-        if round.kind == RoundKind.STATE:
-            self._snapshots.holds(round.number, stage, tuple(zip(members, steps, strict=True)))
-            reports.append(StateMeanReport(stage, round.number, list(members), list(steps), round.view))
-        return [*reports, *group.closed()]
-
-    def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
-        actions: list[ev.Action] = []
-        for peer in replicas:
-            self._wanted.pop(peer, None)
-        for stage, row in enumerate(self._plan.placement):
-            if gone := sorted(set(replicas).intersection(row)):
-                for fragment, matcher in enumerate(self._matchers[stage]):
-                    actions += self._form(stage, fragment, matcher.left(now_s, *gone))
-        return actions
-
-    def _end_run(self) -> list[ev.Action]:
-        """The mean of all states is the run's result."""
-        return self._snapshots.end(has_result=False)
-
-    # ------------------------------------------------------------------------------------------- pipelines that return
-
-    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
-        """A pipeline whose peers are all candidates joins, and is whole once all of them hold the states of one moment
-        of the present donor. The run does not end meanwhile."""
-        view, pipelines = self._view, self._pipelines
-        if view is None or self._states.is_asking or self.NO_RETURN:
-            return NO_INTAKE
-        if pipelines.joining is not None:
-            return self._joined(view, pipelines.joining, states)
-        returning = pipelines.returning(candidates)
-        if returning is None or self._is_ending or self._budget.n_missing <= 0:
-            return NO_INTAKE
-        pipelines.joining = returning
-        return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
-
-    def _joined(self, view: ev.View, pipeline: int, states: Mapping[int, ev.StateName]) -> Intake:
-        """The intake of a joining pipeline with the next view, if its states are there."""
-        peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
-        if donor is None:
-            return NO_INTAKE
-        donors = self._pipelines.peers(donor)
-        held = [states.get(peer) for peer in peers]
-        steps = {state.version for state, peer in zip(held, donors, strict=True) if state and state.donor == peer}
-        if len(steps) != 1 or any(not state or state.donor != peer for state, peer in zip(held, donors, strict=True)):
-            return NO_INTAKE
-        self._snapshots.is_held = True  # none is begun without it from now on
-        join = ev.PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
-        joins = (*(other for other in view.joins if other.pipeline != pipeline), join)
-        return Intake(joined=frozenset(peers), joins=joins)
-
-    def _adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
-        self._snapshots.view_number = view.number
-        self._snapshots.is_held = False
-        return [action for join in joins for action in self._take_in(now_s, join)]
-
-    def _take_in(self, now_s: float, join: ev.PipelineJoin) -> list[ev.Action]:
-        """A pipeline is whole again: it averages and counts like the others."""
-        peers, donors = self._pipelines.peers(join.pipeline), self._pipelines.peers(join.donor)
-        self._pipelines.joined(join)
-        for peer in peers:
-            self._finished.pop(peer, None)
-        actions: list[ev.Action] = [_join_report(join)]
-        for stage, (peer, donor) in enumerate(zip(peers, donors, strict=True)):
-            for fragment, matcher in enumerate(self._matchers[stage]):
-                actions += self._form(stage, fragment, matcher.joined(now_s, peer, donor))
-        return [*actions, *self._budget.joined(join)]
-
-    # ----------------------------------------------------------------------------------------- a coordinator's restart
-
     def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
-        self._snapshots.view_number = view.number
-        if rows:
-            self._n_groups = [list(of_stage) for of_stage in rows.n_groups]
         times = [row.step_s for row in rows.new if math.isfinite(row.step_s)] if rows else []
         for matcher in (matcher for of_stage in self._matchers for matcher in of_stage):
             matcher.restarted(times[-1] if times else self._config.deadline_floor_s)
         super().restore(view, steps, rows)
-
-    def _restore_rounds(self) -> list[ev.Action]:
-        """Groups are counted on behind the last one that is known."""
-        states = self._states
-        for stage, of_stage in enumerate(self._n_groups):
-            for fragment, n_groups in enumerate(of_stage):
-                last = states.last.get(RoundId(RoundKind.MEAN, stage, 0, fragment).series, -1)
-                of_stage[fragment] = max(n_groups, last + 1)
-        self._n_groups_before = [list(of_stage) for of_stage in self._n_groups]
-        actions = super()._restore_rounds()
-        for round, known in states.over.items():
-            if round.kind == RoundKind.STATE:
-                self._snapshots.holds(round.number, round.stage, tuple(zip(known.members, known.steps, strict=True)))
-        return actions
-
-    def _restored(self, group: OpenGroup) -> list[ev.Action]:
-        round = group.round
-        if round.kind != RoundKind.MEAN:
-            return []
-        group.report = restored_report(group, round.stage, round.fragment)
-        self._states.take_wanted(group, round.fragment)
-        return [group.report]
-
-    def start(self, now_s: float) -> list[ev.Action]:
-        joins = self._view.joins if self._view else ()
-        return [*self._budget.start(now_s), *map(_join_report, joins), *self._pipelines.ends_of_broken()]
-
-    @property
-    def _n_groups_formed(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(map(tuple, self._n_groups))

@@ -41,6 +41,7 @@ from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
+from jaxdt.sync.replica import replica_place
 from jaxdt.sync.server_agreement import ServerAgreement
 from jaxdt.sync.server_snapshots import ServedStage, ServerSnapshots
 
@@ -467,11 +468,7 @@ def _build(setup: PeerSetup) -> Sync:
     )
     if setup.peer == served.server:
         return ParameterServer(served)
-    _, pipeline = plan.seat(setup.peer)
-    members = [row[pipeline] for row in plan.placement]
-    n_steps, clip_norm = config.train.steps, config.optim.clip_norm
-    place = PipelinePlace(setup.peer, stage, members, n_steps, clip_norm, number=pipeline)
-    return Replica(served, place, HeldOutWork(held_out_place(setup)))
+    return Replica(served, replica_place(setup), HeldOutWork(held_out_place(setup)))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:

@@ -445,10 +445,10 @@ class Invariants:
 
     def _check_means(self) -> None:
         """(3) among the members that have stayed. A lost one may have adopted a mean of which nobody else has heard."""
-        for (group, number), known in self._means.items():
+        for place, known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
-                self.broken(ONE_MEAN, ev.COORDINATOR, f"members of {group} {number} have adopted {staying}")
+                self.broken(ONE_MEAN, ev.COORDINATOR, f"members of {place} have adopted {staying}")
 
     def _check_reason(self, stop: ev.Stop) -> None:
         """A run may end without its result for these reasons only."""
