@@ -81,7 +81,7 @@ class Agreement(Protocol):
     HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
     COUNTS_ROWS: bool  # it decides on rows, which are told also while no further step may be committed
     HAS_FIXED_PLACES: bool  # members are peers of the plan: a newcomer gets the id and the place of one that was lost
-    NO_RETURN: str  # why none of these comes back once it was put out, in one line; '' where it may
+    NO_RETURN: str  # why none of these comes back once it was evicted, in one line; '' where it may
     n_committed: int
 
     def start(self, now_s: float) -> list[ev.Action]:

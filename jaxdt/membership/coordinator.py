@@ -175,7 +175,7 @@ class Coordinator:
 
     def _on_pause(self, now_s: float, paused_s: float) -> list[ev.Action]:
         """This process did not run, and what the peers said meanwhile is still on its way through its sockets. So
-        nobody is judged before a whole lease is over, in which the peers are heard again."""
+        no peer is judged before a whole lease is over, in which the peers are heard again."""
         if paused_s <= self.config.heartbeat_s:
             return []
         patience_s = self.config.deadline_floor_s
@@ -207,7 +207,7 @@ class Coordinator:
             self._agreement.promise_checkpoint(promised)
 
     def _begin_term(self, now_s: float) -> list[ev.Action]:
-        """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
+        """The term is durable, so no later coordinator will have the same: this one may speak. It evicts no peer before
         a whole lease of this term is over (step protocol, Sec. 7.1)."""
         actions: list[ev.Action] = [self._next_tick(now_s)]
         if self._operations.state.revoked:
@@ -382,7 +382,7 @@ class Coordinator:
         return header.view == view.number and VIEW not in self._being_persisted
 
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[ev.Action]:
-        """Two members have no way to each other: one of them is put out, and told so when it speaks again. While the
+        """Two members have no way to each other: one of them is evicted, and told so when it speaks again. While the
         other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
         if peer not in self.roster.members - self.roster.lost - self.roster.missing:
             return []
@@ -620,7 +620,7 @@ class Coordinator:
         return self._lost(now_s, peer, "put out by an operator", is_dead=True)
 
     def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
-        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out. The operator is
+        """A pause begins or ends, or a peer is revoked. The others hear of it before it is evicted. The operator is
         answered only now: else a coordinator that is started again might have forgotten it."""
         actions: list[ev.Action] = [ev.Revoke(state.revoked)]
         if self._answer_once_durable:
@@ -641,7 +641,7 @@ class Coordinator:
         actions = self._change_view() if self.roster.absences.expire(now_s) else []
         if self._ended:
             return actions
-        # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
+        # We evict no peer while a view is being written: until it is durable, a leaving peer still counts as a replica.
         may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
         if may_evict and (evictions := self._evict(now_s)):
             return [*actions, *evictions, *self._change_view()]
@@ -674,7 +674,7 @@ class Coordinator:
         return [*actions, *(self._send(peer, self.roster.current_view) for peer in dialled)]
 
     def _dead(self, now_s: float, peer: int) -> list[ev.Action]:
-        """A silent peer's process has ended: nobody waits for it any more."""
+        """A silent peer's process has ended: the run no longer waits for it."""
         self.roster.absences.end(peer)
         return self._watch_vacancies(now_s) + self._change_view()
 
@@ -711,7 +711,7 @@ class Coordinator:
         return [FailedReport(src, line), ev.Disconnect(src)]
 
     def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[ev.Action]:
-        """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
+        """After one checkpoint that fails the next one is tried. A peer that fails again and again is evicted, and
         another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
         n_in_a_row = self._failures.save_failed(src)
         report = SaveFailedReport(src, version, reason, n_in_a_row)
@@ -724,7 +724,7 @@ class Coordinator:
 
     def _on_overdue(self, now_s: float, src: int, overdue: ev.Overdue) -> list[ev.Action]:
         """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
-        is waited for, until another peer has its state."""
+        is awaited, until another peer has its state."""
         if not self._can_spare(src):
             if overdue.blocks:
                 self._admit_in_mid_step()
@@ -759,7 +759,7 @@ class Coordinator:
         return self._lost(now_s, peer, reason, is_dead=True)
 
     def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
-        """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so nobody waits for it."""
+        """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so waiting is in vain."""
         actions = self._lose(now_s, peer, reason, is_dead)
         return [*actions, *self._change_view()] if actions else []
 
@@ -785,7 +785,7 @@ class Coordinator:
 
     @property
     def _lost_stage(self) -> int | None:
-        """A stage that nobody can fill any more, in a run that does not wait for a newcomer."""
+        """A stage that no peer can fill, in a run that does not wait for a newcomer."""
         return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
 
     def _change_view(self, between_steps: bool = False) -> list[ev.Action]:
@@ -803,7 +803,7 @@ class Coordinator:
             return actions
         if view.rolled_back:
             return actions + self._roll_back(view)
-        # A member that is admitted anew has given up the results that it held.
+        # A member that is admitted again has given up the results that it held.
         staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
         view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
@@ -920,7 +920,7 @@ class Coordinator:
 
     def _end_if_over(self) -> list[ev.Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop. Steps that
-        are done after a stop's checkpoint are not waited for: the run goes on from the checkpoint."""
+        are done after a stop's checkpoint are not awaited: the run goes on from the checkpoint."""
         ending, progress = self._operations.ending(self._progress), self._progress
         n_rows = progress.checkpoint if ending else progress.n_steps
         if self._agreement.has_untold_rows(n_rows) or self._agreement.is_asking:

@@ -16,7 +16,7 @@ class CoordinatorConfig:
     `waits`: a stage that has lost all its replicas waits for another one. `stage_grace_s`: how long a silent peer that
     may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
     that is not committed. `last_term`: that of the last coordinator on this disk. `n_copies`: on how many disks each
-    part of a checkpoint must be, if there are so many. `revoked`: peers that were put out for good. `workers`: the
+    part of a checkpoint must be, if there are so many. `revoked`: peers that were evicted for good. `workers`: the
     stage and server of the plan's workers, which are no members; None if the wiring has none. `join_rule`: by which
     others get theirs."""
 

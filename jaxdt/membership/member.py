@@ -2,7 +2,7 @@
 
 Owns the peer's view, run and generation, and with them the decision whether a message may be read now (`admit`). Knows
 nothing of microbatches or gradients. A peer that finds itself outside of a view, because it was paused or cut off, says
-hello again and is admitted anew. A peer whose coordinator is silent goes on, and waits for it.
+hello again and is admitted again. A peer whose coordinator is silent goes on, and waits for it.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -49,7 +49,7 @@ class PeerIdentity:
     """The identity of this peer in its run, and its duties. The member of a stage with the least id saves the stage's
     part of checkpoints. `outage_s`: how long the peer waits for a silent coordinator, beyond the deadline.
     `outlives_views`: messages that count also in a view after the one in which they were sent; `from_workers`: messages
-    that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was put out goes on with
+    that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was evicted goes on with
     new machines, in its own stage; versions of states are local steps then."""
 
     run: str
@@ -175,8 +175,8 @@ class Membership:
         return ACCEPT if fits and header.generation == own.generation else DROP
 
     def _outlives(self, header: ev.Header, body: ev.Message) -> bool:
-        """Whether a message counts though it was sent in an earlier view. Where a peer begins anew it has nothing to do
-        with what was sent to it, or by it, before it was admitted."""
+        """Whether a message counts though it was sent in an earlier view. A peer that starts again has nothing to do with
+        what was sent to it, or by it, before it was admitted."""
         if type(body) not in self.identity.outlives_views:
             return False
         if not self.identity.begins_anew:
@@ -450,7 +450,7 @@ class Membership:
         if before and members[own].admission != old_members[own].admission and self.identity.begins_anew:
             return actions + self._evicted(view)
         if before and members[own].admission != old_members[own].admission:
-            actions.append(ev.Evicted(view))  # put out and taken in again at once: what is under way here is void
+            actions.append(ev.Evicted(view))  # evicted and admitted again at once: what is under way here is void
             before = None
         saved_before = before is not None and self._saves(self._version)
         # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
@@ -484,7 +484,7 @@ class Membership:
     def _put_out(self, view: ev.View) -> ev.Actions:
         """This peer is in a view of a superseded coordinator, and the successor, which made `view`, does not know the
         former view. This peer's work since then differs from the work of the others, so it is void. The header still
-        names the former view: that tells the coordinator that this peer has to be admitted anew."""
+        names the former view: that tells the coordinator that this peer has to be admitted again."""
         header = self.header
         actions = self._evicted(view)
         self.header = replace(self.header, view=header.view)

@@ -24,7 +24,7 @@ class Newcomers:
         return self._asked[temporary_id][0] if temporary_id in self._asked else None
 
     def admit(self, now_s: float, temporary_id: int, peer: int | None) -> int:
-        """The id of a newcomer: the one of its certificate, or one that nobody had."""
+        """The id of a newcomer: the one of its certificate, or an unused one."""
         if peer is None:
             peer = self.new_id()
         self.coming.add(peer)
@@ -32,7 +32,7 @@ class Newcomers:
         return peer
 
     def new_id(self) -> int:
-        """An id that nobody had."""
+        """An unused id."""
         self._next_id += 1
         return self._next_id - 1
 

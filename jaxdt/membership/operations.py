@@ -43,7 +43,7 @@ class Operations:
         self.workers_coming: Sequence[int] = ()
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
-        self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
+        self._evicted: dict[int, int] = {}  # peer -> its process that an operator has evicted
 
     @property
     def holds_steps(self) -> bool:
@@ -51,7 +51,7 @@ class Operations:
         return self.state.paused or self.stops_at is not None
 
     def is_revoked(self, peer: int) -> bool:
-        """Whether a peer is put out for good, also under a temporary id."""
+        """Whether a peer is evicted for good, also under a temporary id."""
         return peer < ev.OPERATOR_IDS and peer % ev.PEER_IDS in self.state.revoked
 
     def refusal(self, request: ev.OperatorRequest, roster: Roster, progress: Progress) -> str:
@@ -159,7 +159,7 @@ class Operations:
             self._wants_checkpoint = True
 
     def put_out(self, hello: ev.Hello) -> bool:
-        """Whether this is the process that an operator has put out; another process of the peer may come."""
+        """Whether this is the process that an operator has evicted; another process of the peer may come."""
         return self._evicted.get(hello.peer) == hello.process
 
     def _status(self, roster: Roster, progress: Progress) -> Mapping[str, Any]:

@@ -92,8 +92,8 @@ class Peer:
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
                     if type(answer) is ev.Send or type(answer) is ev.Post:
-                        # A new message is nobody else's yet. Its header is set in place, since messages are many. A
-                        # message that a machine kept and sends again may still be on its way, so it is copied.
+                        # A new message belongs to this loop alone, so its header is set in place: messages are many.
+                        # One that a machine kept and sends again may still be on its way, so it is copied.
                         if answer.header is not None:
                             answer = replace(answer, header=None)
                         _SET_HEADER[type(answer)](answer, membership.header)

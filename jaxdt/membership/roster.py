@@ -175,7 +175,7 @@ class Roster:
         return [{p for p in self.addresses if self.stage_of.get(p) == stage} for stage in range(self._n_stages)]
 
     def new_id(self) -> int:
-        """A peer id that nobody had."""
+        """An unused peer id."""
         return self._newcomers.new_id()
 
     @property
@@ -349,7 +349,7 @@ class Roster:
         joining |= intake.joining
         joined = intake.joined - leaving
         staying = [replace(m, first_step=first_step) if m.peer in joined else m for m in staying]
-        # The servers of a pool share the rest of a step anew, also with one that has sent what it had: its part has to
+        # The servers of a pool share the rest of a step again, also with one that has sent what it had: its part has to
         # be sent in another round, whatever its stage. A step may be under way even if the view comes between two:
         # the members begin the next one while the view is made durable.
         anew = set(range(self._n_stages)) if self._is_pool else changed
@@ -386,7 +386,7 @@ class Roster:
         return {self.stage_of[peer] for peer in self._standing_by(n_committed, records)}
 
     def _orphans(self, vacant: Collection[int]) -> set[int]:
-        """Joining members that nobody is left to give a state to. They are put out, and say whether they have it."""
+        """Joining members that nobody is left to give a state to. They are evicted, and say whether they have it."""
         lost = {stage for stage in vacant if not self.absences.of_stage(stage)}
         return {peer for peer in self._joining - self.lost if self.stage_of[peer] in lost}
 
@@ -397,13 +397,13 @@ class Roster:
 
     @property
     def deserted(self) -> list[int]:
-        """Vacant stages that nobody may fill: no silent peer is waited for, and no candidate or joining member is
+        """Vacant stages that no peer may fill: no silent peer is awaited, and no candidate or joining member is
         there."""
         coming = {self.stage_of[peer] for peer in self.candidates | (self._joining - self.lost)}
         return [stage for stage in self.vacant if stage not in coming and not self.absences.of_stage(stage)]
 
     def lost_stage(self, n_committed: int, records: Sequence[ev.Record]) -> int | None:
-        """A vacant stage whose committed version nobody holds any more, as far as is known."""
+        """A vacant stage whose committed version is lost, as far as is known."""
         filled = {self.stage_of[peer] for peer in self._stand_ins(n_committed, records)}
         lost = [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
         return lost[0] if lost else None
@@ -421,7 +421,7 @@ class Roster:
         return leaving
 
     def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[ev.Member]:
-        """The members that stay. In `changed` stages rounds begin anew, and every member with the state takes part."""
+        """The members that stay. In `changed` stages rounds start again, and every member with the state takes part."""
         staying: list[ev.Member] = []
         for member in self.current_view.members:
             if member.peer in leaving:
@@ -433,7 +433,7 @@ class Roster:
 
     def roll_back(self, checkpoint: ev.Checkpoint) -> ev.View:
         """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
-        stage would have nobody without it."""
+        stage would be empty without it."""
         number, continued = self.current_view.next_number(self._coordinator_term)
         present = [peer for peer in self.members - self.lost - self.missing] + list(self.candidates)
         has_others = {self.stage_of[peer] for peer in present}

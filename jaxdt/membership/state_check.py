@@ -3,7 +3,7 @@
 Replicas apply equal sums of gradients, so they stay equal where the same program makes the same bits. On devices of
 different kinds it does not: vector units round differently, and after hundreds of updates most parameters differ by an
 ulp or more. That is harmless, and told once for each peer. A difference beyond TOLERANCE has another cause (memory that
-flips bits, a fault of a device or of this program), and every step adds gradients of a model that nobody meant to
+flips bits, a fault of a device or of this program), and every step adds gradients of a model that was not meant to
 train. Then the other replicas take the state of the lowest-numbered one. Version 0 has no tolerance, so all replicas
 begin with equal bits.
 

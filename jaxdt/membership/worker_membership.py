@@ -2,7 +2,7 @@
 
 The worker says that it is here, as often as members send heartbeats, and the server answers with the worker's admission
 and the version of the parameters. When a version begins the server says so without being asked. A worker that the
-server has lost gets another admission: what it has done under the old one counts no more, and it begins anew. Nobody
+server has lost gets another admission: what it has done under the old one counts no more, and it starts again. Nobody
 waits for a worker, so it may end at any moment; it waits for a silent server, and ends when that lasts too long.
 
 One process at a time is a worker. While the connection of one stands, the server refuses those of another that says it

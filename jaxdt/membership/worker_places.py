@@ -4,7 +4,7 @@ coordinator tells a worker its server when the worker asks, and hears from the s
 A worker of the plan has its stage and server by the plan. Any other one gets a stage by a rule of JOIN_RULES, and the
 server of that stage with the fewest workers. A worker whose server is gone asks again, and gets another server of its
 stage: it has compiled that stage's functions. A worker that a server still has gets that server, so two processes that
-say they are one worker come to one server, which lets one of them in.
+say they are one worker come to one server, which admits one of them.
 """
 
 import statistics
@@ -53,7 +53,7 @@ class WorkerPlaces:
             int, tuple[float, tuple[ev.WorkerStatus, ...]]
         ] = {}  # of each server, and when it said them
         self._lost: set[int] = set()  # workers that may come back
-        self._asked_s: dict[int, float] = {}  # when those got a place that no server has let in since
+        self._asked_s: dict[int, float] = {}  # when those got a place that no server has admitted since
 
     def counted(self, now_s: float, server: int, n_workers: int, statuses: tuple[ev.WorkerStatus, ...]) -> None:
         """A server says how many workers it has, and which."""

@@ -96,8 +96,8 @@ class ServerReplay:
         keep: Collection[tuple[int, int]] = (),
     ) -> None:
         """Do n_steps[pipeline] local steps, and push and pull as each stage's log says. BadInput for logs that do not
-        fit. A server may have added pushes of a lost pipeline of whose steps nobody else has heard. `keep`: pipelines
-        and local steps."""
+        fit. A server may have added pushes of a lost pipeline whose steps no other process knows. `keep`: pipelines and
+        local steps."""
         self.moments = {place: [] for place in keep}
         acts = [act for log in logs for act in log if isinstance(act, ServerAct)]
         n_steps = {p: max([n, *(act.step for act in acts if act.pipeline == p)]) for p, n in n_steps.items()}

@@ -180,7 +180,7 @@ class View(Message):
     records      the last committed ones
     rolled_back  a generation begins with this view: every member goes back to the checkpoint of n_committed first
     results      rounds of steps under way whose whole result some members hold, with those members. These rounds stay;
-                 all other rounds of groups that changed begin anew
+                 all other rounds of groups that changed start again
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
                  other members of their stage; where replicas may differ, that of one pipeline
     parts        of the checkpoint with which this generation began
@@ -329,7 +329,7 @@ class WorkerStatus:
 class Heartbeat(Message):
     """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
     each peer since the link was made; None in most heartbeats. A pool's server adds its `workers`, and the payload that
-    it received from each worker that it ever had (`bytes_from`), since nobody else counts these bytes."""
+    it received from each worker that it ever had (`bytes_from`), since only it counts these bytes."""
 
     count: int
     status: dict[str, float]
@@ -636,7 +636,7 @@ class ResultHeld(Message):
 
 @frozen_dataclass
 class GroupClosed(Message):
-    """Coordinator -> members of a group: all of them hold the result, nobody asks for it any more."""
+    """Coordinator -> members of a group: all of them hold the result and no longer need to fetch it."""
 
     round: RoundId
 
@@ -780,9 +780,9 @@ class Enlist(Message):
 @frozen_dataclass
 class Enlisted(Message):
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
-    updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server lets the worker in;
+    updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server admits the worker;
     work that the worker has done under another admission, and not contributed, is void. `process`: the process that is
-    let in, since an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
+    admitted, since an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
 
     admission: int
     version: int
@@ -792,14 +792,14 @@ class Enlisted(Message):
 
 @frozen_dataclass
 class WorkerHere(Message):
-    """Server -> coordinator, for people: a pool worker is let in."""
+    """Server -> coordinator, for people: a pool worker is admitted."""
 
     worker: int
 
 
 @frozen_dataclass
 class WorkerGone(Message):
-    """Server -> coordinator, for people: a pool worker is lost or put out, and `n_redone` microbatches, which it had
+    """Server -> coordinator, for people: a pool worker is lost or evicted, and `n_redone` microbatches, which it had
     done and not contributed, are computed again."""
 
     worker: int
@@ -820,7 +820,7 @@ class WantsTasks(Message):
 class TaskLease(Message):
     """Server -> pool worker: do Work of this kind of a microbatch. With `with_forward` the forward is done first, since
     this worker lacks its result. A tensor that the worker has not computed itself comes as Boundary, before or after
-    the lease. Nobody waits for the input gradient of a task `is_redo`."""
+    the lease. The input gradient of a task `is_redo` is not needed."""
 
     admission: int
     number: int
@@ -1421,7 +1421,7 @@ class ContributionReceived(InternalEvent):
 
 @frozen_dataclass
 class ContributionGathered(InternalEvent):
-    """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and begins anew. `items`:
+    """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and starts again. `items`:
     (microbatch, lease) of each gradient that it held."""
 
     rounds: tuple[RoundId, ...]
@@ -1505,7 +1505,7 @@ class Disconnect(Action):
 @frozen_dataclass
 class StoreTensor(Action):
     """Keep the tensor that came with a message: the message is accepted. A tensor of a message that is dropped is never
-    stored, since keys name neither view nor generation, and it would take the place of one that is waited for."""
+    stored, since keys name neither view nor generation, and it would take the place of one that is awaited."""
 
     src: int
     body: Message
@@ -1663,8 +1663,8 @@ class MarkCheckpoint(Action):
 @frozen_dataclass
 class MoveTo(Action):
     """This machine is over. Its process goes on with the machine of a newcomer to `stage`, under the same peer id.
-    Where replicas may differ that is its own stage, in which it begins anew. `version`: how many updates the parameters
-    here have seen."""
+    Where replicas may differ that is its own stage, in which it starts again. `version`: how many updates its parameters
+    have seen."""
 
     stage: int
     version: int = 0

@@ -47,7 +47,7 @@ class _Members:
 
 
 class _Workers:
-    """The workers of a pool that a server has let in and has not lost. A server that is lost has lost them all."""
+    """The workers of a pool that a server has admitted and has not lost. A server that is lost has lost them all."""
 
     def __init__(self):
         self._stage_of: dict[int, int] = {}  # of each server that was a member once

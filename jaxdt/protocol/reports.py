@@ -254,7 +254,7 @@ class PartMissingReport(Report):
 
 @dataclass(frozen=True)
 class NoHolderReport(Report):
-    """A stage is vacant, and nobody who is there holds the parts of these stages of the checkpoint of `version`: the
+    """A stage is vacant, and no connected peer holds the parts of these stages of the checkpoint of `version`: the
     run waits for a host that does."""
 
     kind: ClassVar[str] = "no_holder"
@@ -566,7 +566,7 @@ class SteppedDownReport(Report):
 
 @dataclass(frozen=True)
 class PausedReport(Report):
-    """This coordinator did not run for `paused_s`. It judges nobody until it has read what came meanwhile: for
+    """This coordinator did not run for `paused_s`. It judges no peer until it has read what came meanwhile: for
     `patience_s`."""
 
     kind: ClassVar[str] = "paused"

@@ -74,7 +74,7 @@ class Fault:
     perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
     hold       an operator pauses the run, and resumes it at the end
     drain      an operator wants `peer` to leave
-    evict      an operator wants `peer` to be put out; the last replica of a stage is refused
+    evict      an operator wants `peer` to be evicted; the last replica of a stage is refused
     save       an operator wants a checkpoint
     stop       an operator wants the run to end after its next checkpoint
 

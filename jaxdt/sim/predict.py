@@ -147,7 +147,7 @@ def _planned_peer(config: RunConfig, plan: Plan, conditions: Conditions, peer: i
 
 
 def _anew(config: RunConfig, plan: Plan, conditions: Conditions) -> Callable[[int, int | None], SimPeer] | None:
-    """The maker of a peer of the plan that begins anew, in its own place; None where replicas are equal."""
+    """The maker of a peer of the plan that starts again, in its own place; None where replicas are equal."""
     if not replicas_may_differ(config):
         return None
     return lambda peer, stage: _planned_peer(

@@ -177,7 +177,7 @@ class AllReduce(RoundPolicy):
 
     def _entered_state(self) -> ev.StateName:
         """The name of the state that the view's members hold, this peer included."""
-        assert self._view is not None  # nobody joins outside of a view
+        assert self._view is not None  # a peer joins only inside a view
         return ev.StateName(self._generation, self._version, self._view.rounds_of(self._version - 1))
 
     def _enter(self, view: ev.View) -> ev.Actions:

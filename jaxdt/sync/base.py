@@ -59,7 +59,7 @@ class SyncEntry:
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           the fields of plan.roles that the sync uses
     settings             the group of fields of config.sync that is for this kind, "" if there is none
-    begins_anew          whether a peer that was put out goes on with new machines in its own place
+    begins_anew          whether a peer that was evicted goes on with new machines in its own place
     server_vectors       the vectors of one number a parameter that a server of the plan holds for its workers at most
     copies               the bytes that a replica holds beside its state, for a config and the layers lo..hi-1; None
                          where replicas are equal

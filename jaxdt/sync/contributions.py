@@ -67,7 +67,7 @@ class ContributionSender:
         return []
 
     def _send(self, round: RoundId, items: tuple[tuple[int, int], ...]) -> list[ev.Action]:
-        """Nobody asks for it again, so nothing of it is kept."""
+        """It is sent once, so nothing of it is kept."""
         spec = self._shape.spec(self._server, self._peer, round)
         exchange = Exchange(self._peer, spec, slice_elements(self._shape.slice_bytes))
         return [exchange.freeze(items, 0, NO_LOSSES), ev.Forget(round)]

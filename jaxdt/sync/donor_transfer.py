@@ -3,8 +3,8 @@
 The first stage of the donor begins no further step, and tells the joining peers after how many steps it waits
 (DonorWaits). The other stages of the donor come to the same step, and to the mean that is due after it, and can do
 nothing more then. So all stages give the states of one moment, as they are, and no copy is kept. The donor goes on with
-the view in which the pipeline is whole again, or in which nobody joins any more. If the donor is lost, the view without
-it names another one, and all stages begin anew.
+the view in which the pipeline is whole again, or in which no peer joins. If the donor is lost, the view without
+it names another one, and all stages start again.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -163,7 +163,7 @@ def joining_pipeline(plan: Plan, view: ev.View) -> int | None:
 
 
 def donor_pipeline(plan: Plan, view: ev.View) -> int | None:
-    """The one that gives them: the least that is whole. None where nobody joins."""
+    """The one that gives them: the least that is whole. None where no peer joins."""
     if not view.joining:
         return None
     states = view.by_peer.keys() - set(view.joining)

@@ -2,7 +2,7 @@
 
 A peer asks one donor for each slice, and each donor for a few slices at a time. A donor that leaves meanwhile, that
 does not have the slice, or that sends a damaged one is replaced, and the slices that are here stay here. A download
-that nobody waits for keeps below a rate. Only slices of a state that were asked for are kept, those of each download
+that no step waits for keeps below a rate. Only slices of a state that were asked for are kept, those of each download
 apart (FetchedStates): so a state that is installed is that of one download.
 """
 
@@ -134,7 +134,7 @@ class FetchedStates:
         self._slices, self._n_missing = {}, self._n_words
 
     def put(self, key: ev.StateKey, words: Any) -> None:
-        """Hold a slice, which its download asked for. Nobody else may write into `words`."""
+        """Hold a slice, which its download asked for. The caller no longer writes into `words`."""
         if self._slices and next(iter(self._slices)).version != key.version:
             self.begin()
         self._n_missing -= 0 if key in self._slices else key.hi - key.lo

@@ -138,7 +138,7 @@ class RoundEngine:
         self._given_up[exchange.id] = self._open.pop(exchange.id.place)
 
     def close(self, id: RoundId) -> list[RoundId]:
-        """Nobody needs a round any more. Returns its attempts that were known, for whoever deletes their vectors."""
+        """A round is over. Returns its attempts that were known, for the caller that deletes their vectors."""
         known = [exchange.id for exchange in self._open.values()]
         attempts = sorted({other for other in (*known, *self._given_up, *self._early) if other.place == id.place})
         self._open.pop(id.place, None)
@@ -148,7 +148,7 @@ class RoundEngine:
         return attempts
 
     def forget(self, id: RoundId) -> ev.Actions:
-        """Nobody needs a round any more, nor its vectors."""
+        """A round is over, and its vectors can go."""
         return [ev.Forget(attempt) for attempt in self.close(id)]
 
     # ------------------------------------------------------------------------------------------- what comes of a round

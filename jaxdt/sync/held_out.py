@@ -1,12 +1,12 @@
 """The held-out loss where replicas may differ: that of the mean over the replicas' parameters.
 
 When a number of rows is done, the replicas of each stage add up their parameters, each at its next step boundary, and
-go on. Nobody adopts the mean. Once every stage has the sum, the members of one pipeline run the held-out microbatches
-with it, each between two of its local steps, and the last stage tells the loss. Then the sums are dropped.
+continue. No replica adopts the mean. Once every stage has the sum, the members of one pipeline run the held-out
+microbatches with it, each between two of its local steps, and the last stage tells the loss. Then the sums are dropped.
 
 The coordinator measures one loss at a time, and holds back the rows from the one to which the loss belongs on, so that
 a row is told with its held-out loss. A loss that is due while another one waits to be measured is left out. So is one
-that was measured, if the coordinator died before it could tell it and nobody is left who knows it.
+that was measured, if the coordinator died before it could tell it and no peer is left that knows it.
 """
 
 from collections import deque

@@ -30,7 +30,7 @@ class OwnState:
         self._asked_for = self.digest = None
 
     def ask(self, version: int, generation: int) -> list[ev.DigestState]:
-        """Ask for the digest of the state at `version`, if replicas compare that version and nobody has asked yet."""
+        """Ask for the digest of the state at `version`, if replicas compare it and it was not asked for yet."""
         if self._asked_for or not self.is_compared(version):
             return []
         self._asked_for = ev.DigestState(version, generation)

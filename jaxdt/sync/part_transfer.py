@@ -18,8 +18,8 @@ from jaxdt.sync.download import WORD_BYTES, Download, Rate
 
 
 class PartTransfer:
-    """One peer's side of it. `slice_bytes` is the size of a slice, `bytes_per_s` the rate of copies, for which nobody
-    waits. `start_version`: the checkpoint with which the run began may be of another cut, so all its parts are
+    """One peer's side of it. `slice_bytes` is the size of a slice, `bytes_per_s` the rate of copies, for which no
+    step waits. `start_version`: the checkpoint with which the run began may be of another cut, so all its parts are
     needed."""
 
     READS = frozenset(

@@ -39,7 +39,7 @@ class PendingMean:
         self.whole = (round, scale)
 
     def closed(self, round: RoundId) -> bool:
-        """Nobody asks for the result of the round any more; whether it is still needed here."""
+        """The round is over; whether its result is still needed here."""
         if self.whole is None or self.whole[0] != round:
             return False
         self.is_closed = True

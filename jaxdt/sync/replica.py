@@ -393,7 +393,7 @@ class IndependentReplica(RoundPolicy):
         return self._on_closed(dropped[0]) if dropped and is_closed else []
 
     def _adopted(self) -> ev.Actions:
-        """The mean is here, and nobody may ask for it any more: then its slices can go."""
+        """The mean is adopted. If its round is over, its slices can go."""
         round = next(round for round in self._adopting if round not in self._states)
         is_closed = self._adopting.pop(round)
         return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]

@@ -9,7 +9,7 @@ Pushes and pulls are rounds of averaging with one contributor. The server counts
 it has added: so a pull contains all that its clock promises, and the coordinator is not asked. The order in which the
 server adds and answers is reported: from it one process can do the run again.
 
-A worker whose pipeline is lost is not waited for any more, and its pushes that are added stay.
+A worker whose pipeline is lost is no longer awaited, and its pushes that are added stay.
 
 Held-out losses and checkpoints on the way are those of parameters that the servers keep aside, with the same pushes at
 all stages (jaxdt.sync.server_snapshots).
@@ -137,7 +137,7 @@ class Replica(RoundPolicy):
         return [ev.Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
 
     def _pushed(self) -> ev.Actions:
-        """The change is laid out, and sent. Nobody asks for it again."""
+        """The change is laid out, and sent once."""
         push, self._push = self._push, None
         assert push is not None  # one is laid out at a time
         step = self._steps.version
@@ -315,7 +315,7 @@ class ParameterServer(RoundPolicy):
         return [ev.Updated(self._served.stage, view.n_committed)]
 
     def _lose(self, worker: int) -> ev.Actions:
-        """Nobody waits for this worker any more. Its pushes that are here are added or about to be; one of which only a
+        """This worker is lost. Its pushes that are here are added or about to be; one of which only a
         part has come, and an answer to it, are given up."""
         del self._n_added[worker], self._allowed[worker]
         self._wanted.pop(worker, None)
@@ -367,7 +367,7 @@ class ParameterServer(RoundPolicy):
 
     def _answer(self) -> ev.Actions:
         """Answer the workers that wait, least peer first, if they are not too far ahead. A worker that has finished
-        holds nobody, and gets the parameters when all have."""
+        holds no other back, and gets the parameters when all have finished."""
         added = {w for w, wanted in self._wanted.items() if self._n_added[w] >= wanted.step}
         self._finished |= {worker for worker in added if self._wanted[worker].is_last}
         settled = self._snapshots.settle(self._n_added, self._finished)

@@ -82,7 +82,7 @@ class ServerAgreement(ReplicaBook):
         return NO_SERVER if is_server else self._pipelines.cannot_lose(peer, present)
 
     def checkpoint_complete(self, version: int) -> list[ev.Action]:
-        """Nobody needs what is kept for this one and older ones any more."""
+        """What is kept for this one and older ones can go."""
         self._n_complete = max(version, self._n_complete)
         over = [self._kept.pop(other) for other in sorted(self._kept) if other <= version]
         rounds = [(stage, round) for of_stages in over for stage, round in of_stages.items()]

@@ -6,8 +6,8 @@ again. No later step has begun at any stage, since all forwards of a step need t
 other servers the cut, and answers no pull before all of them know it; so no server adds a later push before.
 
 A server that knows the cut copies its parameters. Pushes up to the cut it then adds to its parameters and to the copy,
-later ones to its parameters alone. The snapshot is whole when it has those of all workers that are left, of one that
-has finished its last. It is kept until the coordinator says that nobody needs it any more.
+later ones to its parameters alone. A snapshot is complete once it includes the pushes up to the cut of every remaining
+worker. A finished worker's cut is its last push. The server keeps a snapshot until the coordinator closes it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ class ServedStage:
 
     def spec(self, id: RoundId) -> RoundSpec:
         """A worker's change goes to the server, and the server's parameters to a worker. What the server keeps aside
-        goes to nobody: who needs it fetches it."""
+        is sent to no peer: who needs it fetches it."""
         is_push = id.kind == RoundKind.PUSH
         src = id.peer if is_push else self.server
         receivers = (id.peer,) if id.kind == RoundKind.PULL else ()
@@ -171,7 +171,7 @@ class ServerSnapshots:
     # ---------------------------------------------------------------------------------------------- who needs them
 
     def close(self, round: RoundId) -> ev.Actions:
-        """Nobody needs it any more."""
+        """A snapshot is no longer needed."""
         if self._open.pop(round, None) is None:
             return []
         self._closed[round.series] = max(round.number, self._closed.get(round.series, -1))

@@ -100,7 +100,7 @@ class DelayedUpdate:
         return actions
 
     def _stop(self) -> None:
-        """No waiting Work is done any more, and steps begin anew."""
+        """No waiting Work is done any more, and steps start again."""
         self._version = None
         self._begun.clear()
         for step in self._waiting:
@@ -108,7 +108,7 @@ class DelayedUpdate:
         self._waiting.clear()
 
     def _cancel_committed(self) -> None:
-        """Nobody needs Work of a step that is committed."""
+        """Work of a step that is committed is not needed."""
         for step in [step for step in self._waiting if step < self._n_committed]:
             del self._waiting[step]
             self._wiring_of(step).cancel_run()

@@ -3,7 +3,7 @@
 A step's order is the schedule's (GPipe or 1F1B), preceded in some steps by the held-out microbatches. After the last
 step these come alone. The next Work
 runs as soon as its input is here; nothing is ever done out of turn. A boundary tensor goes to the neighbour in the same
-pipeline, and nobody is told anything else.
+pipeline, and no other message is sent.
 
 This holds while every place of the plan is taken. A step in which a view comes, and every step while a place is open,
 are done by a RoutedWiring with PlannedRoutes: each microbatch goes through its own pipeline, and past an open place by
@@ -73,7 +73,7 @@ class FixedWiring:
         elif type(event) is ev.ViewChanged:
             return self._adopt(now_s, event.view)
         elif type(event) is ev.WorkOverdue:
-            return [ev.StepBlocked()]  # nobody else does what the plan gives to this peer
+            return [ev.StepBlocked()]  # only this peer does what the plan gives to it
         elif type(event) is ev.Evicted:
             self._stop()
         return self._routed.handle(now_s, event) + self._next()

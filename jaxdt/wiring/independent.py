@@ -8,7 +8,7 @@ computes with the same parameters (jaxdt.runtime.storage.weight_stash).
 As in fixed wiring the next Work runs as soon as its input is here, and a boundary tensor goes to the neighbour in the
 same pipeline. But there is no step of the run: a step begins when the own replica's sync says so, and a tensor of a
 step that is ahead of this peer's waits for it. A step's tensors count as long as their pipeline is whole, whatever
-views come. Nothing is kept to be sent again, since nobody does the Work of a pipeline that has lost a peer.
+views come. Nothing is kept to be sent again, since the Work of a pipeline that has lost a peer is not done.
 """
 
 from collections import deque

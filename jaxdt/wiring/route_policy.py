@@ -35,7 +35,7 @@ class RoutePolicy(Protocol):
 
     def routes(self, kind: str, microbatches: Sequence[int], lo: int, hi: int) -> list[Route]:
         """Routes through the stages lo..hi for the first of these microbatches, which begin together. None while one of
-        the stages has nobody."""
+        the stages is empty."""
         ...
 
     def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:

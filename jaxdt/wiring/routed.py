@@ -167,7 +167,7 @@ class RoutedWiring:
         computes = self._peer in self._members
         if view.rolled_back or not computes:
             self._forget()
-        if view.number > 1 and computes:  # also of a rollback: nobody sends before all have dropped what was under way
+        if view.number > 1 and computes:  # also of a rollback: no peer sends before all have dropped what was under way
             self._recovery.start(view, self._members)
         return self._tell_inventory(now_s)
 

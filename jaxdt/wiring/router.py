@@ -128,7 +128,7 @@ class Router:
         self.stages = [StageQueue(rng) for _ in range(n_stages)]
 
     def routes(self, lo: int, hi: int, n: int) -> list[Route]:
-        """Routes through the stages lo..hi for n microbatches that begin together; none while a stage has nobody. The
+        """Routes through the stages lo..hi for n microbatches that begin together; none while a stage is empty. The
         peers that were chosen at each stage are put together in the order of their ids. So the routes of equally many
         equal peers are pipelines, the same for every router, and at no moment two peers send to one and none to
         another."""

@@ -3,7 +3,7 @@
 Silence is no proof of death. The last replica of a stage that falls silent stays a member, and the run waits for it. So
 does a replica that was evicted just before: it holds the committed version until the next step is committed without it.
 Going back to a checkpoint would give up that state, so the run goes back only when no such peer is left (step protocol,
-Sec. 6.1, 6.2). A peer is not waited for any more once its process is known to have ended, once it is back and says what
+Sec. 6.1, 6.2). A peer is no longer awaited once its process is known to have ended, once it is back and says what
 it holds, or when it has been silent for the grace period.
 """
 

@@ -78,7 +78,7 @@ class Claims:
 
 class Claimant:
     """The process's side: a machine that stops with code 0 once the process may be the peer, and else with the reason.
-    It asks again whenever it reaches the coordinator again, which may have been started anew."""
+    It asks again whenever it reaches the coordinator again, which may have been started again."""
 
     def __init__(self, run: str, peer: int, temporary_id: int, where: str):
         self._question = ev.Join(peer, where)

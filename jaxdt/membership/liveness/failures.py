@@ -1,7 +1,7 @@
 """The failures of peers, and whether any peer is left that could go on.
 
 A peer that fails is that peer's trouble: the run goes on without it, or waits for another. The run ends with it only
-where waiting is in vain: nobody is left, or one peer after another fails at the same stage for the same reason.
+where waiting is in vain: no peer is left, or one peer after another fails at the same stage for the same reason.
 """
 
 from collections import Counter
@@ -59,5 +59,5 @@ class Failures:
         return len(self._overdue[peer])
 
     def put_out(self, peer: int) -> None:
-        """This process of a peer may not come back; the next one begins anew."""
+        """This process of a peer may not come back; the next one starts again."""
         del self._n_saves_failed[peer]

@@ -53,7 +53,7 @@ class JoinProgress:
             self._joining[peer].update(now_s, ev.Fetching(*(status[name] for name in ev.FETCHED)))
 
     def stalled(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
-        """One member that has to leave now, and why. Nobody is blamed while a stage has no replica to fetch from."""
+        """One member that has to leave now, and why. No member is blamed while a stage has no replica to fetch from."""
         no_donor = roster.view is None or roster.vacant
         joining: set[int] = set() if no_donor else roster.joining - roster.lost
         present = {peer: _JoiningPeer(roster.admissions[peer], now_s) for peer in sorted(joining)}

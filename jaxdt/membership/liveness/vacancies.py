@@ -1,7 +1,7 @@
 """The coordinator's watch over stages without a live replica: whom the run waits for, and that they are dialled.
 
 A silent peer's connections have been ended. It is dialled all the same while the run waits for it: if its process has
-ended, its host says so, and nobody has to wait for the grace period.
+ended, its host says so, and the run need not wait for the grace period.
 """
 
 from collections.abc import Container, Mapping, Sequence

@@ -17,12 +17,12 @@ class Reminder:
     """Decides when a waiting process says again that it waits. Time comes in as an argument."""
 
     def __init__(self):
-        self._since_s: float | None = None  # None: nobody waits
+        self._since_s: float | None = None  # None: none waits
         self._next_s = 0.0
         self._again_s = AGAIN_S_MIN
 
     def ends(self) -> None:
-        """Nobody waits any more."""
+        """The wait is over."""
         self._since_s = None
 
     def due(self, now_s: float) -> float | None:

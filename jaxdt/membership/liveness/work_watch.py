@@ -86,7 +86,7 @@ class WorkWatch:
         self._blocks = False
 
     def _deadline_of(self, work: Work) -> float:
-        """Backwards that regenerate are too rare to be known: another length of samples compiles them anew."""
+        """Backwards that regenerate are too rare to be known: another length of samples compiles them again."""
         durations_s = self._durations_s[work.kind]
         if durations_s and work.kind != REGENERATE:
             return max(self._floor_s, spread_s(durations_s, FACTOR))

@@ -288,7 +288,7 @@ def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a third of the cases the run waits for a lost stage, and one stage loses sight of its last replica while
     newcomers wait: all its other replicas end, and the last one falls silent, ends, or ends just after another replica
     has fallen silent. Some tensors are late, so that they arrive in another generation than the one they are of."""
-    # A last replica whose device hangs for ever is waited for without end, so the two are not drawn together.
+    # A last replica whose device hangs for ever is awaited without end, so the two are not drawn together.
     never_ends = any(fault.until_s == math.inf or fault.factor == NEVER_DONE for fault in case.faults)
     if rng.random() >= 1 / 3 or never_ends:
         return case

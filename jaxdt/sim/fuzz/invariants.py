@@ -31,7 +31,7 @@ Living peers that (5) does not count, although they hold the committed version, 
 
   a joining member, until the coordinator has heard that its state is here: before that it looks like one whose donor
       has died in mid-download, and the run would wait for it in vain
-  a peer outside of the view that was asked to leave or to move, or that an operator has put out: it gives up its state
+  a peer outside of the view that was asked to leave or to move, or that an operator has evicted: it gives up its state
       because it was told to
   a peer that was evicted before the coordinator was started again: what an evicted peer may hold is not made durable,
       since it matters only until the next step is committed
@@ -77,7 +77,7 @@ class InvariantBroken(Exception):
 
 class Invariants:
     """The observer of one simulation under `faults`. `tensors[peer]` is filled before it runs. `grace_s`: how long a
-    silent peer that may hold a stage's state is waited for; `waits`: a run that has lost a stage waits for a newcomer.
+    silent peer that may hold a stage's state is awaited; `waits`: a run that has lost a stage waits for a newcomer.
     An observer is called before an event's actions are done, so the tensors that an event changed are checked when the
     next event comes."""
 

@@ -121,7 +121,7 @@ class SymbolicTensors:
         return self._delay.version_of(step)
 
     def _gather(self, step: int, rounds: tuple[RoundId, ...]) -> None:
-        """Lay the accumulator out; that of a worker begins anew."""
+        """Lay the accumulator out; that of a worker starts again."""
         own = Counter(self.accumulators.get(step, ()))
         self._gathered |= dict.fromkeys(rounds, own)
         if any(round.kind == RoundKind.CONTRIBUTION for round in rounds):

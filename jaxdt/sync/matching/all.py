@@ -10,7 +10,7 @@ from jaxdt.sync.matching.token import EnforcementToken
 
 
 class MatchAll:
-    """One stage's. It needs no timer: a replica that is waited for comes, or leaves."""
+    """One stage's. It needs no timer: a replica that is awaited comes, or leaves."""
 
     def __init__(self, replicas: tuple[int, ...]):
         self._replicas = set(replicas)

@@ -83,7 +83,7 @@ class MatcherEntry:
     build      a matcher with these settings, for a stage, its replicas in the order of their pipelines, and the
                enforcement token that the matchers of all stages of a run share
     check      '' if config and plan make sense with it, else a line that names the field and the reason
-    averages   whether replicas average at all; if not, nobody says that it is ready
+    averages   whether replicas average at all; if not, no replica says that it is ready
     keeps_step whether replicas go on in step with one another: then a row of the metrics is of one step of all
     period     after how many averages of so many replicas the rule's course repeats
     """

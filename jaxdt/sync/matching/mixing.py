@@ -79,7 +79,7 @@ def _second_eigenvalue(replicas: Sequence[int], groups: Sequence[Sequence[int]])
 
 
 def mixing_of_stages(plan: Plan, reports: Iterable[GroupReport]) -> dict[int, Mixing]:
-    """By stage, for those with several replicas, from the groups of a run or a simulation; none if nobody averaged."""
+    """By stage, for those with several replicas, from the groups of a run or a simulation; none without groups."""
     groups: dict[int, list[list[int]]] = {}
     for report in reports:
         groups.setdefault(report.stage, []).append(report.members)

@@ -7,7 +7,7 @@ from jaxdt.sync.matching.token import EnforcementToken
 
 
 class MatchNone:
-    """The rule by which a ready replica averages with nobody: it is a group of its own."""
+    """The rule by which a ready replica averages alone: it is a group of its own."""
 
     def ready(self, now_s: float, peer: int, step: int) -> Matched:
         return Matched((AveragingGroup((peer,), "full"),))

@@ -7,7 +7,7 @@ The rules of one stage (Alg. 2 of the paper):
    enforcement token (token.py) and waits without a limit, until the replicas that are ready connect the graph.
 3. Only one stage enforces at a time. If another one has the token, the group forms all the same and is marked as
    suspended: the graph is not connected then.
-4. A replica that leaves is no longer waited for. One that joins counts as connected to the donor of its parameters.
+4. A replica that leaves is no longer awaited. One that joins counts as connected to the donor of its parameters.
 
 A run cannot get stuck: while one stage enforces, all others close their groups within T, so each pipeline that is
 waited for goes on until its replica of that stage is ready, or leaves (the run's failure detection sees to that).
@@ -121,7 +121,7 @@ class MatchWindow:
         return (now_s + seconds, self._window) if seconds < math.inf else None
 
     def _close_if_complete(self, now_s: float) -> Matched | None:
-        """Form a group if nobody else has to be waited for."""
+        """Form a group if no other replica is still to come."""
         if len(self._ready) == len(self._replicas):
             return self._close(now_s, "full")
         if math.isinf(self._length.longest_s):

@@ -77,7 +77,7 @@ class ReplicaBook(ABC):
         return actions
 
     def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
-        """Nobody waits for these replicas any more: they are lost, or have done their last step."""
+        """These replicas want no more rounds: they are lost, or have done their last step."""
         return []
 
     def _adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
@@ -146,7 +146,7 @@ class ReplicaBook(ABC):
     # --------------------------------------------------------------------------------------------- pipelines that leave
 
     def _lose(self, now_s: float, pipelines: Iterable[int]) -> list[ev.Action]:
-        """Pipelines are not whole any more. Nobody waits for them, and what they have left undone others do."""
+        """Pipelines are broken. The run no longer waits for them, and others do what they left undone."""
         lost_pipelines = list(pipelines)
         first = self._plan.placement[0]
         lost = {peer for pipeline in lost_pipelines for peer in self._pipelines.peers(pipeline)}

@@ -4,7 +4,7 @@ A group averages in attempts. An attempt needs the contributions of all its memb
 stand still. Then the coordinator decides:
 - If a member that is left has said that it holds the result of an attempt, that attempt counts. The others fetch the
   result from those who hold it.
-- If nobody has, the members that are left average in another attempt.
+- Otherwise the members that are left average in another attempt.
 
 At most one attempt is adopted among those that are left. A member that holds the result of an attempt does not
 contribute to a later one, but says again what it holds. So a later attempt with that member in it is never complete,
@@ -65,7 +65,7 @@ class OpenGroup:
         return [replace(self.report, members=list(self.members), steps=steps)]
 
     def closed(self) -> list[ev.Action]:
-        """Nobody asks for the result any more."""
+        """The messages that the round is over."""
         return [ev.Send(member, ev.GroupClosed(self.round)) for member in sorted(self.waited_for)]
 
 

@@ -49,7 +49,7 @@ class ReplicaStates:
             self._awaited.discard(src)
 
     def lose(self, lost: Collection[int]) -> None:
-        """Nobody waits for these members any more. Their messages do not count, except for the steps that they did."""
+        """These members are lost. Their messages do not count, except for the steps that they did."""
         self._awaited.difference_update(lost)
         self.answers = {peer: answer for peer, answer in self.answers.items() if peer not in lost}
         self.said = [(src, said) for src, said in self.said if src not in lost or isinstance(said, ev.StepDone)]

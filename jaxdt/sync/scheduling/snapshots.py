@@ -1,9 +1,9 @@
 """The coordinator's account of snapshots: parameters that are kept aside during a run whose replicas may differ.
 
-After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters from which nobody
-goes on. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up their
-parameters, a server keeps a copy. Snapshots are made in order, at all stages. Only one held-out loss is measured at a
-time, and later snapshots wait for it.
+After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters from which no
+replica continues. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up
+their parameters, a server keeps a copy. Snapshots are made in order, at all stages. Only one held-out loss is measured
+at a time, and later snapshots wait for it.
 """
 
 from collections import deque
@@ -161,7 +161,7 @@ class Snapshots:
         return over | told.keys()
 
     def is_over(self, round: RoundId, measured: set[int]) -> bool:
-        """Whether nobody needs a snapshot of an earlier coordinator any more: its loss is told, or was `measured`."""
+        """Whether a snapshot of an earlier coordinator is no longer needed: its loss is told, or was `measured`."""
         return round.kind == RoundKind.HELD_OUT and (round.number <= self._budget.n_told or round.number in measured)
 
     def restore(self) -> list[ev.Action]:

@@ -4,10 +4,9 @@ As many steps of pipelines as there are pipelines make one row of the metrics, a
 train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
 
 A row is told once it is durable, so a coordinator that is started again knows which steps are in the rows that were
-told. Steps in later rows are counted anew: members report them again.
+told. Steps in later rows are counted again: members report them again.
 
-A pipeline that comes back goes on after as many local steps as its donor has done. Nobody does the steps between the
-last one that it had done itself and these, so they do not count.
+A returning pipeline resumes at its donor's step count. It never ran the steps in between, so they are not counted.
 """
 
 import math
@@ -100,7 +99,7 @@ class StepBudget:
         whole = self._pipelines.whole
         n_under_way = len(whole) * (1 + self._plan.n_ahead(0))  # where all are equally fast
         if len(whole) < self._plan.n_pipelines and self._ended.issuperset(set(whole) - {pipeline}):
-            n_under_way = 0  # nobody else does the steps that lost pipelines have left undone
+            n_under_way = 0  # no other pipeline does the steps that lost ones left undone
         if pipeline not in self._ended and self.n_missing > n_under_way:
             return [ev.Send(src, ev.Continue(step + self.n_missing))]
         return self._end_pipeline(pipeline)

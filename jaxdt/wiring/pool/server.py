@@ -170,7 +170,7 @@ class PoolServer:
                 self._view = None
                 return [*actions, *self._tell_fallbacks(now_s, event)]
             case ev.WorkOverdue() if self._steps:
-                return [ev.StepBlocked()]  # nobody else does what this server has begun
+                return [ev.StepBlocked()]  # only this server does what it has begun
             case ev.WorkOverdue():
                 return self._tell_fallbacks(now_s, event)
         return []
@@ -676,14 +676,14 @@ class PoolServer:
         return ev.Send(peer, ev.Enlisted(worker.admission, self._version, self._view.n_reseeds, worker.process))
 
     def _tell_workers(self) -> ev.Actions:
-        """A version is here. Those who have asked before there was one are let in."""
+        """A version is here. Those who have asked before there was one are admitted."""
         if self._view is None:
             return []
         joins = [action for peer, process in self._roster.take_waiting() for action in self._join(peer, process)]
         return [*joins, *(self._welcome(peer) for peer in sorted(self._workers))]
 
     def _lose(self, peer: int, reason: str, readmit: bool) -> ev.Actions:
-        """Gradients that the worker has not contributed are void. A worker that may still be there begins anew."""
+        """Gradients that the worker has not contributed are void. A worker that may still be there starts again."""
         worker = self._workers[peer]
         self._roster.remove(peer)
         actions: ev.Actions = []

@@ -29,7 +29,7 @@ class CountedServer:
 
     A step's aggregation lasts from the moment at which all microbatches of this server are computed until the next
     version is here: contributions, the sum over servers, the record of the step, the update; and, at all servers but
-    those that compute longest, that these are waited for. Where updates are delayed the next step is computed
+    those that compute longest, that these are awaited. Where updates are delayed the next step is computed
     meanwhile."""
 
     def __init__(self, wiring: ServedWiring, number_bytes: int):

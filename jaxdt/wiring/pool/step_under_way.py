@@ -35,7 +35,7 @@ class StepUnderWay:
 
     @property
     def n_more(self) -> int:
-        """Tasks that clients of this server could do, and nobody has; with those that come from another server."""
+        """Tasks that clients of this server could do, and none has; with those that come from another server."""
         return self.table.n_queued + len(self.steals.awaited)
 
     @property

@@ -75,7 +75,7 @@ class _Task:
 
 
 class _Unit:
-    """A microbatch. `forward.client` is whoever holds the result that the backward needs; None: nobody any more."""
+    """A microbatch. `forward.client` is whoever holds the result that the backward needs; None: it is lost."""
 
     def __init__(self):
         self.forward = _Task()
@@ -214,7 +214,7 @@ class TaskTable:
 
     @property
     def n_queued(self) -> int:
-        """Tasks that nobody has a lease of, and that could be done."""
+        """Tasks that could be done and are not leased."""
         return sum(map(len, self._queued.values()))
 
     def expire(self, now_s: float) -> list[Lease]:
@@ -238,7 +238,7 @@ class TaskTable:
         for m in list(self._in_flight[client]):
             self._end_flight(m, self._units[m])
         for unit in self._units.values():
-            unit.backward.late.discard(client)  # its accumulator begins anew
+            unit.backward.late.discard(client)  # its accumulator starts again
         lost = sorted(self._uncommitted.pop(client, ()))
         for m in lost:
             self._units[m].backward.client = None
@@ -321,7 +321,7 @@ class TaskTable:
             self._queue(m, BACKWARD)
 
     def _end_flight(self, m: int, unit: _Unit) -> None:
-        """Nobody holds the result of the forward any more, or needs it."""
+        """The result of the forward is lost, or not needed."""
         if unit.forward.client is not None:
             self._in_flight[unit.forward.client].discard(m)
             unit.forward.client = None

@@ -169,7 +169,7 @@ class PoolWorker:
         return set() if self._is_first else {ev.Key("act", lease.step, self._stage, lease.microbatch)}
 
     def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
-        """A Work is done. Nobody waits for one that began under an earlier admission, or of a step that is over."""
+        """A Work is done. It does not count if it began under an earlier admission, or of a step that is over."""
         if work.kind == GATHER:
             return self._gathered()
         running = self._running
@@ -194,7 +194,7 @@ class PoolWorker:
         return [ev.Discard(gradient), ev.Send(self._server, told)]
 
     def _gathered(self) -> ev.Actions:
-        """The accumulator of a step is laid out, and begins anew; unless nobody wants it any more."""
+        """The accumulator of a step is laid out, and starts again; unless nobody wants it any more."""
         rounds, self._gathering = self._gathering, ()
         if rounds not in self._wanted:
             return [ev.Forget(round) for round in rounds]

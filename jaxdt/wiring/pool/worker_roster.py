@@ -1,9 +1,9 @@
-"""The workers that a server has let in, each under an admission, and which of their processes count.
+"""The workers that a server has admitted, each under an admission, and which of their processes count.
 
 A worker keeps its id when it is started again, and messages of its earlier process may come late. So the newest process
-of an id counts: when the server hears of another one, the one before is put out and is never let in again. All that a
+of an id counts: when the server hears of another one, the one before is evicted and is never admitted again. All that a
 worker says besides stands under an admission, a number that grows and never repeats, so what an earlier process has
-computed or contributed changes nothing. A process is put out, too, after REFUSED_MAX contributions in a row that
+computed or contributed changes nothing. A process is evicted, too, after REFUSED_MAX contributions in a row that
 cannot be right; the worker may be started again.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol import events as ev
 
-REFUSED_MAX = 3  # contributions of a process that were refused one after another, before it is put out
+REFUSED_MAX = 3  # contributions of a process that were refused one after another, before it is evicted
 ADMISSIONS = 1_000_000  # of workers, for each admission of their server
 N_PROCESSES = 8  # of an id, that are remembered
 
 
 @dataclass
 class AdmittedWorker:
-    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it takes at most;
+    """A worker that is admitted. `versions`: of the parameters that it holds; `n_tasks`: leases that it takes at most;
     `is_late`: a lease of its has run out, and it has answered nothing since."""
 
     process: int
@@ -52,7 +52,7 @@ class WorkerRoster:
         self._n_admissions = 0
 
     def hear(self, now_s: float, peer: int, process: int, cpu_s: float) -> str:
-        """A process, which has used `cpu_s`, says that it is the worker `peer`. Why it is put out; '' if it is not."""
+        """A process, which has used `cpu_s`, says that it is the worker `peer`. Why it is evicted; '' if it is not."""
         processes = self._processes.setdefault(peer, _Processes())
         if process not in processes.heard:
             processes.heard.append(process)
@@ -63,7 +63,7 @@ class WorkerRoster:
         return self._put_out(peer, processes)
 
     def is_another(self, peer: int, process: int) -> bool:
-        """Whether another process of the worker is let in."""
+        """Whether another process of the worker is admitted."""
         return peer in self.admitted and self.admitted[peer].process != process
 
     def wait(self, peer: int, process: int) -> None:
@@ -76,12 +76,12 @@ class WorkerRoster:
         return sorted(waiting.items())
 
     def admit(self, peer: int, process: int, own_admission: int) -> None:
-        """The worker is let in, under a new admission. `own_admission`: of the server."""
+        """The worker is admitted, under a new admission. `own_admission`: of the server."""
         self._n_admissions += 1
         self.admitted[peer] = AdmittedWorker(process, own_admission * ADMISSIONS + self._n_admissions)
 
     def remove(self, peer: int) -> None:
-        """The worker is let in no more."""
+        """The worker is no longer admitted."""
         self.admitted.pop(peer, None)
 
     def of_admission(self, peer: int, admission: int) -> AdmittedWorker | None:
@@ -90,7 +90,7 @@ class WorkerRoster:
         return worker if worker and worker.admission == admission else None
 
     def refuse(self, peer: int, problem: str) -> str:
-        """A contribution of the worker's newest process cannot be right. Why that is put out; '' if it is not."""
+        """A contribution of the worker's newest process cannot be right. Why that is evicted; '' if it is not."""
         processes = self._processes[peer]
         processes.refused.append(problem)
         return self._put_out(peer, processes)
@@ -101,7 +101,7 @@ class WorkerRoster:
         self._processes[peer].refused.clear()
 
     def statuses(self, now_s: float) -> tuple[ev.WorkerStatus, ...]:
-        """The statuses of the workers that are let in."""
+        """The statuses of the workers that are admitted."""
         known = ((peer, self._processes[peer]) for peer in sorted(self.admitted))
         return tuple(ev.WorkerStatus(peer, one.n_counted, now_s - one.heard_s, one.cpu_s) for peer, one in known)
 

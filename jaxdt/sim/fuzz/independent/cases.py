@@ -389,7 +389,7 @@ class _Processes:
         return self._process(peer, machine, tensors)
 
     def begin_anew(self, peer: int, stage: int | None) -> SimPeer:
-        """A peer of the plan that was started again, or was put out."""
+        """A peer of the plan that was started again, or was evicted."""
         assert stage in (None, self._case.plan.seat(peer)[0]), f"peer {peer} comes to stage {stage}, not its own"
         tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
         self._invariants.began_anew(peer, tensors)

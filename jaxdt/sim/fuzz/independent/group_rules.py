@@ -135,7 +135,7 @@ class GroupRules:
         stage.waiting[peer] = step
 
     def left(self, peer: int) -> None:
-        """A replica is not waited for any more."""
+        """A replica is no longer awaited."""
         stage = self._stage_of(peer)
         if stage is None:
             return

@@ -13,7 +13,7 @@ servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
        A server takes at most as many microbatches of a step as it owns.
        And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
        each worker; a worker holds those that it was asked for. A peer waits for few wakings of one kind.
-  (14) the servers' parts of a sum cover the step: no member asks to be put out for a sum that does not
+  (14) the servers' parts of a sum cover the step: no member asks to be evicted for a sum that does not
 
 Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
 (jaxdt.sim.fuzz.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:

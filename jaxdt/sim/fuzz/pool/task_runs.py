@@ -29,7 +29,7 @@ END_S = 1e4  # a run that takes longer will never end
 
 @dataclass
 class Worker:
-    """`admission` grows each time that the server lets the worker in. One that is away answers nothing."""
+    """`admission` grows each time that the server admits the worker. One that is away answers nothing."""
 
     admission: int
     speed: float
