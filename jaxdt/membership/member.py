@@ -175,7 +175,7 @@ class Membership:
         return ACCEPT if fits and header.generation == own.generation else DROP
 
     def _outlives(self, header: ev.Header, body: ev.Message) -> bool:
-        """Whether a message counts though it was sent in an earlier view. A peer that starts again has nothing to do with
+        """Whether a message counts though it was sent in an earlier view. A peer that starts again has no part in
         what was sent to it, or by it, before it was admitted."""
         if type(body) not in self.identity.outlives_views:
             return False

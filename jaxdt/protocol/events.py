@@ -1663,8 +1663,8 @@ class MarkCheckpoint(Action):
 @frozen_dataclass
 class MoveTo(Action):
     """This machine is over. Its process goes on with the machine of a newcomer to `stage`, under the same peer id.
-    Where replicas may differ that is its own stage, in which it starts again. `version`: how many updates its parameters
-    have seen."""
+    Where replicas may differ that is its own stage, in which it starts again. `version`: the updates that its
+    parameters have seen."""
 
     stage: int
     version: int = 0
