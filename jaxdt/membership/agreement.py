@@ -52,7 +52,7 @@ NO_INTAKE = Intake()
 
 @dataclass(frozen=True)
 class EndRun:
-    """The run cannot go on; it ends with this exit code."""
+    """The run cannot continue; it ends with this exit code."""
 
     code: int
     reason: str
@@ -85,7 +85,7 @@ class Agreement(Protocol):
     n_committed: int
 
     def start(self, now_s: float) -> list[ev.Action]:
-        """A coordinator goes on where an earlier one has died: reports of what that one may not have reported."""
+        """A coordinator continues where an earlier one has died: reports of what that one may not have reported."""
         ...
 
     def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
@@ -106,7 +106,7 @@ class Agreement(Protocol):
         ...
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
-        """'' if the run goes on without this peer, else why it does not. `present`: the members that are there."""
+        """'' if the run continues without this peer, else why it does not. `present`: the members that are there."""
         ...
 
     def leave_with(self, peer: int) -> Collection[int]:
@@ -158,7 +158,8 @@ class Agreement(Protocol):
 
     def has_untold_rows(self, n_rows: int) -> bool:
         """Whether one of the first `n_rows` rows is done and not durable and reported yet. A run that ends after so
-        many does not end before that, and their checkpoint is not complete: a run that goes on from it has all rows."""
+        many does not end before that, and their checkpoint is not complete: a run that continues from it has all
+        rows."""
         ...
 
     @property
@@ -184,6 +185,6 @@ class Agreement(Protocol):
         ...
 
     def checkpoint_complete(self, version: int) -> list[ev.Action]:
-        """The checkpoint of this version is complete, also when a coordinator goes on after another. The answer: as
+        """The checkpoint of this version is complete, also when a coordinator continues after another. The answer: as
         that of `hear`."""
         ...

@@ -3,7 +3,7 @@
 Peers say hello; when all peers of the plan are ready, view 1 is made durable and sent. From then on the agreement
 (jaxdt.membership.agreement) decides which steps are committed, and the roster (jaxdt.membership.roster) decides who is
 a member. Views, records of steps and the coordinator's term are made durable before anybody hears of them (step
-protocol, Sec. 5), one view or record at a time; so a coordinator that is started again goes on from the last of them
+protocol, Sec. 5), one view or record at a time; so a coordinator that is started again continues from the last of them
 (Sec. 7). A view names the results that its members hold, so nothing is averaged twice (Sec. 4.6).
 """
 
@@ -680,7 +680,7 @@ class Coordinator:
 
     def _on_failed(self, now_s: float, src: int, reason: str) -> list[ev.Action]:
         """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
-        left to go on, or if a person has to mend the same for every peer that tries."""
+        left to continue, or if a person has to mend the same for every peer that tries."""
         line = f"{self.roster.name(src)}: {reason}"
         if self.view is None and src in self.config.stage_of:
             return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
@@ -745,7 +745,7 @@ class Coordinator:
         return self.roster.replaceable(self.n_committed, self._agreement.records)
 
     def _can_spare(self, peer: int) -> bool:
-        """Whether the stage of a member can go on without it."""
+        """Whether the stage of a member can continue without it."""
         stage = self.roster.stage_of[peer]
         next_view = self._being_persisted.get(VIEW)
         staying = next_view if isinstance(next_view, ev.View) else self.roster.current_view
@@ -920,7 +920,7 @@ class Coordinator:
 
     def _end_if_over(self) -> list[ev.Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop. Steps that
-        are done after a stop's checkpoint are not awaited: the run goes on from the checkpoint."""
+        are done after a stop's checkpoint are not awaited: the run continues from the checkpoint."""
         ending, progress = self._operations.ending(self._progress), self._progress
         n_rows = progress.checkpoint if ending else progress.n_steps
         if self._agreement.has_untold_rows(n_rows) or self._agreement.is_asking:
@@ -944,7 +944,7 @@ class Coordinator:
         return self._step_down(ExitCode.SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
 
     def _state_lost(self, src: int, header: ev.Header) -> list[ev.Action]:
-        """The run goes on elsewhere than on this disk: what was committed is not known here."""
+        """The run continues elsewhere than on this disk: what was committed is not known here."""
         where = f"{self.roster.name(src)} is in view {header.view} of term {header.coordinator_term}"
         mend = "restore the folder coordinator/ of run_dir, or stop all peers and start again from a checkpoint"
         return self._step_down(2, f"{where}, and this disk holds no state of the run; {mend}")

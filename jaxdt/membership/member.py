@@ -2,7 +2,7 @@
 
 Owns the peer's view, run and generation, and with them the decision whether a message may be read now (`admit`). Knows
 nothing of microbatches or gradients. A peer that finds itself outside of a view, because it was paused or cut off, says
-hello again and is admitted again. A peer whose coordinator is silent goes on, and waits for it.
+hello again and is admitted again. A peer whose coordinator is silent continues, and waits for it.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -49,8 +49,8 @@ class PeerIdentity:
     """The identity of this peer in its run, and its duties. The member of a stage with the least id saves the stage's
     part of checkpoints. `outage_s`: how long the peer waits for a silent coordinator, beyond the deadline.
     `outlives_views`: messages that count also in a view after the one in which they were sent; `from_workers`: messages
-    that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was evicted goes on with
-    new machines, in its own stage; versions of states are local steps then."""
+    that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was evicted continues
+    with new machines, in its own stage; versions of states are local steps then."""
 
     run: str
     fingerprint: str
@@ -491,8 +491,8 @@ class Membership:
         return actions
 
     def _evicted(self, view: ev.View) -> ev.Actions:
-        """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
-        leave if that is what it asked for."""
+        """The run continues without this peer: become a candidate again, as soon as it is known what this peer holds,
+        or leave if that is what it asked for."""
         assert self.view is not None
         self._void_admission = self.view.by_peer[self.identity.peer].admission
         self.header = replace(self.header, view=view.number)

@@ -227,8 +227,8 @@ class Roster:
         self.processes.pop(peer, None)
 
     def admit_in_mid_step(self) -> None:
-        """The step cannot go on because of the last replica of a stage. Newcomers do not wait for the end of the step:
-        one that has got the state of that stage can go on without the replica."""
+        """The step cannot continue because of the last replica of a stage. Newcomers do not wait for the end of the
+        step: one that has got the state of that stage can continue without the replica."""
         self._admits_in_mid_step = True
 
     # ---------------------------------------------------------------------------------------------------- who goes
@@ -270,7 +270,7 @@ class Roster:
         return False
 
     def put_aside(self, peers: Collection[int]) -> None:
-        """Members that are there leave with the next view: a stage of theirs goes on without them. They are not
+        """Members that are there leave with the next view: a stage of theirs continues without them. They are not
         disconnected, and may be candidates afterwards."""
         self._aside |= self.present.intersection(peers)
         self.lost |= self._aside
@@ -382,7 +382,7 @@ class Roster:
         return {peer for peer in self._standing_by(n_committed, records) if self.stage_of[peer] in vacant}
 
     def replaceable(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
-        """Stages that can go on without any of their replicas, since somebody stands by who holds their state."""
+        """Stages that can continue without any of their replicas, since somebody stands by who holds their state."""
         return {self.stage_of[peer] for peer in self._standing_by(n_committed, records)}
 
     def _orphans(self, vacant: Collection[int]) -> set[int]:

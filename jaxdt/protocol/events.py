@@ -86,7 +86,7 @@ class Part:
 @frozen_dataclass
 class Checkpoint:
     """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`.
-    `n_reseeds`: how often the run had gone on with other samples. Without parts it is version 0, the initial state,
+    `n_reseeds`: how often the run continued with other samples. Without parts it is version 0, the initial state,
     which every peer can draw. `mean_of`: where replicas may differ, of which replicas each stage's part is the mean, as
     (peer, its local steps)."""
 
@@ -161,8 +161,8 @@ class Record:
 
 @frozen_dataclass
 class PipelineJoin:
-    """Where replicas may differ: a pipeline has come back, and goes on from the states that pipeline `donor` had after
-    `step` local steps. `admission`: of its peers; `n_rows`: rows that were done when it was whole."""
+    """Where replicas may differ: a pipeline has come back, and continues from the states that pipeline `donor` had
+    after `step` local steps. `admission`: of its peers; `n_rows`: rows that were done when it was whole."""
 
     pipeline: int
     donor: int
@@ -184,8 +184,8 @@ class View(Message):
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
                  other members of their stage; where replicas may differ, that of one pipeline
     parts        of the checkpoint with which this generation began
-    n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
-    continued    the last view of each earlier coordinator that this one goes on from, where it made one. A coordinator
+    n_reseeds    how often the run continued with other samples, since a gradient was not finite
+    continued    the last view of each earlier coordinator that this one follows, where it made one. A coordinator
                  that was superseded may have made more, of which its successor knows nothing
     joins        where replicas may differ, the last return of each pipeline that has come back
     """
@@ -206,7 +206,7 @@ class View(Message):
     joins: tuple[PipelineJoin, ...] = ()
 
     def continues(self, number: int) -> bool:
-        """Whether the view of this number is among those that this one goes on from."""
+        """Whether the view of this number is among those that this one continues from."""
         lasts = (*self.continued, self.number)
         return any(number <= last and _term_of(number) == _term_of(last) for last in lasts)
 
@@ -677,8 +677,8 @@ class ShareDone(Message):
 
 @frozen_dataclass
 class Continue(Message):
-    """Coordinator -> first stage's member, an answer to ShareDone: other pipelines are slower, so go on up to `until`
-    local steps."""
+    """Coordinator -> first stage's member, an answer to ShareDone: other pipelines are slower, so continue up to
+    `until` local steps."""
 
     until: int
 
@@ -928,15 +928,15 @@ class PartMissing(Message):
 
 @frozen_dataclass
 class Failed(Message):
-    """Peer -> coordinator: this peer cannot go on, for something that a person has to mend, and its process ends."""
+    """Peer -> coordinator: this peer cannot continue, for something that a person has to mend, and its process ends."""
 
     reason: str
 
 
 @frozen_dataclass
 class SaveFailed(Message):
-    """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member goes on,
-    and tries again with the next checkpoint."""
+    """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member
+    continues, and tries again with the next checkpoint."""
 
     version: int
     reason: str
@@ -1242,12 +1242,12 @@ class Paused(Event):
 
 @frozen_dataclass
 class Terminated(Event):
-    """The system asks this coordinator to end. The run goes on, and waits for another coordinator."""
+    """The system asks this coordinator to end. The run continues, and waits for another coordinator."""
 
 
 @frozen_dataclass
 class Leave(Event):
-    """A person or the system asked this peer to leave the run, which goes on."""
+    """A person or the system asked this peer to leave the run, which continues."""
 
 
 # Between the machines of one peer.
@@ -1262,7 +1262,7 @@ class ViewChanged(InternalEvent):
 
 @frozen_dataclass
 class Evicted(InternalEvent):
-    """membership -> wiring, sync: the run goes on without this peer, as `view` says. Committed steps are applied; all
+    """membership -> wiring, sync: the run continues without this peer, as `view` says. Committed steps are applied; all
     other work that is under way is void."""
 
     view: View
@@ -1384,7 +1384,7 @@ class StepsEnd(InternalEvent):
 
 @frozen_dataclass
 class Admitted(InternalEvent):
-    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. Work
+    """membership -> sync, wiring of a pool worker: its server has let it in, or continues with the next version. Work
     under way for steps before that version is void; after another admission all work under way is void."""
 
     admission: int
@@ -1662,7 +1662,7 @@ class MarkCheckpoint(Action):
 
 @frozen_dataclass
 class MoveTo(Action):
-    """This machine is over. Its process goes on with the machine of a newcomer to `stage`, under the same peer id.
+    """This machine is over. Its process continues with the machine of a newcomer to `stage`, under the same peer id.
     Where replicas may differ that is its own stage, in which it starts again. `version`: the updates that its
     parameters have seen."""
 

@@ -128,7 +128,7 @@ class PipelineEndReport(Report):
 
 @dataclass(frozen=True)
 class PipelineJoinReport(Report):
-    """A pipeline has come back, and goes on from the states of pipeline `donor` after `n_steps` local steps.
+    """A pipeline has come back, and continues from the states of pipeline `donor` after `n_steps` local steps.
     `admission`: of its peers. A coordinator that is started again reports the last return of each pipeline again."""
 
     kind: ClassVar[str] = "pipeline_join"
@@ -212,7 +212,7 @@ class UnequalBitsReport(Report):
 @dataclass(frozen=True)
 class RepairReport(Report):
     """The parameters of a replica differ from those of `donor` beyond the tolerance: it takes over the donor's state of
-    `version`, and the step goes on then."""
+    `version`, and the step continues then."""
 
     kind: ClassVar[str] = "repair"
     version: int
@@ -390,7 +390,7 @@ class LostReport(Report):
 
 @dataclass(frozen=True)
 class FailedReport(Report):
-    """A peer that is no member cannot go on: its process has ended, and the run goes on without it."""
+    """A peer that is no member cannot continue: its process has ended, and the run continues without it."""
 
     kind: ClassVar[str] = "failed"
     peer: int
@@ -399,7 +399,7 @@ class FailedReport(Report):
 
 @dataclass(frozen=True)
 class OverdueReport(Report):
-    """A Work takes far longer than its like. If it `blocks` the run, the run goes on without the peer, provided that
+    """A Work takes far longer than its like. If it `blocks` the run, the run continues without the peer, provided that
     its stage has another."""
 
     kind: ClassVar[str] = "overdue"
@@ -484,7 +484,7 @@ class MoveReport(Report):
 
 @dataclass(frozen=True)
 class RestartedReport(Report):
-    """A coordinator goes on where an earlier one has died, which may not have reported its last view."""
+    """A coordinator continues where an earlier one has died, which may not have reported its last view."""
 
     kind: ClassVar[str] = "restarted"
     coordinator_term: int
@@ -554,7 +554,7 @@ class OperatorReport(Report):
 
 @dataclass(frozen=True)
 class SteppedDownReport(Report):
-    """This coordinator ends, and the run goes on without it."""
+    """This coordinator ends, and the run continues without it."""
 
     kind: ClassVar[str] = "stepped_down"
     reason: str
@@ -649,7 +649,7 @@ class AdoptedReport(Report):
 
 @dataclass(frozen=True)
 class NoteReport(Report):
-    """The coordinator's note to this peer: the reason why the run does not go on; '' once it goes on."""
+    """The coordinator's note to this peer: the reason why the run does not continue; '' once it continues."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -661,7 +661,7 @@ class NoteReport(Report):
 
 @dataclass(frozen=True)
 class EvictedReport(Report):
-    """The run goes on without this peer since `view`."""
+    """The run continues without this peer since `view`."""
 
     kind: ClassVar[str] = "evicted"
     view: int
@@ -700,7 +700,7 @@ class StillReadyReport(Report):
 
 @dataclass(frozen=True)
 class UnreachedReport(Report):
-    """This process has not reached the coordinator yet, and goes on trying for `left_s` seconds."""
+    """This process has not reached the coordinator yet, and keeps trying for `left_s` seconds."""
 
     kind: ClassVar[str] = "unreached"
     left_s: float
@@ -775,7 +775,7 @@ class WorkerProgressReport(Report):
 
 @dataclass(frozen=True)
 class WriteFailedReport(Report):
-    """A file that is for people only, such as a trace, could not be written; the process goes on without it."""
+    """A file that is for people only, such as a trace, could not be written; the process continues without it."""
 
     kind: ClassVar[str] = "write_failed"
     reason: str

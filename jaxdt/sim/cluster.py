@@ -458,7 +458,7 @@ class Simulation:
         self._handle_event(peer, event)
 
     def _sent_boundary(self, peer: int, has_arrived: bool) -> None:
-        """A boundary tensor leaves a peer whose sends block, or has arrived; then the peer goes on."""
+        """A boundary tensor leaves a peer whose sends block, or has arrived; then the peer continues."""
         self._n_sending[peer] += -1 if has_arrived else 1
         if not self._n_sending[peer] and peer in self._held_up:
             self._held_up.discard(peer)

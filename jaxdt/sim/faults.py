@@ -55,7 +55,7 @@ class Fault:
     crash      the process of `peer` ends; messages that it has sent arrive, except those that a cut or clog holds
     fail       the process of `peer` ends because of an error that it can name, and says so to the coordinator
     power-off  its machine ends: messages that have not arrived are lost, and others see it only after DEAD_LINK_S
-    pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
+    pause      `peer` does nothing; afterwards it continues with the events that have come meanwhile
     slow       Work that `peer` begins meanwhile takes `factor` times as long
     clog       the links from `peer` and `beside` to `others` have `factor` of their bandwidth; at 0 they stand still,
                or just one `channel` of them does
@@ -68,8 +68,8 @@ class Fault:
     restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave
     twice      another process is started as `peer`, which runs
-    stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
-    takeover   another coordinator begins with what this one had made durable before its last views; this one goes on,
+    stale      the coordinator that crashed did not: it continues beside its successor, until a person ends it
+    takeover   another coordinator begins with what this one had made durable before its last views; this one continues,
                until a person ends it
     perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
     hold       an operator pauses the run, and resumes it at the end

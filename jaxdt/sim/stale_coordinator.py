@@ -1,4 +1,4 @@
-"""A coordinator that was taken for dead and goes on, although another one has taken over the run.
+"""A coordinator that was taken for dead and continues, although another one has taken over the run.
 
 It has a disk of its own and hears nobody, since the peers talk to the other one; but what it says reaches the peers.
 """

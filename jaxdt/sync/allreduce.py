@@ -209,7 +209,7 @@ class AllReduce(RoundPolicy):
             self._next_record = None
 
     def _leave(self, view: ev.View) -> ev.Actions:
-        """The run goes on without this peer: apply what is committed, give up the rest."""
+        """The run continues without this peer: apply what is committed, give up the rest."""
         actions: ev.Actions = []
         if self._view:
             actions += [action for record in view.records for action in self._on_committed(record)]

@@ -54,12 +54,12 @@ class SyncEntry:
     build                a peer's machine
     build_agreement      the coordinator's part
     check                '' if config and plan make sense with it, else a line that names the field and the reason
-    replicas_may_differ  whether a replica goes on with its own steps while others have done fewer; then each pipeline
+    replicas_may_differ  whether a replica continues with its own steps while others have done fewer; then each pipeline
                          has to run by itself (WiringEntry.is_independent)
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           the fields of plan.roles that the sync uses
     settings             the group of fields of config.sync that is for this kind, "" if there is none
-    begins_anew          whether a peer that was evicted goes on with new machines in its own place
+    begins_anew          whether a peer that was evicted continues with new machines in its own place
     server_vectors       the vectors of one number a parameter that a server of the plan holds for its workers at most
     copies               the bytes that a replica holds beside its state, for a config and the layers lo..hi-1; None
                          where replicas are equal

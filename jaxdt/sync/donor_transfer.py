@@ -2,8 +2,8 @@
 
 The first stage of the donor begins no further step, and tells the joining peers after how many steps it waits
 (DonorWaits). The other stages of the donor come to the same step, and to the mean that is due after it, and can do
-nothing more then. So all stages give the states of one moment, as they are, and no copy is kept. The donor goes on with
-the view in which the pipeline is whole again, or in which no peer joins. If the donor is lost, the view without
+nothing more then. So all stages give the states of one moment, as they are, and no copy is kept. The donor continues
+with the view in which the pipeline is whole again, or in which no peer joins. If the donor is lost, the view without
 it names another one, and all stages start again.
 """
 

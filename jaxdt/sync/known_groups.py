@@ -1,7 +1,7 @@
 """The averaging groups that a replica knows, for a coordinator that was started again.
 
 A replica remembers a group's attempts until the group is over, and for each name the last group that is over. The next
-coordinator goes on counting behind that group, and forms none of these groups again. A part of a sync's machine.
+coordinator continues counting behind that group, and forms none of these groups again. A part of a sync's machine.
 """
 
 from collections.abc import Sequence

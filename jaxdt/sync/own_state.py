@@ -1,6 +1,6 @@
 """The digest of this peer's own state, at the versions at which replicas compare theirs (jaxdt.membership.state_check).
 
-The digest is asked for once the gradient of a step is laid out, so that it is made while the exchange goes on. The
+The digest is asked for once the gradient of a step is laid out, so that it is made while the exchange continues. The
 state does not change meanwhile: its next update waits for a commit, which waits for this peer's `Prepared`, which waits
 for the digest.
 """

@@ -1,9 +1,9 @@
 """The mean that a replica awaits while it does further local steps (streaming DiLoCo, Douillard et al. 2025, Alg. 2).
 
-After some local step the vector of a fragment is frozen, and the replica goes on. Meanwhile a group forms, and averages
-what its members have frozen. The mean is due after `lag_steps` further local steps: then it is adopted, and the replica
-waits for it if it is not whole yet. The averages of two fragments are further apart than the lag, so one mean at most
-is pending. One that would be due after the last local step is never adopted.
+After some local step the vector of a fragment is frozen, and the replica continues. Meanwhile a group forms, and
+averages what its members have frozen. The mean is due after `lag_steps` further local steps: then it is adopted, and
+the replica waits for it if it is not whole yet. The averages of two fragments are further apart than the lag, so one
+mean at most is pending. One that would be due after the last local step is never adopted.
 
 A part of a sync's machine. It knows steps and rounds, and no vector.
 """

@@ -2,12 +2,12 @@
 
 After its backward Work a replica updates its parameters by itself, a local step. The sync, a subclass, says after which
 of them the replica wants a group (`_after_step`). The coordinator's part (jaxdt.sync.scheduling.book) answers with one.
-Its members lay their parameters out, add them up as in all-reduce, each an owner of one shard, and go on from the mean.
-Nothing is agreed beyond the group: a mean is adopted as soon as it is whole. With a lag a replica does not wait, and
-adopts the mean some local steps later (jaxdt.sync.pending_means).
+Its members lay their parameters out, add them up as in all-reduce, each an owner of one shard, and continue from the
+mean. Nothing is agreed beyond the group: a mean is adopted as soon as it is whole. With a lag a replica does not wait,
+and adopts the mean some local steps later (jaxdt.sync.pending_means).
 
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
-result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
+result of the run. On the way such means are kept aside for checkpoints, while the replicas continue.
 
 The first stage of a pipeline that gives its states to one that comes back begins no step until that has them
 (jaxdt.sync.donor_transfer).
@@ -304,7 +304,7 @@ class IndependentReplica(RoundPolicy):
         return self._options.fragment_elements[round.fragment]
 
     def _is_snapshot(self, round: RoundId) -> bool:
-        """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer goes on with its own
+        """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer continues with its own
         state."""
         return round.kind == RoundKind.HELD_OUT or (
             round.kind == RoundKind.STATE and round.number < self._options.n_steps
@@ -435,7 +435,7 @@ class IndependentReplica(RoundPolicy):
 
     def _give_up_without(self, view: ev.View) -> None:
         """Give up the attempts that wait for the part of a member that is not in the view. The coordinator says how
-        their groups go on. A result that others hold needs no more parts."""
+        their groups continue. A result that others hold needs no more parts."""
         for exchange in self._engine:
             waits = not exchange.complete and not exchange.holders
             if waits and not _are_there(exchange.contributors, exchange.id, view):

@@ -3,7 +3,7 @@
 Each stage has a server, which computes no microbatch. After a local step a replica, the worker, pushes what the step
 has changed, and the server adds it to its parameters. After every `wave` pushes the worker's clock grows by 1, and it
 waits to pull: the server answers when that clock is at most `staleness` ahead of the slowest worker's, and the worker
-goes on from the server's parameters. The slowest is never held, so the run never stands still.
+continues from the server's parameters. The slowest is never held, so the run never stands still.
 
 Pushes and pulls are rounds of averaging with one contributor. The server counts the clocks itself, from the pushes that
 it has added: so a pull contains all that its clock promises, and the coordinator is not asked. The order in which the

@@ -1,4 +1,4 @@
-"""Parameters that servers keep aside for held-out losses and checkpoints, while workers go on.
+"""Parameters that servers keep aside for held-out losses and checkpoints, while workers continue.
 
 A snapshot holds the same pushes at all stages: those up to a cut, a local step of each pipeline. When the coordinator
 asks for one, the server of the first stage chooses the cut: of each worker the last step that it may do before it pulls

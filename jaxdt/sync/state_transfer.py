@@ -124,8 +124,8 @@ class StateTransfer:
         return self._go_on(now_s, self._download) if self._download else []
 
     def _give_up_repair(self, download: Download) -> ev.Actions:
-        """The donor may be gone, or wrong in the new view. The state that is here is whole, so the peer goes on with it
-        and will be told again if it has to be repaired."""
+        """The donor may be gone, or wrong in the new view. The state that is here is whole, so the peer continues with
+        it and will be told again if it has to be repaired."""
         self._download = self._donor = None
         return [ev.Joined(download.version)]
 

@@ -57,7 +57,7 @@ class ParameterDonor:
 class ParameterDownload:
     """A worker's side: it answers Admitted with Updated, once the parameters are here. Work that was under way before
     is dropped then, unless this is the next version under the same admission: with delayed updates Work of later steps
-    goes on."""
+    continues."""
 
     READS = frozenset({ev.Admitted, ev.State, ev.Installed, ev.NotInstalled, ev.Restored, ev.Refused})
 

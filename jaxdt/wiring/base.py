@@ -80,7 +80,7 @@ class WiringEntry:
     follows_plan       whether a microbatch stays in its plan's pipeline, in the order of the plan's schedule; so each
                        pipeline may have codecs of its own. Else a peer sends to any of the next stage, and all
                        microbatches take one codec at a boundary
-    may_change_stages  whether peers may move to other stages while the run goes on
+    may_change_stages  whether peers may move to other stages while the run continues
     is_independent     whether each pipeline runs by itself, with local steps of its own, and sends no tensor twice
     outlives_views     messages of peers that count also in a view after the one in which they were sent
     plan_roles         the fields of plan.roles that the wiring uses

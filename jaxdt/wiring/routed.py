@@ -7,11 +7,11 @@ input has arrived: a backward goes before a forward, then the oldest goes first,
 the network are slow. The replicas of a stage tell one another which microbatches they counted, and a stage's step is
 over when all are counted.
 
-Work may take far longer than its like while the peer's machine goes on as ever. Then the router has another replica do
-the forwards too that are stuck at this peer. Both send their results to the same peer of the next stage, which uses the
-one that comes first and sends the gradient back along the route of that one. So no gradient is computed twice, and one
-place decides. A forward whose result nobody waits for at the next stage stays where it is, and so does a backward: they
-are done elsewhere only in a view without their peer.
+Work may take far longer than its like while the peer's machine continues as ever. Then the router has another replica
+do the forwards too that are stuck at this peer. Both send their results to the same peer of the next stage, which uses
+the one that comes first and sends the gradient back along the route of that one. So no gradient is computed twice, and
+one place decides. A forward whose result nobody waits for at the next stage stays where it is, and so does a backward:
+they are done elsewhere only in a view without their peer.
 
 A view in mid-step makes all routes void, since messages of old views are dropped. Then Recovery says what has to be
 done again. A peer that joins computes from the next step on.

@@ -55,7 +55,7 @@ class Absences:
         return max((self._by_peer[peer].since_s + self._grace_s - now_s for peer in peers), default=0.0)
 
     def evicted(self, peers: Collection[int], n_committed: int) -> None:
-        """A view goes on without these peers; by then `n_committed` steps were committed, as the view tells them."""
+        """A view continues without these peers; by then `n_committed` steps were committed, as the view tells them."""
         for peer in peers:
             if peer in self._by_peer:
                 self._by_peer[peer] = replace(self._by_peer[peer], version=n_committed)

@@ -1,6 +1,6 @@
-"""The failures of peers, and whether any peer is left that could go on.
+"""The failures of peers, and whether any peer is left that could continue.
 
-A peer that fails is that peer's trouble: the run goes on without it, or waits for another. The run ends with it only
+A peer that fails is that peer's trouble: the run continues without it, or waits for another. The run ends with it only
 where waiting is in vain: no peer is left, or one peer after another fails at the same stage for the same reason.
 """
 
@@ -24,7 +24,7 @@ class Failures:
         self._overdue: dict[int, dict[str, int]] = {}  # peer -> its Work that was overdue, and in which step
 
     def failed(self, peer: int, stage: int, reason: str) -> None:
-        """A peer cannot go on, and its process ends."""
+        """A peer cannot continue, and its process ends."""
         self._failed.add(peer)
         before, n = self._last.get(stage, ("", 0))
         self._last[stage] = (reason, n + 1 if reason == before else 1)
@@ -38,8 +38,8 @@ class Failures:
         self._last.clear()
 
     def is_final(self, stage: int, is_deserted: bool, peers: Iterable[int]) -> bool:
-        """Whether the last failure at a stage leaves nobody who could go on. `is_deserted`: the stage has nobody, and
-        waits for nobody who is known. `peers`: members and candidates."""
+        """Whether the last failure at a stage leaves nobody who could continue. `is_deserted`: the stage has nobody,
+        and waits for nobody who is known. `peers`: members and candidates."""
         in_vain = is_deserted and self._last.get(stage, ("", 0))[1] >= SAME_FAILURES_MAX
         return in_vain or self._failed.issuperset(peers)
 

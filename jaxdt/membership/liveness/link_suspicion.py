@@ -23,7 +23,7 @@ class LinkSuspicion:
         self._broken: dict[tuple[int, int], tuple[float, str]] = {}  # the two ends -> since when, and why
 
     def accuse(self, now_s: float, src: int, peer: int, reason: str) -> float:
-        """`src` cannot go on with `peer`, which may be itself. Returns when this can be judged at the latest."""
+        """`src` cannot continue with `peer`, which may be itself. Returns when this can be judged at the latest."""
         ends = (min(src, peer), max(src, peer))
         self._broken.setdefault(ends, (now_s, f"{reason} ({SAID_BY} {src} of peer {peer})"))
         return now_s + self._patience_s
@@ -33,7 +33,7 @@ class LinkSuspicion:
         self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
 
     def judged(self, now_s: float, roster: Roster, replaceable: Container[int] = ()) -> tuple[int, str] | None:
-        """One member that has to leave now, and why. `replaceable`: stages that can go on without any replica."""
+        """One member that has to leave now, and why. `replaceable`: stages that can continue without any replica."""
         present = roster.members - roster.lost - roster.missing
         self._broken = {ends: since for ends, since in self._broken.items() if set(ends) <= present}
         joining: set[int] = set(roster.view.joining) if roster.view else set()

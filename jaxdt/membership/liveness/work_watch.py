@@ -1,11 +1,11 @@
-"""Work that takes far longer than its like: found by the peer that does it, while its heartbeats go on as ever.
+"""Work that takes far longer than its like: found by the peer that does it, while its heartbeats continue as ever.
 
 A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring asks
 other replicas for the Work that may be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A
 backward may not, since a gradient cannot be taken out of a sum (step protocol, Sec. 3.3). Once the step waits only for
 this peer's accumulator, or the Work has taken several deadlines, the peer tells the coordinator that it blocks the run.
-The coordinator goes on without the peer and its accumulator if the stage has another replica, and the other replicas do
-the lost Work. So each microbatch is counted once.
+The coordinator continues without the peer and its accumulator if the stage has another replica, and the other replicas
+do the lost Work. So each microbatch is counted once.
 """
 
 from collections import defaultdict, deque

@@ -249,7 +249,7 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
 
 def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a sixth of the cases a peer is started although it runs, and in half of those whose coordinator is replaced
-    the old one goes on."""
+    the old one continues."""
     faults = list(case.faults)
     if rng.random() < 1 / 6:
         begun_s = 1.0  # the first process of the peer is known by then

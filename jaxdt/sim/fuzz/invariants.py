@@ -185,7 +185,7 @@ class Invariants:
         )
 
     def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
-        """A coordinator goes on from `disk`. A value that its predecessor was writing when it ended may be there; on
+        """A coordinator continues from `disk`. A value that its predecessor was writing when it ended may be there; on
         the disk of another host the last views may be missing."""
         pending = self._pending
         self._pending = {}

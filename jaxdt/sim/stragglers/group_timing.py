@@ -5,7 +5,7 @@ exchange, and stalls. Nothing else exists here: no network, no machines of peers
 matching rule does to throughput and whether it can get stuck, for hundreds of systems a second.
 
 A replica follows its stage's order of Work. After the last backward of a step it is ready, and does nothing until its
-group has averaged. With servers in place of groups it does nothing until its pull has come, or goes on at once.
+group has averaged. With servers in place of groups it does nothing until its pull has come, or continues at once.
 """
 
 import heapq

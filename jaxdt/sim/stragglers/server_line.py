@@ -1,7 +1,7 @@
 """HetPipe's servers in a simulation of waits alone: a matcher for each stage, and the one line that all pushes and
 pulls share (Park et al. 2020, Sec. 5; SDPipe's comparison with it has one central server).
 
-A replica that has done a local step pushes what it has changed, and goes on. After every `wave` pushes it waits until
+A replica that has done a local step pushes what it has changed, and continues. After every `wave` pushes it waits until
 its clock is at most `staleness` ahead of the slowest replica's of its stage, and then pulls. Clocks count the pushes
 that have arrived, as the servers of a run count those that they have added.
 """

@@ -84,7 +84,7 @@ class MatcherEntry:
                enforcement token that the matchers of all stages of a run share
     check      '' if config and plan make sense with it, else a line that names the field and the reason
     averages   whether replicas average at all; if not, no replica says that it is ready
-    keeps_step whether replicas go on in step with one another: then a row of the metrics is of one step of all
+    keeps_step whether replicas continue in step with one another: then a row of the metrics is of one step of all
     period     after how many averages of so many replicas the rule's course repeats
     """
 

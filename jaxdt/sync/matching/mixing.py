@@ -1,6 +1,6 @@
 """Does a rule of averaging mix its replicas? Who met whom, the components of the exchange graph, and the mixing rate.
 
-In the mean exchange matrix of a stage, row i is what replica i goes on with after an average, in the mean over its
+In the mean exchange matrix of a stage, row i is what replica i continues with after an average, in the mean over its
 averages: the part 1 / n of each member of a group of n. Its second eigenvalue says how much of a difference between
 replicas is left after each has averaged once, at the slowest: 0 where all average together, 1 where some never meet.
 """

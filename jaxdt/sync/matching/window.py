@@ -10,7 +10,7 @@ The rules of one stage (Alg. 2 of the paper):
 4. A replica that leaves is no longer awaited. One that joins counts as connected to the donor of its parameters.
 
 A run cannot get stuck: while one stage enforces, all others close their groups within T, so each pipeline that is
-waited for goes on until its replica of that stage is ready, or leaves (the run's failure detection sees to that).
+waited for continues until its replica of that stage is ready, or leaves (the run's failure detection sees to that).
 This needs a finite T where groups may be of some, and one token for all stages. Without the token, pipelines
 stuck in two stages that enforce wait for each other.
 
@@ -125,7 +125,7 @@ class MatchWindow:
         if len(self._ready) == len(self._replicas):
             return self._close(now_s, "full")
         if math.isinf(self._length.longest_s):
-            return None  # without a timer only groups of all are live: others could wait for those who have gone on
+            return None  # without a timer only groups of all are live: others could wait for those who have continued
         if self._phase is Phase.ENFORCING:
             return self._close(now_s, "enforced") if self._connects else None
         limited = 0 < self._group_size_max <= len(self._ready)

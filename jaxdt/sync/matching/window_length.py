@@ -28,7 +28,7 @@ class StepTime:
         return statistics.median(self._seconds) if self._seconds else math.inf
 
     def began(self, now_s: float, peer: int, step: int) -> None:
-        """The replica goes on after `step` local steps."""
+        """The replica continues after `step` local steps."""
         self._began[peer] = now_s, step
 
     def ended(self, now_s: float, peer: int, step: int) -> None:

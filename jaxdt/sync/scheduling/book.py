@@ -5,8 +5,8 @@ that are left hold the result (jaxdt.sync.scheduling.open_groups). Snapshots, fo
 rounds too (jaxdt.sync.scheduling.snapshots). When all replicas that are left have done their last step, the run has its
 result, or makes it.
 
-A coordinator that is started again asks the members what they know (jaxdt.sync.scheduling.replica_states), and goes on
-with the rounds that are open once all have answered.
+A coordinator that is started again asks the members what they know (jaxdt.sync.scheduling.replica_states), and
+continues with the rounds that are open once all have answered.
 
 A scheduler says what else begins and ends rounds: it is a subclass.
 """
@@ -73,7 +73,7 @@ class ReplicaBook(ABC):
         """All members of a round that are left hold the result."""
 
     def _formed_again(self, actions: list[ev.Action]) -> list[ev.Action]:
-        """Rounds go on with other members than first said."""
+        """Rounds continue with other members than first said."""
         return actions
 
     def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
@@ -188,7 +188,7 @@ class ReplicaBook(ABC):
         return [*actions, *self._budget.end_if_enough()]
 
     def _restore_rounds(self) -> list[ev.Action]:
-        """Rounds that are open go on. Their members that are lost meanwhile are left out, as at other times."""
+        """Rounds that are open continue. Their members that are lost meanwhile are left out, as at other times."""
         states, actions = self._states, list[ev.Action]()
         measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():

@@ -4,9 +4,9 @@ A replica says that it wants a group, and waits. Which groups form says a schedu
 local steps of their members, are reported: from this log one process can do the run again. After the last step the
 replicas of each stage average their whole state: that is the result of the run.
 
-When a pipeline is lost, the others go on and do its share too. When all its peers are candidates again it comes back,
-with the states of another one (jaxdt.sync.donor_transfer), and is like any other from the view on in which all of them
-have these.
+When a pipeline is lost, the others continue and do its share too. When all its peers are candidates again it comes
+back, with the states of another one (jaxdt.sync.donor_transfer), and is like any other from the view on in which all of
+them have these.
 
 A coordinator that is started again forms no group before all members have answered. It counts groups on behind the last
 one that is known.
@@ -100,7 +100,7 @@ class GroupBook(ReplicaBook):
         view = self._view_number
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
         round = RoundId(RoundKind.MEAN, stage, k, fragment, view=view)
-        if len(members) == 1 and not self._averages_alone:  # it goes on at once
+        if len(members) == 1 and not self._averages_alone:  # it continues at once
             return [report, ev.Send(members[0], ev.GroupFormed(round, group.members, steps=tuple(steps)))]
         return self._open.open(round, group.members, report)
 

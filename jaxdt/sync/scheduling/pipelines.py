@@ -1,7 +1,7 @@
 """The coordinator's account of the pipelines of a run that are whole, where replicas may differ.
 
 A pipeline that loses a peer cannot do a step any more, so it leaves the run at all stages. Its other peers leave the
-view with the lost one, and are candidates from then on. The run goes on with the pipelines that are whole, and ends
+view with the lost one, and are candidates from then on. The run continues with the pipelines that are whole, and ends
 with the last of them. Once all peers of a pipeline are candidates it joins: they are members that get states, and when
 they have them it is whole. One pipeline joins at a time.
 """

@@ -1,7 +1,7 @@
 """The coordinator's count of the local steps that the pipelines of a run do, where replicas may differ.
 
 As many steps of pipelines as there are pipelines make one row of the metrics, and the run has enough steps when it has
-train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
+train.steps rows. A pipeline that has done its share continues while others are slower, or are lost.
 
 A row is told once it is durable, so a coordinator that is started again knows which steps are in the rows that were
 told. Steps in later rows are counted again: members report them again.
@@ -94,7 +94,7 @@ class StepBudget:
         return reports
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[ev.Action]:
-        """A pipeline has done its share. It goes on if others are slower by more than a step each, and does the steps
+        """A pipeline has done its share. It continues if others are slower by more than a step each, and does the steps
         that they have not done by then."""
         whole = self._pipelines.whole
         n_under_way = len(whole) * (1 + self._plan.n_ahead(0))  # where all are equally fast

@@ -27,8 +27,8 @@ systems as special cases, [8] means are preserved, [9] departures, [10] determin
   (12) the parameters that servers keep aside for a held-out loss or a checkpoint hold as many local steps of each
       pipeline at every stage
 
-[9]: replicas that are done leave their stages while others go on. [10] is a test that plays a case twice, and [11] is
-arithmetic, tested where that is.
+[9]: replicas that are done leave their stages while others continue. [10] is a test that plays a case twice, and [11]
+is arithmetic, tested where that is.
 
 Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py).
 """
@@ -156,7 +156,7 @@ class Invariants:
         )
 
     def began_anew(self, peer: int, tensors: ResidueTensors) -> None:
-        """A peer goes on with another machine, which has nothing of what the one before had."""
+        """A peer continues with another machine, which has nothing of what the one before had."""
         tensors.norms |= self.tensors[peer].norms  # others may still use those that they have heard
         self.tensors[peer] = tensors
         self._begun.pop(peer, None)

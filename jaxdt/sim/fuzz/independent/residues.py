@@ -85,7 +85,7 @@ def held_out_tokens(microbatch: int) -> int:
 
 
 def forward(params: Vector, x: int) -> int:
-    """The activation that goes on to the next stage. It also stands for what is kept for the backward."""
+    """The activation that continues to the next stage. It also stands for what is kept for the backward."""
     return mixed(ACTIVATION, *params, x)
 
 
