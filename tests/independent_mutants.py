@@ -12,7 +12,7 @@ from mutants import Mutant, of_coordinator, of_peers, unchanged
 from jaxdt.membership.member import Membership
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
-from jaxdt.run.work import ADOPT, BACKWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.fuzz.independent.invariants import (
     ANSWERED,
     BUDGET,
@@ -88,7 +88,7 @@ class AdoptsTwice(Mutant):
             return []
         actions = self.machine.handle(now_s, event)
         for action in actions:
-            if isinstance(action, ev.Run) and action.work.kind == ADOPT:
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.ADOPT:
                 self.last = action
         if isinstance(event, ev.LinkChanged) and event.peer == ev.COORDINATOR and event.up and self.last:
             self.again += 1
@@ -116,7 +116,7 @@ class ForgetsTheWeight(Mutant):
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        is_mean = lambda action: isinstance(action, ev.Run) and action.work.kind == ADOPT  # noqa: E731
+        is_mean = lambda action: isinstance(action, ev.Run) and action.work.kind == WorkKind.ADOPT  # noqa: E731
         return [replace(action, scale=1.0) if is_mean(action) else action for action in actions]
 
 
@@ -138,7 +138,7 @@ class LosesPushes(Mutant):
 
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
-        adopts = [a for a in actions if isinstance(a, ev.Run) and a.work.kind == ADOPT and a.work.step == 2]
+        adopts = [a for a in actions if isinstance(a, ev.Run) and a.work.kind == WorkKind.ADOPT and a.work.step == 2]
         pushes = [a for a in adopts if any(round.kind == RoundKind.PUSH for round in a.rounds)]
         return [replace(a, rounds=()) if a in pushes else a for a in actions]
 
@@ -147,7 +147,7 @@ class ForgetsTheStash(ResidueTensors):
     """A backward computes with the newest parameters."""
 
     def run(self, work, scale, rounds=()):
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             self._stash[work.step] = self.state.params
         return super().run(work, scale, rounds)
 
@@ -380,7 +380,9 @@ def means_take_the_place_of_others() -> AbstractContextManager[object]:
 
     def adopts_all(groups):
         waiting, groups._states = groups._states, {}
-        return [ev.Run(Work(groups._stage, ADOPT, None, groups._peer, r.step), s, (r,)) for r, s in waiting.items()]
+        return [
+            ev.Run(Work(groups._stage, WorkKind.ADOPT, None, groups._peer, r.step), s, (r,)) for r, s in waiting.items()
+        ]
 
     return mock.patch.object(Groups, "_adopt_state", adopts_all)
 

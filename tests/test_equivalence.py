@@ -27,7 +27,7 @@ from jaxdt.run import serialize
 from jaxdt.run.network import Link
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
@@ -43,7 +43,7 @@ N_STEPS = 20
 # updates more than the warm-up has.
 FEW_STEPS = 8
 SEED = 3
-KINDS = (FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE)
+KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.EVALUATE, WorkKind.GATHER, WorkKind.UPDATE)
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
 BATCH = 2
 # The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
@@ -473,7 +473,7 @@ def drifting(victim, step, change):
             self.is_victim = peer == victim
 
         def run(self, work, scale, rounds=()):
-            if self.is_victim and (work.kind, work.step) == (GATHER, step):
+            if self.is_victim and (work.kind, work.step) == (WorkKind.GATHER, step):
                 versions = self.parameter_versions
                 versions.params = jax.tree.map(change, versions.params)
             return super().run(work, scale, rounds)

@@ -15,7 +15,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig, default_plan, parse
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sync.base import SYNCS, SyncEntry
 from jaxdt.wiring.base import WIRINGS, PeerLoad, WiringEntry
@@ -40,10 +40,10 @@ class OneByOne:
                 self.view = view
             case ev.Updated(_, version) if version < self.n_steps:
                 self.step = version
-                return self.run(FORWARD, 0) if self.stage == 0 else []
+                return self.run(WorkKind.FORWARD, 0) if self.stage == 0 else []
             case ev.Received(_, ev.Boundary(ev.Key(kind, _, _, m))):
-                return self.run(BACKWARD if kind == "grad" or self.is_last else FORWARD, m)
-            case ev.Ran(Work(_, kind, m), _, _, values) if kind in (FORWARD, BACKWARD):
+                return self.run(WorkKind.BACKWARD if kind == "grad" or self.is_last else WorkKind.FORWARD, m)
+            case ev.Ran(Work(_, kind, m), _, _, values) if kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
                 return self.finished(kind, m, values)
         return []
 
@@ -55,11 +55,11 @@ class OneByOne:
         return [ev.Run(Work(self.stage, kind, m, self.peer, self.step))]
 
     def finished(self, kind, m, values):
-        if kind == FORWARD and not self.is_last:
+        if kind == WorkKind.FORWARD and not self.is_last:
             key = ev.Key("act", self.step, self.stage + 1, m)
             return [ev.Send(self.view.stage_peers(self.stage + 1)[0], ev.Boundary(key), 8)]
-        if kind == FORWARD:
-            return self.run(BACKWARD, m)
+        if kind == WorkKind.FORWARD:
+            return self.run(WorkKind.BACKWARD, m)
         loss_sum = values.get("loss_sum") if self.is_last else None
         actions = [ev.Accumulated(self.step, self.stage, m, int(values["n_samples"]), loss_sum)]
         is_over = m == self.plan.n_microbatches - 1
@@ -70,7 +70,7 @@ class OneByOne:
                 )
             )
         elif not is_over:
-            actions += self.run(FORWARD, m + 1)
+            actions += self.run(WorkKind.FORWARD, m + 1)
         return [*actions, ev.Drained(self.step)] if is_over else actions
 
     def cancel_run(self):
@@ -103,12 +103,12 @@ class Alone:
             case ev.Accumulated():
                 self.n_samples += event.n_samples
             case ev.Drained(step):
-                return [ev.Run(Work(self.stage, GATHER, None, self.peer, step))]
+                return [ev.Run(Work(self.stage, WorkKind.GATHER, None, self.peer, step))]
             case ev.Ran(Work(_, "G", _, _, step)):
                 result = ev.GroupResult(RoundId(RoundKind.GRADIENT, self.stage, step, view=1), 0, 1.0, self.n_samples)
                 return [ev.Send(-1, ev.Prepared(step, self.view.by_peer[self.peer].admission, (result,)))]
             case ev.Received(_, ev.Committed(record)):
-                return [ev.Run(Work(self.stage, UPDATE, None, self.peer, record.step), 1.0)]
+                return [ev.Run(Work(self.stage, WorkKind.UPDATE, None, self.peer, record.step), 1.0)]
             case ev.Ran(Work(_, "U", _, _, step)):
                 self.n_samples = 0
                 return [ev.Free(step), ev.Updated(self.stage, step + 1)]
@@ -190,7 +190,7 @@ def steps_of(machines):
                 case ev.Persist(name):
                     events.append((peer, ev.Persisted(name)))
                 case ev.Run(work):
-                    values = {"n_samples": 2, "loss_sum": 1.0} if work.kind == BACKWARD else {}
+                    values = {"n_samples": 2, "loss_sum": 1.0} if work.kind == WorkKind.BACKWARD else {}
                     events.append((peer, ev.Ran(work, 0.0, 0.0, values)))
                 case StepReport():
                     steps.append(action.step)

@@ -16,7 +16,7 @@ from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
 from jaxdt.run.config import RunConfig
 from jaxdt.run.model import GPTConfig
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 
 N_WARM_UP, N_TIMED = 3, 15
 
@@ -38,11 +38,11 @@ def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
     backward_s = _loss_backward_seconds(stage, params, x) if stage.last else _backward_seconds(stage, params, x)
     vectors = stage.gradient_vectors(stage.zeros())
     return {
-        FORWARD: _forward_seconds(stage, params, x),
-        BACKWARD: backward_s,
-        EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
-        GATHER: _seconds(lambda: stage.gradient_vectors(params)),
-        UPDATE: _update_seconds(stage, params, vectors),
+        WorkKind.FORWARD: _forward_seconds(stage, params, x),
+        WorkKind.BACKWARD: backward_s,
+        WorkKind.EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
+        WorkKind.GATHER: _seconds(lambda: stage.gradient_vectors(params)),
+        WorkKind.UPDATE: _update_seconds(stage, params, vectors),
     }
 
 

@@ -6,7 +6,7 @@ of a stage contain its compression layers already."""
 from jaxdt.ablation.grid import LAYERS, Case, run_of
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions, predict_step_s
 
 
@@ -27,8 +27,8 @@ def step_seconds(config: RunConfig, case: Case, parts: dict, gbps: float) -> flo
             backward_codec_s += forward_codec_s
             forward_codec_s = 0.0
         seconds[s] = measured | {
-            FORWARD: measured[FORWARD] + forward_codec_s,
-            BACKWARD: measured[BACKWARD] + backward_codec_s,
+            WorkKind.FORWARD: measured[WorkKind.FORWARD] + forward_codec_s,
+            WorkKind.BACKWARD: measured[WorkKind.BACKWARD] + backward_codec_s,
         }
     hosts = {s: f"host{s}" for s in seconds}
     conditions = Conditions(seconds, lambda src, dst: Link(0.0, gbps), hosts, dict.fromkeys(hosts.values(), 1.0))

@@ -20,7 +20,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.attempts import Attempt, attempts, typical_attempt
 from jaxdt.protocol.presence import peers_there, workers_there
 from jaxdt.protocol.trace import bytes_per_link
-from jaxdt.run.work import ADOPT, LAY_OUT, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.reporting.metrics import plain_steps
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
@@ -143,13 +143,13 @@ def timeline(axes: Axes, attempt: Attempt) -> None:
         row = peers.index(r["peer"])
         axes.barh(row, r["s"], left=r["t"] - zero_s, height=0.7, color=COLOURS[work.kind], edgecolor="white", lw=0.4)
     for row, peer in enumerate(peers):
-        updates_s = [r["t"] for r, work in runs if r["peer"] == peer and work.kind == UPDATE]
-        ends_s = [r["t"] + r["s"] for r, work in runs if r["peer"] == peer and work.kind != UPDATE]
+        updates_s = [r["t"] for r, work in runs if r["peer"] == peer and work.kind == WorkKind.UPDATE]
+        ends_s = [r["t"] + r["s"] for r, work in runs if r["peer"] == peer and work.kind != WorkKind.UPDATE]
         if updates_s and ends_s and (began_s := max(ends_s)) < updates_s[0]:
             axes.barh(row, updates_s[0] - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
         own = sorted(((r["t"], r["t"] + r["s"], work.kind) for r, work in runs if r["peer"] == peer))
         for (_, began_s, before), (until_s, _, kind) in itertools.pairwise(own):
-            if (before, kind) == (LAY_OUT, ADOPT):  # a replica that waits for the mean of its group
+            if (before, kind) == (WorkKind.LAY_OUT, WorkKind.ADOPT):  # a replica that waits for the mean of its group
                 axes.barh(row, until_s - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
     axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
     axes.invert_yaxis()

@@ -28,7 +28,7 @@ from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import NO_CODEC, DeviceKind, PartTimes, Profile
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.reporting.replan_advice import Seconds, StartSearch
 from jaxdt.runtime.run_dir import CONFIG_PY
 from jaxdt.runtime.run_folders import RunFolders
@@ -175,10 +175,10 @@ def device_kind(config: RunConfig, plan: Plan, peer: int, seconds: Seconds) -> D
         raise BadInput(f"the timings of peer {peer} are not known; a coordinator that was started again has none")
     timed = seconds[peer]
     lo, hi = plan.stages[plan.seat(peer)[0]]
-    forward_s, backward_s = timed[FORWARD], timed[BACKWARD]
+    forward_s, backward_s = timed[WorkKind.FORWARD], timed[WorkKind.BACKWARD]
     if hi == plan.n_layers:  # its forward is fused into its backward
         forward_s, backward_s = FORWARD_FRAC * backward_s, (1 - FORWARD_FRAC) * backward_s
     n_layers, n_blocks = hi - lo, len(config.model.blocks_in(lo, hi))
-    gather_s, update_s = (timed.get(kind, 0.0) / n_blocks for kind in (GATHER, UPDATE))
+    gather_s, update_s = (timed.get(kind, 0.0) / n_blocks for kind in (WorkKind.GATHER, WorkKind.UPDATE))
     layer = PartTimes(forward_s / n_layers, backward_s / n_layers, gather_s, update_s)
     return DeviceKind(layer, codecs=dict.fromkeys(codecs.FAMILIES, NO_CODEC))

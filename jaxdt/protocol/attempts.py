@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import TraceRecord
-from jaxdt.run.work import EVALUATE, Work, parse_work
+from jaxdt.run.work import Work, WorkKind, parse_work
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Attempt:
 
     @property
     def evaluates(self) -> bool:
-        return any(work.kind == EVALUATE for _, work in self.runs)
+        return any(work.kind == WorkKind.EVALUATE for _, work in self.runs)
 
 
 def attempts(records: Iterable[TraceRecord]) -> list[Attempt]:

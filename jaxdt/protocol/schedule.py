@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, FORWARD, Work, parse_work
+from jaxdt.run.work import Work, WorkKind, parse_work
 
 Order = tuple[Work, ...]
 
 
 def gpipe(stage: int, microbatches: Sequence[int]) -> Order:
     """All forwards, then all backwards, both in the order of `microbatches`."""
-    forwards = [Work(stage, FORWARD, m) for m in microbatches]
-    return (*forwards, *(Work(stage, BACKWARD, m) for m in microbatches))
+    forwards = [Work(stage, WorkKind.FORWARD, m) for m in microbatches]
+    return (*forwards, *(Work(stage, WorkKind.BACKWARD, m) for m in microbatches))
 
 
 def one_f_one_b(stage: int, microbatches: Sequence[int], depth: int) -> Order:
     """`depth` forwards, then alternately a backward and a forward, then the rest of the backwards."""
     warm_up = min(depth, len(microbatches))
-    order = [Work(stage, FORWARD, m) for m in microbatches[:warm_up]]
+    order = [Work(stage, WorkKind.FORWARD, m) for m in microbatches[:warm_up]]
     for done, m in enumerate(microbatches):
-        order.append(Work(stage, BACKWARD, m))
+        order.append(Work(stage, WorkKind.BACKWARD, m))
         if warm_up + done < len(microbatches):
-            order.append(Work(stage, FORWARD, microbatches[warm_up + done]))
+            order.append(Work(stage, WorkKind.FORWARD, microbatches[warm_up + done]))
     return tuple(order)
 
 
@@ -100,10 +100,10 @@ def grid(run: DryRun) -> str:
 def needs(work: Work, n_stages: int) -> set[Work]:
     """The Work whose results this Work reads."""
     stage, m = work.stage, work.microbatch
-    if work.kind == FORWARD:
-        return {Work(stage - 1, FORWARD, m)} if stage > 0 else set()
-    own = {Work(stage, FORWARD, m)}
-    return own | {Work(stage + 1, BACKWARD, m)} if stage < n_stages - 1 else own
+    if work.kind == WorkKind.FORWARD:
+        return {Work(stage - 1, WorkKind.FORWARD, m)} if stage > 0 else set()
+    own = {Work(stage, WorkKind.FORWARD, m)}
+    return own | {Work(stage + 1, WorkKind.BACKWARD, m)} if stage < n_stages - 1 else own
 
 
 def _check_complete(orders: Mapping[int, Order]) -> None:
@@ -112,11 +112,11 @@ def _check_complete(orders: Mapping[int, Order]) -> None:
             if work.stage != stage:
                 raise ValueError(f"stage {stage}: its order holds Work of another stage")
             is_plain = work.microbatch is not None and work == Work(stage, work.kind, work.microbatch)
-            if work.kind not in (FORWARD, BACKWARD) or not is_plain:
+            if work.kind not in (WorkKind.FORWARD, WorkKind.BACKWARD) or not is_plain:
                 raise ValueError(f"stage {stage}: got {work}, expected forwards and backwards such as {stage}F0")
     expected = {m for order in orders.values() for work in order if (m := work.microbatch) is not None}
     for stage, order in orders.items():
-        for kind in (FORWARD, BACKWARD):
+        for kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
             got = [work.microbatch for work in order if work.kind == kind]
             if len(got) != len(set(got)) or set(got) != expected:
                 raise ValueError(f"stage {stage}: {kind} of {got}, expected each of {sorted(expected)} once")

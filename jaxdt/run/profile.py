@@ -17,7 +17,7 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, unreadable
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.sizes import DTYPE_BYTES
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 
 FORMAT = "jaxdt-profile-1"
 SCHEMA = "urn:jaxdt:schema:profile:1"
@@ -111,11 +111,11 @@ def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, fl
     forward_s = n_layers * times.layer.forward_s + ends.forward_s
     backward_s = n_layers * times.layer.backward_s + ends.backward_s
     return {
-        FORWARD: times.work_s + (0.0 if last else forward_s),
-        BACKWARD: times.work_s + backward_s + (forward_s if last else 0.0),
-        EVALUATE: times.work_s + forward_s,
-        GATHER: n_blocks * times.layer.gather_s + ends.gather_s,
-        UPDATE: n_blocks * times.layer.update_s + ends.update_s,
+        WorkKind.FORWARD: times.work_s + (0.0 if last else forward_s),
+        WorkKind.BACKWARD: times.work_s + backward_s + (forward_s if last else 0.0),
+        WorkKind.EVALUATE: times.work_s + forward_s,
+        WorkKind.GATHER: n_blocks * times.layer.gather_s + ends.gather_s,
+        WorkKind.UPDATE: n_blocks * times.layer.update_s + ends.update_s,
     }
 
 

@@ -1,34 +1,61 @@
 """Work: one computation of one stage, and its text form."""
 
 import re
+from enum import StrEnum
 
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 
-FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
-NORM = "N"
-LOCAL_STEP, LAY_OUT, ADOPT = "L", "P", "A"  # only where replicas may differ
-CONTRIBUTE = "C"  # only at a server
+
+class WorkKind(StrEnum):
+    """The kinds of Work, with their letters in traces and seconds. FORWARD and BACKWARD are those of a microbatch.
+
+    REGENERATE  a backward that computes a lost input gradient again, and adds nothing to the accumulator
+    EVALUATE    a forward without gradient, for the held-out loss
+    GATHER      the accumulated gradient becomes a vector
+    UPDATE      the optimizer's update
+    NORM        of the accumulated gradient
+
+    LOCAL_STEP  where replicas may differ: the update by this peer's own gradient
+    LAY_OUT     the parameters, some of them, or the whole state become a vector
+    ADOPT       the result of a round takes their place
+    CONTRIBUTE  at a pool's server: a worker's gradient is added to the accumulator
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    REGENERATE = "R"
+    EVALUATE = "E"
+    GATHER = "G"
+    UPDATE = "U"
+    NORM = "N"
+    LOCAL_STEP = "L"
+    LAY_OUT = "P"
+    ADOPT = "A"
+    CONTRIBUTE = "C"
+
+
 # Kinds that are not timed by themselves take as long as these, which read and write as much.
-TIMED_AS = {REGENERATE: BACKWARD, NORM: GATHER, LOCAL_STEP: UPDATE, LAY_OUT: GATHER, ADOPT: GATHER}
-TIMED_AS[CONTRIBUTE] = GATHER
-REPLACES_STATE = frozenset((UPDATE, LOCAL_STEP, ADOPT))
+TIMED_AS = {
+    WorkKind.REGENERATE: WorkKind.BACKWARD,
+    WorkKind.NORM: WorkKind.GATHER,
+    WorkKind.LOCAL_STEP: WorkKind.UPDATE,
+    WorkKind.LAY_OUT: WorkKind.GATHER,
+    WorkKind.ADOPT: WorkKind.GATHER,
+    WorkKind.CONTRIBUTE: WorkKind.GATHER,
+}
+REPLACES_STATE = frozenset((WorkKind.UPDATE, WorkKind.LOCAL_STEP, WorkKind.ADOPT))
 MESSAGE = "message"  # handling a message, at either end: no Work, but listed in a peer's seconds too
 ON_A_CORE = "_on_a_core"  # behind a kind: the part of its seconds that a core computes, where a device is emulated
-_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGUNLPAC])(\d+)?(?:@p(\d+))?")
+_WORK = re.compile(rf"(?:(\d+):)?(\d+)([{''.join(WorkKind)}])(\d+)?(?:@p(\d+))?")
 
 
 @frozen_dataclass(order=True)
 class Work:
-    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that computes a lost
-    input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
-    accumulated gradient as one vector per group; U: the optimizer update.
-    N: the norm of the accumulated gradient. Where replicas may differ: L: the update by this peer's own gradient; P:
-    the parameters, some of them, or the whole state, as one vector; A: their mean over a group takes their place.
-    At a server: C: a worker's gradient is added to the accumulator.
-    The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
+    """One computation of one stage. The last stage computes forward, loss and backward fused in its BACKWARD; its
+    FORWARD only takes the input in."""
 
     stage: int
-    kind: str
+    kind: WorkKind
     microbatch: int | None = None
     peer: int | None = None
     step: int | None = None
@@ -46,7 +73,7 @@ def parse_work(text: str) -> Work:
     if not match:
         raise ValueError(f"work: got {text!r}, expected for example 2F7, 2F7@p13 or 4:2F7@p13")
     step, stage, kind, microbatch, peer = match.groups()
-    return Work(int(stage), kind, _optional_int(microbatch), _optional_int(peer), _optional_int(step))
+    return Work(int(stage), WorkKind(kind), _optional_int(microbatch), _optional_int(peer), _optional_int(step))
 
 
 def _optional_int(digits: str | None) -> int | None:

@@ -24,7 +24,7 @@ from jaxdt.protocol.reports import HeartbeatReport, Report, UsageReport, WriteFa
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput, ThreadDied
 from jaxdt.run.exit_codes import ExitCode
-from jaxdt.run.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
+from jaxdt.run.work import REPLACES_STATE, Work, WorkKind
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
@@ -315,7 +315,7 @@ class Loop:
             self._busy_s += event.seconds
             assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
-            if event.work.kind in (UPDATE, LOCAL_STEP):
+            if event.work.kind in (WorkKind.UPDATE, WorkKind.LOCAL_STEP):
                 usage = UsageReport(event.work.step, time.process_time())
                 self._trace.report(self._peer, time.monotonic(), usage)
                 self._report(usage)

@@ -10,7 +10,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, FORWARD, REGENERATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
@@ -83,7 +83,7 @@ class RunJob:
         else:
             forward_s = self.forward_s_min
             backward_s = 2 * self.forward_s_min
-        return {FORWARD: forward_s, BACKWARD: backward_s, REGENERATE: backward_s}
+        return {WorkKind.FORWARD: forward_s, WorkKind.BACKWARD: backward_s, WorkKind.REGENERATE: backward_s}
 
     def stalls_of(self, peer: int) -> PeerStalls | None:
         """The stalls of a peer that is emulated as a straggler."""

@@ -8,7 +8,7 @@ from functools import partial
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import WITH_TENSOR
 from jaxdt.protocol.round_id import RoundId
-from jaxdt.run.work import BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.links import At, SimulatedLink
@@ -106,7 +106,7 @@ class Delivery:
             if len(letters) == len(members):
                 sent = [one for src in members for one in letters[src]]
                 n_bytes = sum(one[3] for one in sent) / (len(members) - 1)  # each sends all but its own shard
-                backward_s = min(self._peers[member].seconds[BACKWARD] for member in members)
+                backward_s = min(self._peers[member].seconds[WorkKind.BACKWARD] for member in members)
                 end_s = now_s + self._links.exchange_s(members, n_bytes, backward_s)
                 for _, arrive, args, _ in sent:
                     self._at(end_s, arrive, args)

@@ -15,7 +15,7 @@ from jaxdt.run.network import Link, Network
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import sync_groups
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import (
     Conditions,
@@ -120,11 +120,11 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
     times = lambda boundary, forward: codec_times(profile, kind, plan.codec_of(boundary, pipeline, forward))  # noqa: E731
     found = stage_seconds(profile, kind, *plan.stages[stage])
     if stage > 0:
-        found[FORWARD] += times(stage - 1, True).decode_s
-        found[BACKWARD] += times(stage - 1, False).encode_s
+        found[WorkKind.FORWARD] += times(stage - 1, True).decode_s
+        found[WorkKind.BACKWARD] += times(stage - 1, False).encode_s
     if stage < plan.n_stages - 1:
-        found[FORWARD] += times(stage, True).encode_s
-        found[BACKWARD] += times(stage, False).decode_s
+        found[WorkKind.FORWARD] += times(stage, True).encode_s
+        found[WorkKind.BACKWARD] += times(stage, False).decode_s
     return found
 
 

@@ -34,7 +34,7 @@ from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import Group, sync_groups
-from jaxdt.run.work import GATHER, UPDATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import Exchange, RoundSpec, update_scale
@@ -157,9 +157,9 @@ class AllReduce(RoundPolicy):
     def _ran(self, work: Work) -> ev.Actions:
         step = work.step
         assert step is not None  # as in all Work of a run
-        if work.kind == GATHER:
+        if work.kind == WorkKind.GATHER:
             return self._on_gathered(step)
-        return self._advance(step) if work.kind == UPDATE else []
+        return self._advance(step) if work.kind == WorkKind.UPDATE else []
 
     # --------------------------------------------------------------------------------------------------------- views
 
@@ -262,7 +262,7 @@ class AllReduce(RoundPolicy):
             return []
         self._n_gathers[step] += 1
         digest = self._ask_for_digest() if step == self._version else []
-        return [ev.Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds), *digest]
+        return [ev.Run(Work(self._stage, WorkKind.GATHER, None, self._peer, step), rounds=rounds), *digest]
 
     def _on_gathered(self, step: int) -> ev.Actions:
         """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
@@ -397,7 +397,7 @@ class AllReduce(RoundPolicy):
         self._updating = record
         skips = record.verdict == "skip"
         rounds = () if skips else tuple(exchange.id for exchange in exchanges)
-        work = Work(self._stage, UPDATE, None, self._peer, record.step)
+        work = Work(self._stage, WorkKind.UPDATE, None, self._peer, record.step)
         return [ev.Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _is_prepared(self, record: ev.Record) -> bool:

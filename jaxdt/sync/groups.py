@@ -11,7 +11,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.run.codec import EXCHANGED_BYTES
-from jaxdt.run.config import STAGE, GroupsConfig, RunConfig
+from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan

@@ -20,7 +20,7 @@ from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import boundary_bytes
-from jaxdt.run.work import EVALUATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.scheduling.pipelines import Pipelines
 
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
@@ -80,7 +80,7 @@ class HeldOutWork:
                     self._inputs[mean.round.number] = list(range(self._place.n_microbatches))
             case ev.Received(_, ev.Boundary(ev.Key(kind, version, _, microbatch))) if kind == HELD_OUT:
                 self._inputs.setdefault(version, []).append(microbatch)
-            case ev.Ran(Work(kind=kind) as work, values=values) if kind == EVALUATE:
+            case ev.Ran(Work(kind=kind) as work, values=values) if kind == WorkKind.EVALUATE:
                 return self._evaluated(work, values)
             case _:
                 pass
@@ -92,7 +92,7 @@ class HeldOutWork:
         if mean is None:
             return []
         place, version, scale = self._place, mean.round.number, 1.0 / mean.n_members
-        works = [Work(place.stage, EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
+        works = [Work(place.stage, WorkKind.EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
         return [ev.Run(work, scale, (mean.round,)) for work in works]
 
     def _evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Ledger
-from jaxdt.run.work import LOCAL_STEP, NORM, Work
+from jaxdt.run.work import Work, WorkKind
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class LocalSteps:
                 if event.loss_sum is not None:
                     self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
             case ev.Drained(step):
-                return [ev.Run(Work(self._place.stage, NORM, None, self._place.peer, step))]
-            case ev.Ran(Work(kind=kind, step=int(step))) if kind == NORM:
+                return [ev.Run(Work(self._place.stage, WorkKind.NORM, None, self._place.peer, step))]
+            case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.NORM:
                 return self._normed(step, event.values.get("sq_norm", 0.0))
-            case ev.Ran(Work(kind=kind, step=int(step))) if kind == LOCAL_STEP:
+            case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.LOCAL_STEP:
                 return self._stepped(step)
             case ev.Received(header, body):
                 return self._received(header.src, body)
@@ -167,7 +167,7 @@ class LocalSteps:
         sq_norm = self._pipeline_sq_norm(step)
         scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
         told = [] if math.isfinite(sq_norm) else [self._say(ev.NotFinite(step))]
-        return [*told, ev.Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
+        return [*told, ev.Run(Work(place.stage, WorkKind.LOCAL_STEP, None, place.peer, step), scale)]
 
     def _pipeline_sq_norm(self, step: int) -> float:
         """The squared norm over all stages if the gradient is clipped by that norm, else the one of this stage."""

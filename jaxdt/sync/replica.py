@@ -29,7 +29,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.config import STAGE
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.donor_transfer import donor_pipeline
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
@@ -117,13 +117,13 @@ class IndependentReplica(RoundPolicy):
                 return []
             case ev.Received(header, body):
                 return self._received(header, body, event) if self._view else []
-            case ev.Ran(work) if work.kind == LAY_OUT:
+            case ev.Ran(work) if work.kind == WorkKind.LAY_OUT:
                 return self._laid_out()
-            case ev.Ran(work) if work.kind == ADOPT:
+            case ev.Ran(work) if work.kind == WorkKind.ADOPT:
                 return self._adopted()
-            case ev.Ran(work) if work.kind == EVALUATE:
+            case ev.Ran(work) if work.kind == WorkKind.EVALUATE:
                 return self._held_out.handle(event)
-            case ev.Ran(work) if work.kind == LOCAL_STEP:
+            case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
                 return [*self._steps.handle(event), *self._stepped(self._steps.version)]
             case ev.Summed():
                 return self._engine.handle(event)
@@ -293,7 +293,7 @@ class IndependentReplica(RoundPolicy):
         version = self._steps.version
         self._laying_out.append((purpose, version))
         rounds = (purpose,) if isinstance(purpose, RoundId) else ()
-        return ev.Run(Work(self._stage, LAY_OUT, None, self._peer, version), rounds=rounds)
+        return ev.Run(Work(self._stage, WorkKind.LAY_OUT, None, self._peer, version), rounds=rounds)
 
     def _n_elements(self, round: RoundId) -> int:
         """Numbers of a round's vector."""
@@ -365,7 +365,7 @@ class IndependentReplica(RoundPolicy):
 
     def _adopt_mean(self, round: RoundId, scale: float, is_closed: bool) -> ev.Action:
         self._adopting[round] = is_closed
-        return ev.Run(Work(self._stage, ADOPT, None, self._peer, self._steps.version), scale, (round,))
+        return ev.Run(Work(self._stage, WorkKind.ADOPT, None, self._peer, self._steps.version), scale, (round,))
 
     def _adopt_state(self) -> ev.Actions:
         """The next mean of states, unless one is on the way. It takes the place of the one before, whose checkpoint is
@@ -376,7 +376,7 @@ class IndependentReplica(RoundPolicy):
         round = next(iter(self._states))
         scale, is_closed = self._states.pop(round), self._adopting.pop(round)
         self._adopting[round] = is_closed  # the last one, since Work ends in the order in which it was asked for
-        return [ev.Run(Work(self._stage, ADOPT, None, self._peer, round.number), scale, (round,))]
+        return [ev.Run(Work(self._stage, WorkKind.ADOPT, None, self._peer, round.number), scale, (round,))]
 
     def _adopt_pending(self) -> ev.Actions:
         """The mean that is due, if it is here."""

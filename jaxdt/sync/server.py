@@ -35,7 +35,7 @@ from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.sizes import sync_groups
-from jaxdt.run.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
@@ -101,13 +101,13 @@ class Replica(RoundPolicy):
             case ev.Received(_, ev.Boundary()):
                 self._held_out.handle(event)
                 return self._between_steps()
-            case ev.Ran(work) if work.kind == EVALUATE:
+            case ev.Ran(work) if work.kind == WorkKind.EVALUATE:
                 return self._held_out.handle(event)
-            case ev.Ran(work) if work.kind == LAY_OUT:
+            case ev.Ran(work) if work.kind == WorkKind.LAY_OUT:
                 return self._pushed()
-            case ev.Ran(work) if work.kind == ADOPT:
+            case ev.Ran(work) if work.kind == WorkKind.ADOPT:
                 return self._adopted()
-            case ev.Ran(work) if work.kind == LOCAL_STEP:
+            case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
             case ev.Updated():  # the checkpoint of what was kept aside is being written
                 return self._between_steps()
@@ -134,7 +134,7 @@ class Replica(RoundPolicy):
         step = self._steps.version
         round = self._round(RoundKind.PUSH, step)
         self._push = self._engine.open(self._served.spec(round)).id
-        return [ev.Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
+        return [ev.Run(Work(self._served.stage, WorkKind.LAY_OUT, None, self._peer, step), rounds=(round,))]
 
     def _pushed(self) -> ev.Actions:
         """The change is laid out, and sent once."""
@@ -162,7 +162,7 @@ class Replica(RoundPolicy):
         if round.kind == RoundKind.PULL:
             version = self._served.n_steps if self._is_last_pull else self._steps.version
             self._adopting.append(round)
-            return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (round,))]
+            return [ev.Run(Work(self._served.stage, WorkKind.ADOPT, None, self._peer, version), 1.0, (round,))]
         if round.kind == RoundKind.CHECKPOINT:
             self._to_keep.append(round)
         return [*self._evaluate_if_whole(round), *self._between_steps()]
@@ -206,7 +206,7 @@ class Replica(RoundPolicy):
         self._is_keeping = True
         round = self._to_keep.popleft()
         self._adopting.append(round)
-        return [ev.Run(Work(self._served.stage, ADOPT, None, self._peer, round.number), 1.0, (round,))]
+        return [ev.Run(Work(self._served.stage, WorkKind.ADOPT, None, self._peer, round.number), 1.0, (round,))]
 
     def _kept(self, round: RoundId) -> ev.Actions:
         """A snapshot is kept, beside the optimizer's state after so many local steps: it can be written."""
@@ -357,7 +357,10 @@ class ParameterServer(RoundPolicy):
         while round := whole.pop(self._n_added[worker] + 1, None):
             self._n_added[worker] = round.number
             snapshots = self._snapshots.push(worker, round.number)
-            actions += [PushReport(self._served.stage, worker, round.number), *self._queue(ADOPT, round, *snapshots)]
+            actions += [
+                PushReport(self._served.stage, worker, round.number),
+                *self._queue(WorkKind.ADOPT, round, *snapshots),
+            ]
         return actions
 
     # ------------------------------------------------------------------------------------------------------------ pulls
@@ -390,7 +393,10 @@ class ParameterServer(RoundPolicy):
         wave = self._served.wave
         self._allowed[worker] = wanted.step if wanted.is_last else (wanted.step // wave + 1) * wave
         behind = clock if slowest is None else slowest
-        return [PullReport(self._served.stage, worker, wanted.step, clock, behind), *self._queue(LAY_OUT, round)]
+        return [
+            PullReport(self._served.stage, worker, wanted.step, clock, behind),
+            *self._queue(WorkKind.LAY_OUT, round),
+        ]
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
@@ -414,7 +420,7 @@ class ParameterServer(RoundPolicy):
     def _lay_out(self, round: RoundId, begun: ev.Actions) -> ev.Actions:
         """A snapshot has begun, if there are reports of it: the parameters are copied before anything else changes
         them."""
-        return [*begun, *self._queue(LAY_OUT, round), *self._answer()] if begun else []
+        return [*begun, *self._queue(WorkKind.LAY_OUT, round), *self._answer()] if begun else []
 
     # ------------------------------------------------------------------------------------------------- one at a time
 
@@ -432,7 +438,7 @@ class ParameterServer(RoundPolicy):
         actions: ev.Actions = [self._run()] if self._works else []
         actions += self._snapshots.ran(rounds)
         round = rounds[0]
-        if kind == ADOPT:
+        if kind == WorkKind.ADOPT:
             actions += self._engine.forget(round)
         elif round.kind == RoundKind.PULL and any(self._knows(w, round, RoundKind.PULL) for w in self._n_added):
             actions += self._engine.contribute((round, ((self._peer, round.number),), 1, NO_LOSSES))

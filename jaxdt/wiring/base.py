@@ -17,9 +17,14 @@ from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import boundary_bytes
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.run.work import WorkKind
 
-COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wiring asks for
+COMPUTING = (
+    WorkKind.FORWARD,
+    WorkKind.BACKWARD,
+    WorkKind.REGENERATE,
+    WorkKind.EVALUATE,
+)  # kinds of Work that a wiring asks for
 
 # Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
 WIRINGS: dict[str, str] = {

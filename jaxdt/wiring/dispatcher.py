@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from jaxdt.protocol import events as ev
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.route_policy import Route, RoutePolicy
 from jaxdt.wiring.tasks import Task, task_kind
 
@@ -56,7 +56,7 @@ class Dispatcher:
     def reroute(self, now_s: float, microbatch: int, stage: int, peer: int) -> tuple[Task, int] | None:
         """A forward is stuck at this peer: its task, and another peer of the stage. None if there is no other, or if
         somebody else has got it already."""
-        under_way = self._under_way.get((FORWARD, microbatch))
+        under_way = self._under_way.get((WorkKind.FORWARD, microbatch))
         if under_way is None or under_way.route[stage] != peer or stage >= under_way.task.hi:
             return None
         other = self._routes.reroute(stage, peer)
@@ -77,12 +77,14 @@ class Dispatcher:
         under_way = self._under_way.get(name)
         if under_way is None or not under_way.task.lo <= stage <= under_way.task.hi:
             return
-        is_backward = kind in (BACKWARD, REGENERATE)
-        if kind != EVALUATE:
+        is_backward = kind in (WorkKind.BACKWARD, WorkKind.REGENERATE)
+        if kind != WorkKind.EVALUATE:
             is_rerouted = peer != under_way.route[stage]  # then its input came longer ago
             seconds = done.gap_s if is_rerouted else max(0.0, min(now_s - under_way.since_s, done.gap_s))
-            self._routes.measured(stage, peer, BACKWARD if is_backward else FORWARD, seconds)
+            self._routes.measured(stage, peer, WorkKind.BACKWARD if is_backward else WorkKind.FORWARD, seconds)
         under_way.since_s = now_s
-        is_last = stage == under_way.task.lo if is_backward else kind == EVALUATE and stage == under_way.task.hi
+        is_last = (
+            stage == under_way.task.lo if is_backward else kind == WorkKind.EVALUATE and stage == under_way.task.hi
+        )
         if is_last:
             del self._under_way[name]

@@ -18,7 +18,7 @@ from jaxdt.protocol.schedule import Order, stage_order
 from jaxdt.run.config import RunConfig
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pipeline_assignment import Places, PlannedRoutes, pipeline_assignment
@@ -128,7 +128,7 @@ class FixedWiring:
     def _evaluations(self, step: int, pipeline: int) -> list[Work]:
         """Held-out microbatches are dealt over the pipelines."""
         held_out = range(pipeline, self._shape.n_held_out(step), self._plan.n_pipelines)
-        return [Work(self._stage, EVALUATE, m) for m in held_out]
+        return [Work(self._stage, WorkKind.EVALUATE, m) for m in held_out]
 
     def _next(self) -> ev.Actions:
         if self._slot.is_busy or not self._work:
@@ -145,9 +145,9 @@ class FixedWiring:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             return None if self._is_last else ("grad", self._step, self._stage + 1, m)
-        kind = "act" if work.kind == FORWARD else "eval"
+        kind = "act" if work.kind == WorkKind.FORWARD else "eval"
         return None if self._is_first else (kind, self._step, self._stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
@@ -158,19 +158,19 @@ class FixedWiring:
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]
-        if work.kind == BACKWARD:
-            self._recovery.count(BACKWARD, m)
+        if work.kind == WorkKind.BACKWARD:
+            self._recovery.count(WorkKind.BACKWARD, m)
             actions.append(ev.Accumulated(step, stage, m, n_samples, loss_sum))
             if not self._is_first:
                 actions.append(self._send(ev.Key("grad", step, stage, m), self._previous_peer))
             if not self._work:
                 actions.append(ev.Drained(step))
         elif not self._is_last:
-            key = ev.Key("act" if work.kind == FORWARD else "eval", step, stage + 1, m)
+            key = ev.Key("act" if work.kind == WorkKind.FORWARD else "eval", step, stage + 1, m)
             actions.append(self._send(key, self._next_peer))
-        elif work.kind == EVALUATE:
+        elif work.kind == WorkKind.EVALUATE:
             assert loss_sum is not None  # the last stage measures it
-            self._recovery.count(EVALUATE, m)
+            self._recovery.count(WorkKind.EVALUATE, m)
             actions.append(ev.Evaluated(step, m, n_samples, loss_sum))
         return actions
 

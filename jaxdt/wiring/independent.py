@@ -19,7 +19,7 @@ from jaxdt.protocol.schedule import stage_order
 from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 
@@ -85,7 +85,9 @@ class IndependentWiring:
         if not self._n_ahead:
             self._work = deque(self._of_step(step, self._order))
             return
-        forwards, backwards = ([work for work in self._order if work.kind == kind] for kind in (FORWARD, BACKWARD))
+        forwards, backwards = (
+            [work for work in self._order if work.kind == kind] for kind in (WorkKind.FORWARD, WorkKind.BACKWARD)
+        )
         for ahead in range(max(step, self._n_opened), step + self._n_ahead + 1):
             if self._n_steps is None or ahead < self._n_steps:
                 self._work += self._of_step(ahead, forwards)
@@ -116,14 +118,14 @@ class IndependentWiring:
         """The tensor that must have come over a link before this Work may run."""
         step, m = work.step, work.microbatch
         assert step is not None and m is not None  # as in all Work of a wiring
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             return None if self._next is None else ev.Key("grad", step, self._stage + 1, m)
         return None if self._previous is None else ev.Key("act", step, self._stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
         step, stage, m = work.step, self._stage, work.microbatch
         assert step is not None and m is not None  # as in all Work of a wiring
-        if work.kind == FORWARD:
+        if work.kind == WorkKind.FORWARD:
             return [] if self._next is None else [_send(ev.Key("act", step, stage + 1, m), self._next)]
         n_samples = int(values.get("n_samples", 0))
         actions: ev.Actions = [ev.Accumulated(step, stage, m, n_samples, values.get("loss_sum"))]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import EVALUATE
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.route_policy import Route
 
 Places = Sequence[Sequence[int | None]]  # [stage][pipeline]: a peer, or None for an open place
@@ -77,7 +77,7 @@ class PlannedRoutes:
     def priority(self, kind: str, microbatch: int) -> tuple[int, ...]:
         """Held-out microbatches first, as in every step; then the pipelines in turn."""
         pipeline, rank = self._place(kind, microbatch)
-        return (kind != EVALUATE, rank, pipeline)
+        return (kind != WorkKind.EVALUATE, rank, pipeline)
 
     def pipeline_of(self, kind: str, microbatch: int) -> int:
         return self._place(kind, microbatch)[0]
@@ -97,8 +97,8 @@ class PlannedRoutes:
 
     def _place(self, kind: str, microbatch: int) -> tuple[int, int]:
         """A microbatch's pipeline, and its number in it."""
-        pipeline = self._plan.pipeline_of(microbatch, held_out=kind == EVALUATE)
-        if kind == EVALUATE:
+        pipeline = self._plan.pipeline_of(microbatch, held_out=kind == WorkKind.EVALUATE)
+        if kind == WorkKind.EVALUATE:
             return pipeline, microbatch // self._plan.n_pipelines
         return pipeline, microbatch - self._plan.microbatches(pipeline).start
 

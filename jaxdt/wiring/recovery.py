@@ -10,7 +10,7 @@ member's accumulator.
 from collections.abc import Collection
 
 from jaxdt.protocol import events as ev
-from jaxdt.run.work import BACKWARD, EVALUATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.tasks import Task, redo
@@ -117,8 +117,8 @@ class Recovery:
         open_stages = [stage for stage in range(self._n_stages) if stage not in done]
         last = self._n_stages - 1
         tasks: list[Task] = []
-        if evaluates and last in open_stages and self._holder(last, (EVALUATE, microbatch)) is None:
-            tasks.append(Task(EVALUATE, microbatch, 0, last))
+        if evaluates and last in open_stages and self._holder(last, (WorkKind.EVALUATE, microbatch)) is None:
+            tasks.append(Task(WorkKind.EVALUATE, microbatch, 0, last))
         if trains:
             holders = self._holders(microbatch)
             missing = [stage for stage in open_stages if stage not in holders]
@@ -128,7 +128,7 @@ class Recovery:
 
     def _holders(self, microbatch: int) -> dict[int, int]:
         """Stage -> the live member that counted a microbatch there."""
-        found = ((stage, self._holder(stage, (BACKWARD, microbatch))) for stage in range(self._n_stages))
+        found = ((stage, self._holder(stage, (WorkKind.BACKWARD, microbatch))) for stage in range(self._n_stages))
         return {stage: peer for stage, peer in found if peer is not None}
 
     def _holder(self, stage: int, counted: Counted) -> int | None:

@@ -7,7 +7,7 @@ budget of 0 nothing is kept once it is sent. A missing tensor is made again from
 """
 
 from jaxdt.protocol import events as ev
-from jaxdt.run.work import BACKWARD, FORWARD, REGENERATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import StepShape
 
 
@@ -19,9 +19,9 @@ class Retention:
         self._budget_bytes = shape.retain_bytes
         activation_bytes, gradient_bytes = shape.sent_bytes_max
         self._bytes = {
-            FORWARD: 0 if shape.is_last_stage else activation_bytes,
-            BACKWARD: gradient_bytes if shape.stage > 0 else 0,
-            REGENERATE: gradient_bytes if shape.stage > 0 else 0,
+            WorkKind.FORWARD: 0 if shape.is_last_stage else activation_bytes,
+            WorkKind.BACKWARD: gradient_bytes if shape.stage > 0 else 0,
+            WorkKind.REGENERATE: gradient_bytes if shape.stage > 0 else 0,
         }
         self._both: dict[int, int] = {}  # microbatch -> bytes of output and input gradient, oldest first
         self._outputs: dict[int, int] = {}  # microbatches whose backward is still to come
@@ -43,7 +43,7 @@ class Retention:
         step = work.step
         assert m is not None and step is not None  # as in all Work of a wiring
         n_bytes = self._bytes[work.kind]
-        if work.kind == FORWARD:
+        if work.kind == WorkKind.FORWARD:
             self._kept_bytes += n_bytes - self._outputs.get(m, 0)
             self._outputs[m] = n_bytes
             return []

@@ -25,7 +25,7 @@ import heapq
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.protocol.round_id import NO_PEER
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.dispatcher import Dispatcher
@@ -34,7 +34,7 @@ from jaxdt.wiring.route_policy import RoutePolicy
 from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.tasks import task_kind, whole_step
 
-WORK_OF = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}
+WORK_OF = {"act": WorkKind.FORWARD, "grad": WorkKind.BACKWARD, "eval": WorkKind.EVALUATE}
 NO_STEP = -1
 
 
@@ -221,7 +221,7 @@ class RoutedWiring:
         if names.step != self._step:
             return []
         kind, m = WORK_OF.get(names.kind, names.kind), names.microbatch
-        if kind == BACKWARD:
+        if kind == WorkKind.BACKWARD:
             self._rerouted.discard(m)
             if m not in self._forwarded:
                 self._early_gradients.add(m)
@@ -230,8 +230,8 @@ class RoutedWiring:
             return self._late(self._inputs[kind, m], given)
         else:
             self._inputs[kind, m] = given
-        if kind == FORWARD and self._is_last:
-            kind = BACKWARD  # which computes forward, loss and backward in one
+        if kind == WorkKind.FORWARD and self._is_last:
+            kind = WorkKind.BACKWARD  # which computes forward, loss and backward in one
         self._enqueue(kind, m)
         return []
 
@@ -244,11 +244,11 @@ class RoutedWiring:
         return [LateResultReport(self._step, before, m, second.route[before])]
 
     def _enqueue(self, kind: str, m: int) -> None:
-        if kind == BACKWARD and self._stage in self._inputs[FORWARD, m].regenerate:
-            kind = REGENERATE
+        if kind == WorkKind.BACKWARD and self._stage in self._inputs[WorkKind.FORWARD, m].regenerate:
+            kind = WorkKind.REGENERATE
         self._n_queued += 1
         work = Work(self._stage, kind, m, self._peer, self._step)
-        heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._n_queued, work))
+        heapq.heappush(self._ready, (kind in (WorkKind.FORWARD, WorkKind.EVALUATE), self._n_queued, work))
 
     def _next(self) -> ev.Actions:
         """Begin a Work if one can begin. Nobody needs more of a step that is committed: its update may run, and with it
@@ -263,9 +263,11 @@ class RoutedWiring:
         """Whether this is a forward that was done elsewhere too, where its backward is counted by now."""
         m = work.microbatch
         counted = self._counted.get(self._step, ())
-        if work.kind != FORWARD or m not in self._rerouted or (BACKWARD, m) not in counted:
+        if work.kind != WorkKind.FORWARD or m not in self._rerouted or (WorkKind.BACKWARD, m) not in counted:
             return False
-        return self._stage not in self._inputs[FORWARD, m].regenerate  # that is counted, and yet has to be done
+        return (
+            self._stage not in self._inputs[WorkKind.FORWARD, m].regenerate
+        )  # that is counted, and yet has to be done
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         step = self._step
@@ -277,9 +279,9 @@ class RoutedWiring:
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]
-        if kind == BACKWARD:
+        if kind == WorkKind.BACKWARD:
             actions.append(ev.Accumulated(step, self._stage, m, n_samples, loss_sum))
-        if kind == EVALUATE and self._is_last:
+        if kind == WorkKind.EVALUATE and self._is_last:
             assert loss_sum is not None  # the last stage measures it
             actions.append(ev.Evaluated(step, m, n_samples, loss_sum))
         if self._counts(kind):
@@ -287,20 +289,20 @@ class RoutedWiring:
         given = self._inputs.get((task_kind(kind), m))
         if given is None:
             return actions  # of a view that is over; the inventory names it if it counts
-        if kind == FORWARD:
+        if kind == WorkKind.FORWARD:
             self._forwarded.add(m)
             if m in self._early_gradients:
-                self._enqueue(BACKWARD, m)
+                self._enqueue(WorkKind.BACKWARD, m)
         return actions + self._pass_on(kind, m, given) + self._tell_progress(now_s, kind, m)
 
     def _pass_on(self, kind: str, m: int, given: ev.Grant | ev.Boundary) -> ev.Actions:
         """Send the result of a Work to the next peer of the route, if there is one."""
         stage = self._stage
-        if kind in (BACKWARD, REGENERATE):
+        if kind in (WorkKind.BACKWARD, WorkKind.REGENERATE):
             key = ev.Key("grad", self._step, stage, m)
             to = stage - 1
         else:
-            key = ev.Key("act" if kind == FORWARD else "eval", self._step, stage + 1, m)
+            key = ev.Key("act" if kind == WorkKind.FORWARD else "eval", self._step, stage + 1, m)
             to = stage + 1
         if not 0 <= to < self._shape.n_stages or given.route[to] == NO_PEER:
             return []
@@ -309,7 +311,9 @@ class RoutedWiring:
     def _send(self, boundary: ev.Boundary) -> ev.Send:
         key = boundary.key
         is_gradient = key.kind == "grad"
-        pipeline = self._routes.pipeline_of(EVALUATE if key.kind == "eval" else FORWARD, key.microbatch)
+        pipeline = self._routes.pipeline_of(
+            WorkKind.EVALUATE if key.kind == "eval" else WorkKind.FORWARD, key.microbatch
+        )
         dst = boundary.route[key.stage - is_gradient]
         return ev.Send(dst, boundary, self._shape.sent_bytes[pipeline][is_gradient])
 
@@ -317,7 +321,7 @@ class RoutedWiring:
 
     def _counts(self, kind: str) -> bool:
         """Whether the replicas of a stage wait for such a Work before the step is over there."""
-        return kind == BACKWARD or (kind == EVALUATE and self._is_last)
+        return kind == WorkKind.BACKWARD or (kind == WorkKind.EVALUATE and self._is_last)
 
     def _tell_progress(self, now_s: float, kind: str, m: int) -> ev.Actions:
         progress = ev.Progress(self._step, kind, self._stage, m, self._gap_s)
@@ -378,11 +382,11 @@ class RoutedWiring:
         step can only be done here."""
         actions: ev.Actions = []
         for (kind, m), given in list(self._inputs.items()):
-            is_waiting = kind == FORWARD and m not in self._forwarded and m not in self._rerouted
+            is_waiting = kind == WorkKind.FORWARD and m not in self._forwarded and m not in self._rerouted
             if is_waiting and not self._is_last and given.route[self._stage + 1] != NO_PEER:
                 self._rerouted.add(m)
                 reroute = ev.Reroute(self._step, self._stage, m, given.route)
-                router = self._routes.owning_router(FORWARD, m)
+                router = self._routes.owning_router(WorkKind.FORWARD, m)
                 sends: ev.Actions = [ev.Send(router, reroute)]
                 actions += self._reroute(now_s, self._peer, reroute) if router == self._peer else sends
         return actions + ([ev.StepBlocked()] if self._blocks_step() else [])
@@ -392,13 +396,13 @@ class RoutedWiring:
         if self._recovery.owes_inventory:
             return True
         counted = self._counted.get(self._step, ())
-        kinds = (FORWARD, EVALUATE) if self._is_last else (FORWARD,)
+        kinds = (WorkKind.FORWARD, WorkKind.EVALUATE) if self._is_last else (WorkKind.FORWARD,)
         here = [
             (kind, m)
             for kind, m in self._inputs
             if kind in kinds
             and m not in self._rerouted
-            and (EVALUATE if kind == EVALUATE else BACKWARD, m) not in counted
+            and (WorkKind.EVALUATE if kind == WorkKind.EVALUATE else WorkKind.BACKWARD, m) not in counted
         ]
         return 0 < self._n_uncounted <= len(here)
 
@@ -412,7 +416,7 @@ class RoutedWiring:
         route = (*reroute.route[:stage], other, *reroute.route[stage + 1 :])  # to the same peer of the next stage
         report = ReroutedReport(step, stage, m, src, other)
         if stage == 0:
-            return [report, *self._post(route[0], ev.Grant(step, FORWARD, m, route, task.regenerate))]
+            return [report, *self._post(route[0], ev.Grant(step, WorkKind.FORWARD, m, route, task.regenerate))]
         keeper = route[stage - 1] if stage > task.lo else self._recovery.keepers(m)[stage - 1]
         return [report, *self._post(keeper, ev.Resend(ev.Key("act", step, stage, m), route, task.regenerate))]
 

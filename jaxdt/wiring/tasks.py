@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from jaxdt.run.work import EVALUATE, FORWARD
+from jaxdt.run.work import WorkKind
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Task:
 
 def task_kind(work_kind: str) -> str:
     """The kind of the task that a Work belongs to."""
-    return EVALUATE if work_kind == EVALUATE else FORWARD
+    return WorkKind.EVALUATE if work_kind == WorkKind.EVALUATE else WorkKind.FORWARD
 
 
 def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], n_stages: int) -> Task:
@@ -32,10 +32,10 @@ def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], 
         lo -= 1
     while hi < n_stages - 1 and hi + 1 not in keepers:
         hi += 1
-    return Task(FORWARD, microbatch, lo, hi, tuple(s for s in range(lo, hi + 1) if s not in missing))
+    return Task(WorkKind.FORWARD, microbatch, lo, hi, tuple(s for s in range(lo, hi + 1) if s not in missing))
 
 
 def whole_step(n_stages: int, n_microbatches: int, n_held_out: int) -> list[Task]:
     """All tasks of a step, held-out microbatches first."""
-    held_out = [Task(EVALUATE, m, 0, n_stages - 1) for m in range(n_held_out)]
-    return held_out + [Task(FORWARD, m, 0, n_stages - 1) for m in range(n_microbatches)]
+    held_out = [Task(WorkKind.EVALUATE, m, 0, n_stages - 1) for m in range(n_held_out)]
+    return held_out + [Task(WorkKind.FORWARD, m, 0, n_stages - 1) for m in range(n_microbatches)]

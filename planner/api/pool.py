@@ -17,7 +17,7 @@ from jaxdt.run.memory import (
 )
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from planner.api.job import Job
 from planner.cost.pool import PoolCost
 from planner.model.pool import EQ3, STOPS, PoolOptions, PoolStage, by_name, minibatches_of
@@ -55,7 +55,7 @@ class RunWork:
     def unit_s(self, device: int, lo: int, hi: int) -> tuple[float, float]:
         workload = self.workload
         seconds = workload.seconds(workload.kinds[workload.kind_of[device]], lo, hi)
-        return seconds[FORWARD], seconds[BACKWARD]
+        return seconds[WorkKind.FORWARD], seconds[WorkKind.BACKWARD]
 
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
         run = self.workload.config

@@ -21,7 +21,7 @@ import numpy as np
 from jaxdt.run.config import NetConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan, even_shares
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
 from jaxdt.wiring.base import PeerLoad
 from jaxdt.wiring.swarm import load_of
@@ -176,7 +176,7 @@ class LayerTables:
 def _work_s(workload: StepWorkload, kind: str, lo: int, hi: int) -> float:
     """Forward and backward of one microbatch."""
     seconds = workload.seconds(kind, lo, hi)
-    return seconds[FORWARD] + seconds[BACKWARD]
+    return seconds[WorkKind.FORWARD] + seconds[WorkKind.BACKWARD]
 
 
 def estimate_s(workload: StepWorkload, rows: Rows, stages: Ranges) -> float:
@@ -211,7 +211,7 @@ def _exchange_s(workload: StepWorkload, indices: list[np.ndarray], stages: Range
         seconds = [workload.seconds(workload.kinds[k], lo, hi) for k in set(workload.kind_of[row])]
         links = np.ix_(row, row)
         exchange_s = 2 * float((workload.s_per_byte[links] * n_bytes / len(row) + workload.latency_s[links]).max())
-        worst_s = max(worst_s, exchange_s + max(times[GATHER] + times[UPDATE] for times in seconds))
+        worst_s = max(worst_s, exchange_s + max(times[WorkKind.GATHER] + times[WorkKind.UPDATE] for times in seconds))
     outer = np.ix_(indices[0], indices[-1])
     n_holders = len(indices[0]) + len(indices[-1])
     return max(worst_s, 2 * float((workload.s_per_byte[outer] * tied_bytes / n_holders).max()))

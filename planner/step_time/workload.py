@@ -19,7 +19,7 @@ from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import DTYPE_BYTES
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
@@ -152,14 +152,14 @@ class StepWorkload:
             times = codec_times(self.profile, name, self.codec)
             not_first = lo > 0
             not_last = hi < self.n_layers
-            seconds[FORWARD] += not_first * times.decode_s + not_last * times.encode_s
-            seconds[BACKWARD] += not_last * times.decode_s + not_first * times.encode_s
+            seconds[WorkKind.FORWARD] += not_first * times.decode_s + not_last * times.encode_s
+            seconds[WorkKind.BACKWARD] += not_last * times.decode_s + not_first * times.encode_s
             self._seconds[kind, lo, hi] = {work: factor * seconds_s for work, seconds_s in seconds.items()}
         return self._seconds[kind, lo, hi]
 
     def backward_s(self) -> np.ndarray:
         """Seconds [N] of the whole model's backward for one microbatch on each device, a measure of its slowness."""
-        return np.array([self.seconds(kind, 0, self.n_layers)[BACKWARD] for kind in self.kinds])[self.kind_of]
+        return np.array([self.seconds(kind, 0, self.n_layers)[WorkKind.BACKWARD] for kind in self.kinds])[self.kind_of]
 
     def loads(self, depth: tuple[int, ...], shares: tuple[int, ...]) -> list[PeerLoad]:
         """The load of the busiest peer of each stage in a step, as the run's wiring says."""
@@ -228,7 +228,7 @@ class StepWorkload:
 
         def load(stage: int, lo: int, hi: int) -> float:
             times = [self.seconds(kind, lo, hi) for kind in kinds[stage]]
-            return max(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
+            return max(seconds[WorkKind.FORWARD] + seconds[WorkKind.BACKWARD] for seconds in times)
 
         def fits(stage: int, lo: int, hi: int) -> bool:
             return not limited[stage] or self.may_hold(placement[stage], lo, hi, loads[stage])
@@ -237,7 +237,7 @@ class StepWorkload:
 
     def work_table(self, stages: Ranges) -> np.ndarray:
         """Seconds [K, S, 4] of forward, backward, gather and update for every kind of device."""
-        order = (FORWARD, BACKWARD, GATHER, UPDATE)
+        order = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.GATHER, WorkKind.UPDATE)
         rows = [[[self.seconds(kind, lo, hi)[work] for work in order] for lo, hi in stages] for kind in self.kinds]
         return np.array(rows)
 
@@ -266,7 +266,7 @@ class StepWorkload:
         if not self._least_ratios:
             ranges = itertools.combinations(self.cuts, 2)
             seconds = [[self.seconds(kind, lo, hi) for kind in self.kinds] for lo, hi in ranges]
-            times = np.array([[one[FORWARD] + one[BACKWARD] for one in row] for row in seconds])
+            times = np.array([[one[WorkKind.FORWARD] + one[WorkKind.BACKWARD] for one in row] for row in seconds])
             self._least_ratios.extend((times / times.min(axis=1, keepdims=True)).min(axis=0))
         return np.array(self._least_ratios)
 
@@ -278,7 +278,7 @@ class StepWorkload:
         for i, lo in enumerate(self.cuts):
             for j, hi in enumerate(self.cuts[i + 1 :], start=i + 1):
                 times = [self.seconds(kind, lo, hi) for kind in self.kinds]
-                stage_s[i, j] = min(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
+                stage_s[i, j] = min(seconds[WorkKind.FORWARD] + seconds[WorkKind.BACKWARD] for seconds in times)
         sums = np.full(n, np.inf)
         sums[0] = 0.0
         least = []

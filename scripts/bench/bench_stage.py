@@ -22,13 +22,18 @@ from jaxdt.build import memory_options, sync_groups
 from jaxdt.cli import memory_settings, run_flags, script_main
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import stage_memory
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 
 STAGE = flags.DEFINE_integer("stage", 0, "Index of the stage.", 0)
 PEAK_TFLOPS = flags.DEFINE_float("peak_tflops", None, "What the device can do at most, in 1e12 FLOP/s.")
-NAMES = {FORWARD: "forward_s", BACKWARD: "backward_s", GATHER: "gather_s", UPDATE: "update_s"}
+NAMES = {
+    WorkKind.FORWARD: "forward_s",
+    WorkKind.BACKWARD: "backward_s",
+    WorkKind.GATHER: "gather_s",
+    WorkKind.UPDATE: "update_s",
+}
 
 
 def main() -> None:
@@ -47,7 +52,7 @@ def main() -> None:
     is_last = hi == config.model.n_layers  # computes forward and backward as one Work
     used = (hi - lo) * config.model.block_params + is_last * config.model.token_table_params
     flops = 6.0 * size * config.model.seq_len * used
-    work_s = seconds[BACKWARD] + (0.0 if is_last else seconds[FORWARD])
+    work_s = seconds[WorkKind.BACKWARD] + (0.0 if is_last else seconds[WorkKind.FORWARD])
     device = jax.local_devices()[0]
     result = {
         "device": device.device_kind,

@@ -21,7 +21,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.sizes import Group
-from jaxdt.run.work import BACKWARD, GATHER, UPDATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.sync.allreduce import AllReduce
@@ -96,7 +96,7 @@ class OwnedMicrobatches:
         new = set(owned(self._peer, members, self._n_peers)) - self._started
         self._started |= new
         self._n_running += len(new)
-        works = [ev.Run(Work(0, BACKWARD, m, self._peer, self._step)) for m in sorted(new)]
+        works = [ev.Run(Work(0, WorkKind.BACKWARD, m, self._peer, self._step)) for m in sorted(new)]
         return works or self._drained()
 
     def _drained(self) -> list:
@@ -115,16 +115,16 @@ class Vectors:
 
     def run(self, work: Work, scale: float, rounds: Sequence[RoundId] = ()) -> dict[str, float]:
         step = work.step
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             new = vector(step, self._peer, [work.microbatch], self._options.n_elements)
             sum_before = self._accumulators.get(step)  # it may be on its way to others, so it is not changed in place
             self._accumulators[step] = new if sum_before is None else sum_before + new
             return {"n_samples": 1.0}
-        if work.kind == GATHER:
+        if work.kind == WorkKind.GATHER:
             for round in rounds:
                 self._slices.offer(round, self._accumulators[step])
             self._began_s[step] = time.monotonic()
-        return {"crc": float(self.crc(rounds[0]))} if work.kind == UPDATE else {}
+        return {"crc": float(self.crc(rounds[0]))} if work.kind == WorkKind.UPDATE else {}
 
     def crc(self, round: RoundId) -> int:
         """CRC-32 of the complete result of a round."""
@@ -166,7 +166,7 @@ class Observed:
         self._applying: dict[int, RoundId] = {}
 
     def handle(self, now_s: float, event) -> list:
-        if isinstance(event, ev.Ran) and event.work.kind == UPDATE:
+        if isinstance(event, ev.Ran) and event.work.kind == WorkKind.UPDATE:
             self._record("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
         actions = self._machine.handle(now_s, event)
         for action in actions:
@@ -175,7 +175,7 @@ class Observed:
             if isinstance(action, ev.Send) and isinstance(action.body, ev.Prepared):
                 for result in action.body.results:
                     self._record("prepared", result.round, self._tensors.crc(result.round))
-            if isinstance(action, ev.Run) and action.work.kind == UPDATE:
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.UPDATE:
                 self._applying[action.work.step] = action.rounds[0]
         return actions
 

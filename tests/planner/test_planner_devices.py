@@ -12,7 +12,7 @@ from jaxdt.run import profile as profiles
 from jaxdt.run.model import gpt_config
 from jaxdt.run.network import Host, to_json
 from jaxdt.run.profile import from_flops
-from jaxdt.run.work import BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue, spec_of
@@ -103,7 +103,7 @@ def test_the_memory_of_a_network_file_wins_over_the_catalogue():
 
     assert workload_of(job, network).memory_bytes == [15360 << 20, 8e9, 48e9]
     assert spec_of("RTX4090").memory_bytes == 24564 << 20
-    assert workload_of(job, network).seconds("T4", 0, 1)[BACKWARD] > 0
+    assert workload_of(job, network).seconds("T4", 0, 1)[WorkKind.BACKWARD] > 0
 
 
 def test_what_lies_on_the_host_does_not_count_against_a_card():

@@ -12,7 +12,7 @@ import planner
 from jaxdt.run.model import gpt_config
 from jaxdt.run.network import Host, parse, to_json
 from jaxdt.run.profile import from_flops
-from jaxdt.run.work import FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import shared_hosts
 from planner.cost.reference import cost_of, pair_s
 from planner.model.change import Change, changed
@@ -95,7 +95,7 @@ def test_cores_of_a_host_are_shared_and_a_wider_line_changes_nothing_then():
     steps_s = [simulated_s(workload, tune(workload, column)) for workload in (alone, crowded)]
     assert steps_s[1] == pytest.approx(4 * steps_s[0], rel=0.05)
     assert tune(crowded, column).step_s == pytest.approx(steps_s[1], rel=0.05)
-    assert crowded.seconds(crowded.kinds[0], 0, 4)[FORWARD] == 4 * alone.seconds("", 0, 4)[FORWARD]
+    assert crowded.seconds(crowded.kinds[0], 0, 4)[WorkKind.FORWARD] == 4 * alone.seconds("", 0, 4)[WorkKind.FORWARD]
     half = replace(hosted(4, 2, cores=1), hosts=(Host("host0", cores=1),))
     assert len(workload_of(half).kinds) == 2  # only two of the four wait for a core
 

@@ -18,7 +18,7 @@ from jaxdt.run.config import parse
 from jaxdt.run.model import gpt_config
 from jaxdt.run.network import Device, Network
 from jaxdt.run.profile import DeviceKind, PartTimes, Profile, from_flops
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.cost.compiled import generator
@@ -239,7 +239,11 @@ def test_the_bound_takes_the_fastest_kind_for_each_stage():
 
 def sum_of_all(workload, kind):
     """Seconds of a pipeline that has half of the model on each of two devices of one kind."""
-    return 8 * sum(workload.seconds(kind, 0, workload.n_layers)[work] for work in (FORWARD, BACKWARD)) / 2
+    return (
+        8
+        * sum(workload.seconds(kind, 0, workload.n_layers)[work] for work in (WorkKind.FORWARD, WorkKind.BACKWARD))
+        / 2
+    )
 
 
 def test_the_bound_counts_no_tied_table_as_a_stage_gradient():

@@ -9,7 +9,7 @@ import pytest
 import planner
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import gpt_config
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.swarm import load_of
 from planner.__main__ import main
 from planner.api.by_step import workload_of
@@ -49,7 +49,7 @@ def brute_cut(work, rows):
             load = load_of(work.config, sum(map(len, rows)), len(row), work.n_microbatches)
             fits = all(work.stage_bytes(lo, hi, load) <= work.memory_bytes[d] for d in row)
             seconds = [work.seconds(work.network.devices[d].kind, lo, hi) for d in row]
-            speed = sum(1 / (found[FORWARD] + found[BACKWARD]) for found in seconds)
+            speed = sum(1 / (found[WorkKind.FORWARD] + found[WorkKind.BACKWARD]) for found in seconds)
             stages_s.append(1 / speed if fits else np.inf)
         best_s = min(best_s, max(stages_s))
     return best_s
@@ -59,7 +59,7 @@ def slowest_s(work, rows, stages):
     worst_s = 0.0
     for row, (lo, hi) in zip(rows, stages, strict=True):
         seconds = [work.seconds(work.network.devices[d].kind, lo, hi) for d in row]
-        worst_s = max(worst_s, 1 / sum(1 / (found[FORWARD] + found[BACKWARD]) for found in seconds))
+        worst_s = max(worst_s, 1 / sum(1 / (found[WorkKind.FORWARD] + found[WorkKind.BACKWARD]) for found in seconds))
     return worst_s
 
 

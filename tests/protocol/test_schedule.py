@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from jaxdt.protocol.schedule import dry_run, gpipe, grid, needs, one_f_one_b, parse, stage_order, text
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 
 GPIPE = {
     0: "0F0 0F1 0F2 0B0 0B1 0B2",
@@ -28,7 +28,7 @@ def pipeline(n_stages, n_microbatches, schedule="1f1b", in_flight=None):
 def in_flight_max(order):
     held, most = 0, 0
     for work in order:
-        held += 1 if work.kind == FORWARD else -1
+        held += 1 if work.kind == WorkKind.FORWARD else -1
         assert held >= 0
         most = max(most, held)
     return most
@@ -83,10 +83,10 @@ def test_every_order_reads_back_runs_and_stays_within_its_depth(shape, data):
 
 
 def test_what_work_needs():
-    assert needs(Work(0, FORWARD, 5), 3) == set()
-    assert needs(Work(1, FORWARD, 5), 3) == {Work(0, FORWARD, 5)}
-    assert needs(Work(1, BACKWARD, 5), 3) == {Work(1, FORWARD, 5), Work(2, BACKWARD, 5)}
-    assert needs(Work(2, BACKWARD, 5), 3) == {Work(2, FORWARD, 5)}
+    assert needs(Work(0, WorkKind.FORWARD, 5), 3) == set()
+    assert needs(Work(1, WorkKind.FORWARD, 5), 3) == {Work(0, WorkKind.FORWARD, 5)}
+    assert needs(Work(1, WorkKind.BACKWARD, 5), 3) == {Work(1, WorkKind.FORWARD, 5), Work(2, WorkKind.BACKWARD, 5)}
+    assert needs(Work(2, WorkKind.BACKWARD, 5), 3) == {Work(2, WorkKind.FORWARD, 5)}
 
 
 def test_a_deadlock_names_what_each_stage_waits_for():

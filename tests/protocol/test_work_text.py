@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work, parse_work
+from jaxdt.run.work import Work, WorkKind, parse_work
 
 COUNT = st.none() | st.integers(0, 10**6)
 
@@ -10,12 +10,12 @@ COUNT = st.none() | st.integers(0, 10**6)
 @pytest.mark.parametrize(
     ("work", "text"),
     [
-        (Work(2, FORWARD, 7, 13), "2F7@p13"),
-        (Work(2, FORWARD, 7), "2F7"),
-        (Work(0, BACKWARD, 0, 0, 0), "0:0B0@p0"),
-        (Work(11, EVALUATE, 3, 4, 25), "25:11E3@p4"),
-        (Work(1, GATHER, None, 6, 2), "2:1G@p6"),
-        (Work(1, UPDATE), "1U"),
+        (Work(2, WorkKind.FORWARD, 7, 13), "2F7@p13"),
+        (Work(2, WorkKind.FORWARD, 7), "2F7"),
+        (Work(0, WorkKind.BACKWARD, 0, 0, 0), "0:0B0@p0"),
+        (Work(11, WorkKind.EVALUATE, 3, 4, 25), "25:11E3@p4"),
+        (Work(1, WorkKind.GATHER, None, 6, 2), "2:1G@p6"),
+        (Work(1, WorkKind.UPDATE), "1U"),
     ],
 )
 def test_text_form(work, text):

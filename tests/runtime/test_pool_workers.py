@@ -8,7 +8,7 @@ import pytest
 from fleets import ENDLESS, QUICK, assert_equal
 
 from jaxdt.protocol import trace
-from jaxdt.run.work import BACKWARD, GATHER, parse_work
+from jaxdt.run.work import WorkKind, parse_work
 
 pytestmark = pytest.mark.slow
 
@@ -51,5 +51,5 @@ def test_workers_that_come_and_go_cost_no_view_and_change_nothing(churning, alon
     for worker in {"3"} | newcomer_of(fleet):
         records = trace.read((fleet.run_dir / "trace" / f"peer_{worker}.jsonl").read_text().splitlines(), worker)
         done = [parse_work(record["work"]) for record in records if record["what"] == "run"]
-        assert {work.kind for work in done} >= {BACKWARD, GATHER}
+        assert {work.kind for work in done} >= {WorkKind.BACKWARD, WorkKind.GATHER}
     assert_equal(fleet, alone)

@@ -8,7 +8,7 @@ from pool_mutants import POOL_MUTANTS
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerLostReport
-from jaxdt.run.work import BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
 from jaxdt.sim.fuzz.cases import finding, play
 from jaxdt.sim.fuzz.pool.cases import draw_case
@@ -39,7 +39,7 @@ def test_workers_compute_and_are_lost():
         def note(now_s, peer, event, actions, workers=tuple(case.plan.workers)):
             nonlocal n_backwards
             for action in actions:
-                n_backwards += isinstance(action, ev.Run) and action.work.kind == BACKWARD and peer in workers
+                n_backwards += isinstance(action, ev.Run) and action.work.kind == WorkKind.BACKWARD and peer in workers
                 reasons.update([action.reason] if isinstance(action, WorkerLostReport) else [])
 
         play(case, observer=note)

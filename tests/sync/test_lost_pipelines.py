@@ -24,7 +24,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LostReport, StepReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
-from jaxdt.run.work import ADOPT, BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
@@ -59,12 +59,12 @@ def has_run(kind):
 is_state = lambda round: round.kind == RoundKind.STATE  # noqa: E731
 WINDOW = dict(window_s=3.0, connectivity_groups=4)
 MOMENTS = {
-    "it has computed": (make_config("all", 3, microbatches=7), has_run(BACKWARD), 3),
+    "it has computed": (make_config("all", 3, microbatches=7), has_run(WorkKind.BACKWARD), 3),
     "its group has formed": (make_config("window", 3, microbatches=7, **WINDOW), hears(lambda round: True), 3),
     "it has sent its parts": (make_config("pairs", 3, microbatches=7), sends(ev.Shard), 2),
     "it has the outer optimizer's step": (
         make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov"),
-        has_run(ADOPT),
+        has_run(WorkKind.ADOPT),
         1,
     ),
     "it has told that it holds the mean": (
@@ -77,7 +77,7 @@ MOMENTS = {
         sends(ev.Shard, lambda shard: not is_state(shard.key.round)),
         2,
     ),
-    "its forwards run ahead": (stashing("window", 3, 8, **WINDOW), has_run(BACKWARD), 3),
+    "its forwards run ahead": (stashing("window", 3, 8, **WINDOW), has_run(WorkKind.BACKWARD), 3),
     "the result is averaged": (
         make_config("window", 3, microbatches=7, **WINDOW),
         sends(ev.Shard, lambda shard: is_state(shard.key.round) and shard.key.round.number == N_STEPS),

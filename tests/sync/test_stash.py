@@ -32,7 +32,7 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.run.optim import OptimConfig
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.sim.predict import Conditions, simulate
 
@@ -134,7 +134,7 @@ class Order:
         self.of = {}
 
     def run(self, peer, start_s, seconds, work):
-        if work.kind in (FORWARD, BACKWARD):
+        if work.kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
             self.of.setdefault(peer, []).append(f"{work.kind}{work.step}")
 
     def send(self, *_):
@@ -189,7 +189,7 @@ def test_no_run_stands_still_and_all_stages_do_the_same_steps(n_steps):
         assert 3 * n_steps <= sum(ends.values()) <= 3 * (n_steps + 4)
         for peer, works in order.items():
             steps = list(range(ends[peer // 4]))
-            for kind in (FORWARD, BACKWARD):
+            for kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
                 assert [int(work[1:]) for work in works if work[0] == kind] == steps
         if n_steps == 9 and slow is not None:
             assert ends[slow] < 9 < max(ends.values())
@@ -201,7 +201,7 @@ def test_a_backward_takes_the_parameters_of_its_forward():
         version, params = 5, "five"
 
     stash, versions = WeightStash(2), Versions()
-    forward, backward = (Work(0, kind, 0, 0, 7) for kind in (FORWARD, BACKWARD))
+    forward, backward = (Work(0, kind, 0, 0, 7) for kind in (WorkKind.FORWARD, WorkKind.BACKWARD))
     assert stash.of(forward, versions) == "five"
     with pytest.raises(RuntimeError, match="7:0B0@p0 is out of order: held is version 5"):
         stash.of(backward, versions)

@@ -31,7 +31,7 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import gpt_config
 from jaxdt.run.network import Link
-from jaxdt.run.work import LOCAL_STEP
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions, simulate
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
@@ -118,7 +118,7 @@ class LocalSteps:
         self.at_s = {}
 
     def run(self, peer, start_s, seconds, work):
-        if work.kind == LOCAL_STEP:
+        if work.kind == WorkKind.LOCAL_STEP:
             self.at_s.setdefault(peer, []).append(start_s + seconds)
 
     def send(self, *_):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import WINDOW, spread_s
-from jaxdt.run.work import GATHER, REGENERATE, UPDATE, Work
+from jaxdt.run.work import Work, WorkKind
 
 FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
 PROFILE_FACTOR = 20.0  # the same for the first Work of a kind, of the time that it took alone
@@ -64,7 +64,9 @@ class WorkWatch:
         if self._age_s <= self._next_report_s:
             return None
         is_far_over = self._age_s > PATIENCE * self._deadline_s
-        self._blocks = self._blocks or is_far_over or running.kind in (GATHER, UPDATE, REGENERATE)
+        self._blocks = (
+            self._blocks or is_far_over or running.kind in (WorkKind.GATHER, WorkKind.UPDATE, WorkKind.REGENERATE)
+        )
         self.is_overdue = True
         self._next_report_s = 2 * self._age_s
         return self._overdue(running)
@@ -88,7 +90,7 @@ class WorkWatch:
     def _deadline_of(self, work: Work) -> float:
         """Backwards that regenerate are too rare to be known: another length of samples compiles them again."""
         durations_s = self._durations_s[work.kind]
-        if durations_s and work.kind != REGENERATE:
+        if durations_s and work.kind != WorkKind.REGENERATE:
             return max(self._floor_s, spread_s(durations_s, FACTOR))
         if work.kind in self._profile_s:
             return max(self._floor_s, PROFILE_FACTOR * self._profile_s[work.kind])

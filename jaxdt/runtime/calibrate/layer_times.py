@@ -16,7 +16,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes
 from jaxdt.run.sizes import sync_groups
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_codec, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 
@@ -39,7 +39,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
         timed.append(TimedStage(stage, stage, group_sizes, evaluates=True, step=config.data.seq_growth_steps))
     rounds = [[time_stage(store, timed[stage]) for stage, store in enumerate(stores)] for _ in range(n_rounds)]
     stages = [_medians([seconds[stage] for seconds in rounds]) for stage in range(n_stages)]
-    passes_s = sorted(seconds[LONG][FORWARD] + seconds[LONG][BACKWARD] for seconds in rounds)
+    passes_s = sorted(seconds[LONG][WorkKind.FORWARD] + seconds[LONG][WorkKind.BACKWARD] for seconds in rounds)
     shape = (config.train.microbatch_size, model.seq_len, model.d_model)
     times = {name: time_codec(codec.parse(name), shape, config.dtype) for name in codecs}
     return replace(kind_of(stages, times, _spread(passes_s)), accelerator=jax.default_backend() != "cpu")
@@ -49,20 +49,24 @@ def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: f
     """The times of layer, embedding and head that explain the seconds of the four stages. Noise cannot make them
     negative."""
     layer = _part({kind: (stages[LONG][kind] - s) / EXTRA_LAYERS for kind, s in stages[MIDDLE].items()})
-    work_s = max(0.0, stages[MIDDLE][FORWARD] - layer.forward_s)
+    work_s = max(0.0, stages[MIDDLE][WorkKind.FORWARD] - layer.forward_s)
     embedding = _part({kind: stages[FIRST][kind] - s for kind, s in stages[MIDDLE].items()})
     last = stages[LAST]
     middle = stages[MIDDLE]
     # The last stage's backward Work contains its forward, and has the overhead of one Work.
-    both_s = last[BACKWARD] - (middle[FORWARD] + middle[BACKWARD] - work_s)
-    forward_s = max(0.0, last[EVALUATE] - middle[EVALUATE])
+    both_s = last[WorkKind.BACKWARD] - (middle[WorkKind.FORWARD] + middle[WorkKind.BACKWARD] - work_s)
+    forward_s = max(0.0, last[WorkKind.EVALUATE] - middle[WorkKind.EVALUATE])
     backward_s = max(0.0, both_s - forward_s)
-    head = PartTimes(forward_s, backward_s, *(max(0.0, last[kind] - middle[kind]) for kind in (GATHER, UPDATE)))
+    head = PartTimes(
+        forward_s, backward_s, *(max(0.0, last[kind] - middle[kind]) for kind in (WorkKind.GATHER, WorkKind.UPDATE))
+    )
     return DeviceKind(layer, embedding, head, work_s, codecs, spread_frac)
 
 
 def _part(seconds: Seconds) -> PartTimes:
-    return PartTimes(*(max(0.0, seconds[kind]) for kind in (FORWARD, BACKWARD, GATHER, UPDATE)))
+    return PartTimes(
+        *(max(0.0, seconds[kind]) for kind in (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.GATHER, WorkKind.UPDATE))
+    )
 
 
 def _medians(rounds: list[Seconds]) -> Seconds:

@@ -23,7 +23,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.profile import CodecTimes
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Work
+from jaxdt.run.work import MESSAGE, Work, WorkKind
 from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store
@@ -36,7 +36,7 @@ N_BRIEF = 2  # times that a newcomer's stage is timed: only the deadlines of its
 STAGE_S = 3.0
 N_STAGE_MAX = 40
 # The tensor that a Work receives over a boundary: its kind, and the stage in its key minus the stage of the Work.
-INPUTS = {FORWARD: ("act", 0), BACKWARD: ("grad", 1), EVALUATE: ("eval", 0)}
+INPUTS = {WorkKind.FORWARD: ("act", 0), WorkKind.BACKWARD: ("grad", 1), WorkKind.EVALUATE: ("eval", 0)}
 
 
 def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTimes:
@@ -89,7 +89,13 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
     holds. With a probe, the CPU seconds of a MESSAGE are measured too: how much longer a backward takes while the probe
     exchanges messages. Parameters and optimizer state are the same afterwards."""
     clock = _clock()
-    kinds = [FORWARD, BACKWARD, *([EVALUATE] if timed.evaluates else []), GATHER, UPDATE]
+    kinds = [
+        WorkKind.FORWARD,
+        WorkKind.BACKWARD,
+        *([WorkKind.EVALUATE] if timed.evaluates else []),
+        WorkKind.GATHER,
+        WorkKind.UPDATE,
+    ]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     message_s: list[float] = []
     started_s = time.monotonic()
@@ -103,13 +109,13 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
                 work = Work(timed.stage, kind, timed.microbatch, timed.peer, step)
                 _put_inputs(store, work)
                 work_started_s = clock()
-                if kind == UPDATE:
+                if kind == WorkKind.UPDATE:
                     for round in rounds:
                         store.sum(ev.SliceKey(round, 0, timed.group_sizes[round.stage]), (timed.peer,))
-                store.run(work, 1.0, rounds if kind in (GATHER, UPDATE) else ())
+                store.run(work, 1.0, rounds if kind in (WorkKind.GATHER, WorkKind.UPDATE) else ())
                 seconds[kind].append(clock() - work_started_s)
             if probe and len(message_s) < N_TIMED and time.monotonic() - started_s <= STAGE_S:
-                backward = Work(timed.stage, BACKWARD, timed.microbatch, timed.peer, step)
+                backward = Work(timed.stage, WorkKind.BACKWARD, timed.microbatch, timed.peer, step)
                 alone_s = _cpu_s(store, backward, None)
                 with_messages_s = _cpu_s(store, backward, probe)
                 message_s.append((with_messages_s - alone_s) / N_ENDS)
@@ -139,7 +145,7 @@ def _cpu_s(store: Store, work: Work, probe: MessageCostProbe | None) -> float:
 def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
     """Compile the functions that compute a microbatch of this step, for tensors of the step's length."""
     with _at_version(store, step):
-        for kind in (FORWARD, BACKWARD):
+        for kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
             work = Work(stage, kind, 0, peer, step)
             _put_inputs(store, work)
             store.run(work, 1.0)
@@ -162,7 +168,7 @@ def _put_inputs(store: Store, work: Work) -> None:
     """Give the store zeros for the boundary tensor that a Work needs, if it needs one."""
     if work.kind in INPUTS:
         kind, offset = INPUTS[work.kind]
-        is_at_end = store.functions.last if work.kind == BACKWARD else store.functions.first
+        is_at_end = store.functions.last if work.kind == WorkKind.BACKWARD else store.functions.first
         if not is_at_end:
             assert work.step is not None and work.microbatch is not None, "it computes a microbatch of a step"
             key = ev.Key(kind, work.step, work.stage + offset, work.microbatch)

@@ -30,20 +30,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements
-from jaxdt.run.work import (
-    ADOPT,
-    BACKWARD,
-    CONTRIBUTE,
-    EVALUATE,
-    FORWARD,
-    GATHER,
-    LAY_OUT,
-    LOCAL_STEP,
-    NORM,
-    REGENERATE,
-    UPDATE,
-    Work,
-)
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
@@ -179,7 +166,7 @@ class Store:
         """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
         tensor that is sent to a neighbour, since the next Work does not need it."""
         assert work.step is not None, "all Work that runs belongs to a step"
-        names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
+        names_its_input = bool(rounds) or work.kind in (WorkKind.GATHER, WorkKind.UPDATE)
         if work.step < self.parameter_versions.version and not names_its_input:
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
         try:
@@ -189,21 +176,21 @@ class Store:
 
     def _compute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         assert work.step is not None, "all Work that runs belongs to a step"
-        if work.kind == FORWARD:
+        if work.kind == WorkKind.FORWARD:
             return self._forward(work)
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             return self._backward(work)
-        if work.kind == REGENERATE:
+        if work.kind == WorkKind.REGENERATE:
             return self._regenerate(work)
-        if work.kind == EVALUATE:
+        if work.kind == WorkKind.EVALUATE:
             return self._evaluate(work, self._mean_of(rounds[0], scale) if rounds else self._params(work))
-        if work.kind == GATHER:
+        if work.kind == WorkKind.GATHER:
             return self._gather(work.step, rounds)
-        if work.kind == UPDATE:
+        if work.kind == WorkKind.UPDATE:
             return self._update(scale, rounds)
-        if work.kind == CONTRIBUTE:
+        if work.kind == WorkKind.CONTRIBUTE:
             return self._contribute(work.step, rounds)
-        if work.kind == NORM:
+        if work.kind == WorkKind.NORM:
             return {"sq_norm": self._gradient_sq_norm(work.step)}
         return self._run_local(work, scale, rounds)
 
@@ -211,16 +198,16 @@ class Store:
         """Work of replicas that may differ."""
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
-        if work.kind == LOCAL_STEP:
+        if work.kind == WorkKind.LOCAL_STEP:
             vectors = self.functions.gradient_vectors(self._gradient_sum(step)) if scale else {}
             self.parameter_versions.update(vectors, scale)
-        elif work.kind == LAY_OUT and not rounds:
+        elif work.kind == WorkKind.LAY_OUT and not rounds:
             self._freeze(step)
-        elif work.kind == LAY_OUT:
+        elif work.kind == WorkKind.LAY_OUT:
             for round in rounds:
                 self._slices.offer(round, as_sent(self._codec_of(round), self._vector_of(round)))
         else:
-            assert work.kind == ADOPT
+            assert work.kind == WorkKind.ADOPT
             adopted, *snapshots = rounds
             self._adopt(adopted, step, scale)
             for snapshot in snapshots:  # a push goes into these too
@@ -429,7 +416,7 @@ class Store:
         assert work.step is not None and work.microbatch is not None, "tokens are those of a microbatch of a step"
         train = self._config.train
         lengths = self._config.seq_lengths
-        if work.kind == EVALUATE:
+        if work.kind == WorkKind.EVALUATE:
             return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
         n = self._plan.n_microbatches
         seed = train.seed + RESEED_STRIDE * self.n_reseeds

@@ -7,7 +7,7 @@ are.
 
 from typing import Any
 
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 
 
@@ -24,9 +24,9 @@ class WeightStash:
         `n_ahead` (at the start of a run the one with which it begins). RuntimeError for a Work out of order."""
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
-        if work.kind == BACKWARD and step in self._by_step and step == versions.version:
+        if work.kind == WorkKind.BACKWARD and step in self._by_step and step == versions.version:
             return self._by_step.pop(step)
-        if work.kind == FORWARD and versions.version <= step <= versions.version + self.n_ahead:
+        if work.kind == WorkKind.FORWARD and versions.version <= step <= versions.version + self.n_ahead:
             self._by_step[step] = versions.params
             return versions.params
         raise RuntimeError(f"{work} is out of order: held is version {versions.version}, stashed {list(self._by_step)}")

@@ -53,7 +53,7 @@ from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, Overd
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run import serialize
 from jaxdt.run.config import TrainConfig, is_evaluated
-from jaxdt.run.work import BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
@@ -420,7 +420,7 @@ class Invariants:
             self._alive.discard(peer)
         if ev.Free in kinds and not kinds & {ev.Restore, ev.FindPart}:  # which a rollback begins with
             self._check_freed(peer, [action.step for action in actions if isinstance(action, ev.Free)])
-        counts = any(isinstance(action, ev.Run) and action.work.kind == BACKWARD for action in actions)
+        counts = any(isinstance(action, ev.Run) and action.work.kind == WorkKind.BACKWARD for action in actions)
         adopts = isinstance(event, ev.Received) and isinstance(event.body, ev.View)
         self._to_check = (peer, counts or adopts)
 

@@ -16,7 +16,7 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.sizes import Group
-from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.download import FetchedStates
 
 EXACT_COVER = 1
@@ -85,7 +85,7 @@ class SymbolicTensors:
     def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
         step = _step(work)
-        names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
+        names_its_input = bool(rounds) or work.kind in (WorkKind.GATHER, WorkKind.UPDATE)
         if step < self.version and not names_its_input:
             return {}  # its step has ended since the Work was requested, as in the runtime's store
         try:
@@ -97,21 +97,24 @@ class SymbolicTensors:
         step = _step(work)
         keeps_before = self._keeps_before if self._is_worker else self._delay.steps
         held = range(self.version - keeps_before, self.version + 1)
-        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
+        if (
+            work.kind in (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.REGENERATE, WorkKind.EVALUATE)
+            and self.version_for(step) not in held
+        ):
             self._cover_broken(f"{work} is computed with one of the versions {list(held)}")
-        if work.kind == GATHER:
+        if work.kind == WorkKind.GATHER:
             self._gather(step, rounds)
-        elif work.kind == CONTRIBUTE:
+        elif work.kind == WorkKind.CONTRIBUTE:
             self._contribute(step, rounds)
-        elif work.kind == FORWARD:
+        elif work.kind == WorkKind.FORWARD:
             self._forward(work)
-        elif work.kind == EVALUATE:
+        elif work.kind == WorkKind.EVALUATE:
             self._evaluate(work)
-        elif work.kind in (BACKWARD, REGENERATE):
+        elif work.kind in (WorkKind.BACKWARD, WorkKind.REGENERATE):
             self._backward(work)
         else:
             self._update(step, rounds)
-        counts = work.kind in (BACKWARD, EVALUATE)
+        counts = work.kind in (WorkKind.BACKWARD, WorkKind.EVALUATE)
         if not counts:
             return {}
         return {"n_samples": 1, "loss_sum": 1.0} if self._is_last else {"n_samples": 1}
@@ -152,7 +155,7 @@ class SymbolicTensors:
         else:
             self._use(self._boundaries, _key("grad", work, 1), work)
             self._use(self._residuals, _key("act", work), work)
-        if work.kind == BACKWARD:
+        if work.kind == WorkKind.BACKWARD:
             step = _step(work)
             item = (self.generation, self.version_for(step), self.stage, work.microbatch)
             self.accumulators.setdefault(step, Counter())[item] += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.stragglers.server_line import ServerGate, ServerLine, ServerTiming, Transfer
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
@@ -160,7 +160,7 @@ class _Run:
         if replica.is_busy or replica.has_left or replica.n_begun == len(replica.order):
             return
         kind, n = replica.order[replica.n_begun]
-        is_first = replica.stage == (0 if kind == FORWARD else self._timing.n_stages - 1)
+        is_first = replica.stage == (0 if kind == WorkKind.FORWARD else self._timing.n_stages - 1)
         if not is_first and (kind, n) not in replica.arrived:
             return
         replica.arrived.discard((kind, n))
@@ -171,7 +171,7 @@ class _Run:
     def _work_s(self, replica: Replica, kind: str, n: int) -> float:
         n_microbatches = self._timing.step_microbatches
         seconds = self._timing.compute_s / n_microbatches * self._timing.slow.get(replica.pipeline, 1.0)
-        seconds *= FORWARD_FRAC if kind == FORWARD else 1 - FORWARD_FRAC
+        seconds *= FORWARD_FRAC if kind == WorkKind.FORWARD else 1 - FORWARD_FRAC
         work = Work(replica.stage, kind, n % n_microbatches, replica.peer, n // n_microbatches)
         return seconds + replica.stalls.before_s(work)
 
@@ -179,7 +179,7 @@ class _Run:
         if replica.has_left:
             return
         n_done, n_left = divmod(n + 1, self._timing.step_microbatches)
-        ends_step = kind == BACKWARD and not n_left
+        ends_step = kind == WorkKind.BACKWARD and not n_left
         if not ends_step or self._timing.sends_first:
             self._send(replica, kind, n)
         if not ends_step:
@@ -191,7 +191,7 @@ class _Run:
         self._match(replica.stage, self._matchers[replica.stage].ready(self._now_s, replica.peer, n_done))
 
     def _send(self, replica: Replica, kind: str, n: int) -> None:
-        stage = replica.stage + (1 if kind == FORWARD else -1)
+        stage = replica.stage + (1 if kind == WorkKind.FORWARD else -1)
         if 0 <= stage < self._timing.n_stages:
             receiver = self._rows[stage][replica.pipeline]
             receiver.arrived.add((kind, n))
@@ -242,9 +242,9 @@ def order_of(timing: GroupTiming, stage: int) -> list[tuple[str, int]]:
     order: list[tuple[str, int]] = []
     for first in range(0, timing.n_steps * timing.step_microbatches, n_per_flush):
         ends = first + n_per_flush
-        order += [(FORWARD, n) for n in range(first, min(first + n_ahead, ends))]
+        order += [(WorkKind.FORWARD, n) for n in range(first, min(first + n_ahead, ends))]
         for n in range(first, ends):
-            order.append((BACKWARD, n))
+            order.append((WorkKind.BACKWARD, n))
             if n + n_ahead < ends:
-                order.append((FORWARD, n + n_ahead))
+                order.append((WorkKind.FORWARD, n + n_ahead))
     return order

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.work import BACKWARD, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 
 STEP, WORK = "step", "work"
 SYNTAX = f"PROB,SECONDS,SEED or PROB,SECONDS,SEED,{WORK}"
@@ -49,11 +49,11 @@ class PeerStalls:
 
     def before_s(self, work: Work) -> float:
         """Seconds that the peer pauses before this Work."""
-        if work.kind not in (FORWARD, BACKWARD) or work.step is None:
+        if work.kind not in (WorkKind.FORWARD, WorkKind.BACKWARD) or work.step is None:
             return 0.0
         if self._stalls.draws == WORK:
             return self._stalls.draw_s(self._peer, work.step, work.kind, work.microbatch)
-        if work.kind != FORWARD or work.step <= self._step:
+        if work.kind != WorkKind.FORWARD or work.step <= self._step:
             return 0.0
         self._step = work.step
         return self._stalls.draw_s(self._peer, work.step)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.run.work import CONTRIBUTE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
 
@@ -95,7 +95,7 @@ class Contributions:
             return None
         first = self._adding[0]
         self._is_adding = True
-        return Work(self._stage, CONTRIBUTE, None, self._peer, first.step.number), first.rounds
+        return Work(self._stage, WorkKind.CONTRIBUTE, None, self._peer, first.step.number), first.rounds
 
     def added(self) -> Contribution | None:
         """The first contribution that waited is in this server's accumulator; None if it was dropped meanwhile."""

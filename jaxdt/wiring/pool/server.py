@@ -44,7 +44,7 @@ from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.run.delay import Delay
 from jaxdt.run.exit_codes import ExitCode
-from jaxdt.run.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget
@@ -120,7 +120,7 @@ class PoolServer:
         self._workers = self._roster.admitted
         self._early: list[ev.Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
-        self._last_kind = FORWARD  # of the own task that was begun last
+        self._last_kind = WorkKind.FORWARD  # of the own task that was begun last
         self._task_times = TaskTimes()
         self._stealing = WorkStealing(shape)
         self._wake_up = WakeUp("pool")
@@ -129,7 +129,7 @@ class PoolServer:
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
-            case ev.Ran(work) if work.kind == CONTRIBUTE:
+            case ev.Ran(work) if work.kind == WorkKind.CONTRIBUTE:
                 self._slot.free()
                 return self._contributed() + self._go_on(now_s)
             case ev.Ran(work, values=values) if work.kind in COMPUTING:
@@ -314,7 +314,7 @@ class PoolServer:
         own = self._own_cut(number)
         table = TaskTable(own, self._peer, self._is_last, self._lease_numbers)
         held_out = range(self._shape.n_held_out(number))
-        own_held_out = [m for m in held_out if self._owner(number, self._stage, EVALUATE, m) == self._peer]
+        own_held_out = [m for m in held_out if self._owner(number, self._stage, WorkKind.EVALUATE, m) == self._peer]
         step = StepUnderWay(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
         step.steals.others = tuple(p for p in self._servers(self._stage, number) if p != self._peer)
         self._steps[number] = step
@@ -335,7 +335,7 @@ class PoolServer:
     def _owner(self, step: int, stage: int, kind: str, m: int) -> int:
         """The server of a stage to whom a microbatch, or of kind EVALUATE a held-out one, belongs."""
         servers = self._servers(stage, step)
-        if kind == EVALUATE:
+        if kind == WorkKind.EVALUATE:
             return servers[m % len(servers)]
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
@@ -381,12 +381,12 @@ class PoolServer:
             return [self._slot.start(*of_workers)]
         for step in steps:
             if step.held_out:
-                return [self._start(EVALUATE, step, step.held_out.popleft())]
+                return [self._start(WorkKind.EVALUATE, step, step.held_out.popleft())]
             task = step.table.next_task(self._peer, self._in_flight_max(self._peer), self._last_kind)
             if task and not self._others_are_sooner(step, self._peer, *task):
                 self._last_kind = task[0]
                 self._own = step.table.lease(*task, self._peer, now_s)
-                return [self._start(FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
+                return [self._start(WorkKind.FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
         return []
 
     def _start(self, kind: str, step: StepUnderWay, m: int) -> ev.Action:
@@ -399,7 +399,7 @@ class PoolServer:
         actions: ev.Actions = []
         for peer in sorted(ready):
             while (m := table.own_backward(peer)) is not None:
-                actions += self._lease(now_s, step, (BACKWARD, m), peer)
+                actions += self._lease(now_s, step, (WorkKind.BACKWARD, m), peer)
         queue = [(self._n_unbound(peer), peer) for peer in ready]
         heapq.heapify(queue)
         while queue and table.n_queued:
@@ -422,7 +422,7 @@ class PoolServer:
         return sum(step.table.n_unbound(peer) for step in self._steps.values())
 
     def _n_leases_max(self, worker: int) -> int:
-        n_leases = self._task_times.n_leases(worker, BACKWARD if self._is_last else FORWARD)
+        n_leases = self._task_times.n_leases(worker, WorkKind.BACKWARD if self._is_last else WorkKind.FORWARD)
         return min(n_leases, self._workers[worker].n_tasks)
 
     def _in_flight_max(self, peer: int) -> int:
@@ -479,10 +479,10 @@ class PoolServer:
         """Seconds of work that a client has yet to do for the microbatches that it holds: of those that wait for their
         gradient the backward alone."""
         tables = [step.table for step in self._steps.values()]
-        n_forwards = sum(lease.kind == FORWARD for table in tables for lease in table.leases_of(peer))
+        n_forwards = sum(lease.kind == WorkKind.FORWARD for table in tables for lease in table.leases_of(peer))
         n_backwards = sum(len(table.held(peer)) for table in tables) - n_forwards
         times = self._task_times
-        return n_forwards * times.microbatch_s(peer) + n_backwards * times.task_s(peer, BACKWARD)
+        return n_forwards * times.microbatch_s(peer) + n_backwards * times.task_s(peer, WorkKind.BACKWARD)
 
     def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> ev.Actions:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
@@ -493,11 +493,11 @@ class PoolServer:
         admission = self._workers[peer].admission
         told = ev.TaskLease(admission, lease.number, number, kind, m, lease.with_forward, lease.is_redo)
         actions: ev.Actions = [ev.Send(peer, told)]
-        reads_input = kind == FORWARD or lease.with_forward or self._is_last
+        reads_input = kind == WorkKind.FORWARD or lease.with_forward or self._is_last
         activation_bytes, gradient_bytes = self._shape.received_bytes
         if reads_input and not self._is_first:
             actions.append(ev.Send(peer, ev.Boundary(ev.Key("act", number, self._stage, m)), activation_bytes, ev.BULK))
-        if kind == BACKWARD and not self._is_last:
+        if kind == WorkKind.BACKWARD and not self._is_last:
             actions.append(
                 ev.Send(peer, ev.Boundary(ev.Key("grad", number, self._stage + 1, m)), gradient_bytes, ev.BULK)
             )
@@ -519,7 +519,7 @@ class PoolServer:
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
-        if work.kind == EVALUATE:
+        if work.kind == WorkKind.EVALUATE:
             return self._evaluated(step, m, n_samples, loss_sum)
         lease = self._own
         assert lease is not None  # the Work was its, or a step of it
@@ -529,7 +529,7 @@ class PoolServer:
         step.table.finish(lease.number)
         if not lease.with_forward:
             self._task_times.computed(self._peer, lease.kind, now_s - lease.granted_s)
-        if lease.kind == FORWARD:
+        if lease.kind == WorkKind.FORWARD:
             return self._pass_on(step, lease)
         step.losses[m] = (n_samples, loss_sum)
         step.table.commit(self._peer, step.table.contribution(self._peer))
@@ -539,16 +539,16 @@ class PoolServer:
         step.n_held_out -= 1
         if not self._is_last:
             key = ev.Key("eval", step.number, self._stage + 1, m)
-            owner = self._owner(step.number, self._stage + 1, EVALUATE, m)
+            owner = self._owner(step.number, self._stage + 1, WorkKind.EVALUATE, m)
             return [ev.Send(owner, ev.Boundary(key), self._shape.sent_bytes[0][0])]
         assert loss_sum is not None  # the last stage measures it
-        self._fallback_of(step.number).recovery.count(EVALUATE, m)
+        self._fallback_of(step.number).recovery.count(WorkKind.EVALUATE, m)
         return [ev.Evaluated(step.number, m, n_samples, loss_sum)]
 
     def _count(self, step: StepUnderWay, m: int) -> ev.Actions:
         """A microbatch's gradient is in this server's accumulator."""
         n_samples, loss_sum = step.losses[m]
-        self._fallback_of(step.number).recovery.count(BACKWARD, m)
+        self._fallback_of(step.number).recovery.count(WorkKind.BACKWARD, m)
         return [ev.Accumulated(step.number, self._stage, m, n_samples, loss_sum)]
 
     def _pass_on(self, step: StepUnderWay, lease: Lease) -> ev.Actions:
@@ -559,12 +559,16 @@ class PoolServer:
         if lease.client == self._peer or not lacks_output:  # a worker that does it again sends nothing to be kept
             actions += self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
-        if lease.kind == FORWARD:
+        if lease.kind == WorkKind.FORWARD:
             key = ev.Key("act", number, stage + 1, m)
-            actions.append(ev.Send(self._owner(number, stage + 1, FORWARD, m), ev.Boundary(key), activation_bytes))
+            actions.append(
+                ev.Send(self._owner(number, stage + 1, WorkKind.FORWARD, m), ev.Boundary(key), activation_bytes)
+            )
         elif not self._is_first and not lease.is_redo:
             key = ev.Key("grad", number, stage, m)
-            actions.append(ev.Send(self._owner(number, stage - 1, BACKWARD, m), ev.Boundary(key), gradient_bytes))
+            actions.append(
+                ev.Send(self._owner(number, stage - 1, WorkKind.BACKWARD, m), ev.Boundary(key), gradient_bytes)
+            )
         return actions
 
     def _on_result(
@@ -588,7 +592,7 @@ class PoolServer:
         if body.work_s is not None and body.held_s is not None and not lease.with_forward:
             self._task_times.computed(src, lease.kind, body.work_s)
             self._task_times.travelled(src, lease.kind, took_s - body.held_s)
-        if lease.kind == BACKWARD:
+        if lease.kind == WorkKind.BACKWARD:
             step.losses[lease.microbatch] = (body.n_samples, body.loss_sum)
         keep = [] if tensor is None else [ev.StoreTensor(src, body, tensor)]
         return [*keep, *self._pass_on(step, lease)]

@@ -5,7 +5,7 @@ from typing import Protocol
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
 from jaxdt.protocol.round_id import RoundKind
-from jaxdt.run.work import CONTRIBUTE
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import Wiring
 
 
@@ -64,7 +64,7 @@ class CountedServer:
             case _:
                 pass
         actions = self._wiring.handle(now_s, event)
-        is_of_worker = isinstance(event, ev.Ran) and event.work.kind == CONTRIBUTE
+        is_of_worker = isinstance(event, ev.Ran) and event.work.kind == WorkKind.CONTRIBUTE
         for action in actions:
             match action:
                 case ev.Accumulated():

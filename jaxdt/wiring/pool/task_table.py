@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 
 FAILURES_MAX = 3  # leases of a task that workers have not kept; then only the server may have it
 
@@ -95,7 +95,7 @@ class TaskTable:
         self._lease_numbers = lease_numbers
         self._leases: dict[int, Lease] = {}
         self._accepted: set[int] = set()  # leases whose result came
-        self._queued: dict[str, set[int]] = {FORWARD: set(), BACKWARD: set()}
+        self._queued: dict[str, set[int]] = {WorkKind.FORWARD: set(), WorkKind.BACKWARD: set()}
         self._in_flight: defaultdict[int, set[int]] = defaultdict(set)  # client -> its forwards before their backward
         self._uncommitted: defaultdict[int, dict[int, int]] = defaultdict(dict)  # client -> microbatch -> lease
         self._n_committed = 0
@@ -108,7 +108,7 @@ class TaskTable:
     def input_arrived(self, m: int) -> None:
         """The input of a microbatch is here."""
         unit = self._units[m]
-        kind = BACKWARD if self._is_last_stage else FORWARD
+        kind = WorkKind.BACKWARD if self._is_last_stage else WorkKind.FORWARD
         if self._task(unit, kind).state is State.ABSENT:
             self._queue(m, kind)
 
@@ -120,12 +120,14 @@ class TaskTable:
 
     # -------------------------------------------------------------------------------------------------------- leases
 
-    def next_task(self, client: int, in_flight_max: int, last: str = FORWARD) -> tuple[str, int] | None:
+    def next_task(self, client: int, in_flight_max: int, last: str = WorkKind.FORWARD) -> tuple[str, int] | None:
         """The kind and microbatch that the client should have next: the other kind than the `last` one if there is one,
         then the oldest. A forward only while the client has fewer than `in_flight_max` of them without their backward.
         A backward is for the client that did the forward, as long as that one has the result."""
-        for kind in (BACKWARD, FORWARD) if last == FORWARD else (FORWARD, BACKWARD):
-            if kind == FORWARD and len(self._in_flight[client]) >= in_flight_max:
+        for kind in (
+            (WorkKind.BACKWARD, WorkKind.FORWARD) if last == WorkKind.FORWARD else (WorkKind.FORWARD, WorkKind.BACKWARD)
+        ):
+            if kind == WorkKind.FORWARD and len(self._in_flight[client]) >= in_flight_max:
                 continue
             allowed = [m for m in self._queued[kind] if self.may_have(client, kind, m)]
             if allowed:
@@ -139,24 +141,26 @@ class TaskTable:
         task = self._task(unit, kind)
         if client != self._server and task.n_failures >= FAILURES_MAX:
             return False
-        return kind == FORWARD or (unit.forward.client in (None, client) and client not in task.late)
+        return kind == WorkKind.FORWARD or (unit.forward.client in (None, client) and client not in task.late)
 
     def own_backward(self, client: int) -> int | None:
         """The oldest microbatch whose queued backward is for this client alone."""
-        return min((m for m in self._queued[BACKWARD] if self._units[m].forward.client == client), default=None)
+        return min(
+            (m for m in self._queued[WorkKind.BACKWARD] if self._units[m].forward.client == client), default=None
+        )
 
     def lease(self, kind: str, m: int, client: int, now_s: float, deadline_s: float = math.inf) -> Lease:
         """Grant a queued task."""
         unit = self._units[m]
         task = self._task(unit, kind)
         assert task.state is State.QUEUED and self.may_have(client, kind, m)
-        with_forward = kind == BACKWARD and not self._is_last_stage and unit.forward.client != client
-        is_redo = kind == BACKWARD and unit.is_redo
+        with_forward = kind == WorkKind.BACKWARD and not self._is_last_stage and unit.forward.client != client
+        is_redo = kind == WorkKind.BACKWARD and unit.is_redo
         lease = Lease(next(self._lease_numbers), kind, m, client, deadline_s, now_s, with_forward, is_redo)
         self._leases[lease.number] = lease
         self._queued[kind].discard(m)
         task.state, task.client, task.lease = State.LEASED, client, lease.number
-        if kind == FORWARD:
+        if kind == WorkKind.FORWARD:
             self._in_flight[client].add(m)
         return lease
 
@@ -171,7 +175,8 @@ class TaskTable:
     def n_unbound(self, client: int) -> int:
         """The client's present leases of tasks that another client might have got: not the backward of its forward."""
         return sum(
-            lease.kind == FORWARD or lease.with_forward or self._is_last_stage for lease in self.leases_of(client)
+            lease.kind == WorkKind.FORWARD or lease.with_forward or self._is_last_stage
+            for lease in self.leases_of(client)
         )
 
     def held(self, client: int) -> set[int]:
@@ -204,7 +209,7 @@ class TaskTable:
         unit = self._units[m]
         task = self._task(unit, lease.kind)
         task.state = State.DONE
-        if lease.kind == FORWARD:
+        if lease.kind == WorkKind.FORWARD:
             self._queue_backward_if_ready(m, unit)
             return Verdict.ACCEPTED
         unit.is_redo = True  # from now on: its input gradient is passed on
@@ -242,7 +247,7 @@ class TaskTable:
         lost = sorted(self._uncommitted.pop(client, ()))
         for m in lost:
             self._units[m].backward.client = None
-            self._queue(m, BACKWARD)
+            self._queue(m, WorkKind.BACKWARD)
         return lost
 
     # ------------------------------------------------------------------------- tasks that go from server to server
@@ -270,7 +275,7 @@ class TaskTable:
         """A task comes from another server, or comes back. All that it reads is here."""
         unit = self._units[m] = _Unit()
         unit.is_redo = is_redo
-        if kind == BACKWARD and not self._is_last_stage:
+        if kind == WorkKind.BACKWARD and not self._is_last_stage:
             unit.forward.state = State.DONE
             unit.has_gradient = True
         self._queue(m, kind)
@@ -310,7 +315,7 @@ class TaskTable:
 
     @staticmethod
     def _task(unit: _Unit, kind: str) -> _Task:
-        return unit.forward if kind == FORWARD else unit.backward
+        return unit.forward if kind == WorkKind.FORWARD else unit.backward
 
     def _queue(self, m: int, kind: str) -> None:
         self._task(self._units[m], kind).state = State.QUEUED
@@ -318,7 +323,7 @@ class TaskTable:
 
     def _queue_backward_if_ready(self, m: int, unit: _Unit) -> None:
         if unit.has_gradient and unit.forward.state is State.DONE and unit.backward.state is State.ABSENT:
-            self._queue(m, BACKWARD)
+            self._queue(m, WorkKind.BACKWARD)
 
     def _end_flight(self, m: int, unit: _Unit) -> None:
         """The result of the forward is lost, or not needed."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.task_times import Loads, share_of
@@ -65,7 +65,7 @@ class StepSteals:
     def lacks_output(self, m: int) -> bool:
         """Whether the output of the microbatch was computed for its owner, so that a worker of this server does not
         send it."""
-        return m in self.stolen and self.stolen[m][0] == BACKWARD
+        return m in self.stolen and self.stolen[m][0] == WorkKind.BACKWARD
 
 
 class WorkStealing:
@@ -150,7 +150,7 @@ class WorkStealing:
         """The tensors that a task reads, and that come over a link. A backward contains a forward, whose result the
         other server lacks. The first stage reads tokens."""
         keys = [] if self._stage == 0 else [ev.Key("act", number, self._stage, m)]
-        if kind != FORWARD and self._reads_output_gradient:
+        if kind != WorkKind.FORWARD and self._reads_output_gradient:
             keys.append(ev.Key("grad", number, self._stage + 1, m))
         return keys
 

@@ -17,7 +17,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.delay import Delay
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.task_times import LEASES_MAX
@@ -60,7 +60,7 @@ class PoolWorker:
         self._arrived: set[ev.Key] = set()  # tensors that are here
         self._ready_s: dict[int, float] = {}  # lease -> since when all that it needs is here
         self._running: _RunningTask | None = None
-        self._last_kind = FORWARD  # of the task that was begun last
+        self._last_kind = WorkKind.FORWARD  # of the task that was begun last
         self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
         self._wanted: list[tuple[RoundId, ...]] = []  # contributions that were asked for
         self._last_round = 0
@@ -141,7 +141,7 @@ class PoolWorker:
         if self._wanted:
             self._gathering = self._wanted[0]
             step = self._gathering[0].step
-            return [self._slot.start(Work(self._stage, GATHER, None, self._peer, step), self._gathering)]
+            return [self._slot.start(Work(self._stage, WorkKind.GATHER, None, self._peer, step), self._gathering)]
         if not ready:
             return []
         lease = min(ready, key=lambda lease: (lease.step, lease.kind == self._last_kind, lease.number))
@@ -150,7 +150,7 @@ class PoolWorker:
         self._last_kind = lease.kind
         begins = [] if self._has_begun else [WorkerBeginsReport(self._server, self._stage)]
         self._has_begun = True
-        return [*begins, self._start(FORWARD if lease.with_forward else lease.kind, lease)]
+        return [*begins, self._start(WorkKind.FORWARD if lease.with_forward else lease.kind, lease)]
 
     def _start(self, kind: str, lease: ev.TaskLease) -> ev.Action:
         """A Work takes its inputs away."""
@@ -160,17 +160,17 @@ class PoolWorker:
     def _needs(self, lease: ev.TaskLease) -> set[ev.Key]:
         """The tensors that must have come before the task can begin."""
         needs = self._inputs(lease.kind, lease)
-        return needs | self._inputs(FORWARD, lease) if lease.with_forward else needs
+        return needs | self._inputs(WorkKind.FORWARD, lease) if lease.with_forward else needs
 
     def _inputs(self, kind: str, lease: ev.TaskLease) -> set[ev.Key]:
         """The tensors that a Work reads, and that come over a link. The first stage reads tokens."""
-        if kind == BACKWARD and not self._is_last:
+        if kind == WorkKind.BACKWARD and not self._is_last:
             return {ev.Key("grad", lease.step, self._stage + 1, lease.microbatch)}
         return set() if self._is_first else {ev.Key("act", lease.step, self._stage, lease.microbatch)}
 
     def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         """A Work is done. It does not count if it began under an earlier admission, or of a step that is over."""
-        if work.kind == GATHER:
+        if work.kind == WorkKind.GATHER:
             return self._gathered()
         running = self._running
         if running is None or (work.step, work.microbatch) != (running.lease.step, running.lease.microbatch):
@@ -184,7 +184,7 @@ class PoolWorker:
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         seconds = (now_s - running.begun_s, now_s - running.ready_s)
         done = (lease.admission, lease.number, n_samples, loss_sum, *seconds)
-        if work.kind == FORWARD:
+        if work.kind == WorkKind.FORWARD:
             return [ev.Send(self._server, ev.TaskOutput(output, *done), activation_bytes)]
         self._counted.setdefault(lease.step, {})[lease.microbatch] = lease.number
         gradient = ev.Key("grad", lease.step, self._stage, lease.microbatch)

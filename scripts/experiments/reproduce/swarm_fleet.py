@@ -13,7 +13,7 @@ from jaxdt.run.model import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import boundary_bytes
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter
@@ -134,7 +134,7 @@ class Fleet:
             forward_s += self._blocked_s(boundary_bytes(config, plan, stage, pipeline, True))
         if self.blocking and stage > 0:
             backward_s += self._blocked_s(boundary_bytes(config, plan, stage - 1, pipeline, False))
-        return dict.fromkeys("EGUR", 0.0) | {FORWARD: forward_s, BACKWARD: backward_s}
+        return dict.fromkeys("EGUR", 0.0) | {WorkKind.FORWARD: forward_s, WorkKind.BACKWARD: backward_s}
 
     def _blocked_s(self, n_bytes: int) -> float:
         """Seconds for which a sender blocks: on an idle line, with the mean of the jitter."""

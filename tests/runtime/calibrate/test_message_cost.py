@@ -12,7 +12,7 @@ from jaxdt.model.data import open_data, write_tokens
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.errors import BadInput
 from jaxdt.run.sizes import sync_groups
-from jaxdt.run.work import BACKWARD, FORWARD, GATHER, MESSAGE, UPDATE
+from jaxdt.run.work import MESSAGE, WorkKind
 from jaxdt.runtime.calibrate import message_cost, stage_times
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
 from jaxdt.runtime.compute_environment import ONE_THREAD
@@ -49,7 +49,7 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
     store = Store(config, plan, 0, open_data(path), stage_functions(config, plan, 0))
     groups = {group.stage: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
     before = jax.tree.map(np.array, store.parameter_versions.state)
-    kinds = {FORWARD, BACKWARD, GATHER, UPDATE}
+    kinds = {WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.GATHER, WorkKind.UPDATE}
     timed = TimedStage(0, 0, groups, evaluates=False, step=0)
     assert set(time_stage(store, timed)) == kinds
     with message_cost.MessageCostProbe(encrypted=False) as probe:

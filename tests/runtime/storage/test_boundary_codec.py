@@ -16,7 +16,7 @@ from jaxdt.run import config as run_config
 from jaxdt.run.codec import parse, wire_bytes
 from jaxdt.run.errors import BadInput
 from jaxdt.run.sizes import boundary_bytes
-from jaxdt.run.work import BACKWARD, EVALUATE, FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.store import Store, stage_functions
 
@@ -139,9 +139,9 @@ class Unfinished:
 @pytest.mark.parametrize(
     ("peer", "work", "sent"),
     [
-        (0, Work(0, FORWARD, 0, 0, 0), ACT),
-        (0, Work(0, EVALUATE, 0, 0, 0), ev.Key("eval", 0, 1, 0)),
-        (1, Work(1, BACKWARD, 0, 1, 0), ev.Key("grad", 0, 1, 0)),
+        (0, Work(0, WorkKind.FORWARD, 0, 0, 0), ACT),
+        (0, Work(0, WorkKind.EVALUATE, 0, 0, 0), ev.Key("eval", 0, 1, 0)),
+        (1, Work(1, WorkKind.BACKWARD, 0, 1, 0), ev.Key("grad", 0, 1, 0)),
     ],
 )
 def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):
@@ -165,13 +165,13 @@ def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
     store = Store(config, plan, 7, equivalence.Tokens(), functions_of(config, plan, 1))
     dtype, shape = store.boundary_codec.wire_leaf(ACT)
     store.put(ev.Boundary(ACT), 0, np.zeros(shape, dtype))
-    work = Work(1, BACKWARD, 0, 7, 0)
+    work = Work(1, WorkKind.BACKWARD, 0, 7, 0)
     assert store.run(work, 1.0) == store.run(work, 1.0)
     store.free(0, ())
     assert not store._boundaries
 
 
-@pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("kind", [WorkKind.FORWARD, WorkKind.BACKWARD])
 def test_a_worker_whose_step_ends_before_its_work_begins_computes_nothing(kind, functions_of):
     """It was paused, and hears of its lease and of the next version at once, before the parameters of that are here.
     A tensor that is not here for another reason is an error."""

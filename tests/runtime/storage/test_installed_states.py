@@ -10,7 +10,7 @@ from test_equivalence import Tokens
 
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
-from jaxdt.run.work import BACKWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.storage.state_vector import StateVector
 from jaxdt.runtime.storage.store import Store, stage_functions
@@ -89,7 +89,7 @@ def last_stage():
     return store, ev.Boundary(key), np.zeros(shape, dtype)
 
 
-BACKWARD_OF_0 = Work(1, BACKWARD, 0, 1, 0)
+BACKWARD_OF_0 = Work(1, WorkKind.BACKWARD, 0, 1, 0)
 
 
 def test_work_of_a_step_that_was_given_up_while_it_waited_computes_nothing(last_stage):

@@ -14,7 +14,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes
 from jaxdt.run.network import Link
-from jaxdt.run.work import ADOPT, BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
@@ -48,7 +48,7 @@ class Watched(Store):
 
     def run(self, work, scale, rounds=()):
         values = super().run(work, scale, rounds)
-        if work.kind in (FORWARD, BACKWARD):
+        if work.kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
             self.computing = max(self.computing, self.held())
         return values
 
@@ -131,7 +131,7 @@ class Adopting(Watched):
     """Notes the most memory while a mean is adopted: what the store holds, and what numpy allocates beside it."""
 
     def run(self, work, scale, rounds=()):
-        if work.kind != ADOPT:
+        if work.kind != WorkKind.ADOPT:
             return super().run(work, scale, rounds)
         held = self.held() + (self._frozen[1].nbytes if self._frozen else 0)
         tracemalloc.start()

@@ -12,7 +12,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.run.config import default_plan
 from jaxdt.run.network import Link
-from jaxdt.run.work import UPDATE
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, PAUSE, RESTART, Fault
 from jaxdt.sim.fuzz.cases import Busy, play, work_seconds
 from jaxdt.sim.fuzz.invariants import InvariantBroken
@@ -83,7 +83,7 @@ def grown(case, every_steps, mutate=lambda peer, machine, tensors: machine):
 
     def sample(now_s, peer, event, actions):
         n_lost[0] += sum(isinstance(action, WorkerLostReport) for action in actions)
-        is_update = peer in SERVERS and isinstance(event, ev.Ran) and event.work.kind == UPDATE
+        is_update = peer in SERVERS and isinstance(event, ev.Ran) and event.work.kind == WorkKind.UPDATE
         if is_update and event.work.step % every_steps == 0:
             machine, tensors = machines[peer]
             sampled[peer].append((n_objects(machine), held_by(tensors)))

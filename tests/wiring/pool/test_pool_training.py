@@ -23,7 +23,7 @@ from test_equivalence import (  # noqa: F401
 from jaxdt.protocol import events as ev
 from jaxdt.run.config import NetConfig, WiringConfig, default_plan
 from jaxdt.run.network import Link
-from jaxdt.run.work import BACKWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, REORDER, RESTART, SLOW, Fault, draw
@@ -53,7 +53,7 @@ def train(config, functions_of, one_process, faults=()):  # noqa: F811
     finish_work = Simulation._finish_work
 
     def counting(self, sim_peer, peer, work, *rest):
-        n_backwards[peer] += work.kind == BACKWARD
+        n_backwards[peer] += work.kind == WorkKind.BACKWARD
         finish_work(self, sim_peer, peer, work, *rest)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.run.work import BACKWARD, CONTRIBUTE, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.reporting.pool_summary import PoolSummary, summary_lines
 from jaxdt.wiring.pool.server_counts import CountedServer
 
@@ -50,12 +50,12 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
     server = CountedServer(wiring, 4)
     server.handle(1.0, ev.Updated(0, 0))
     wiring.computed_steps = [0]
-    server.handle(7.0, ran(BACKWARD))  # all is computed
+    server.handle(7.0, ran(WorkKind.BACKWARD))  # all is computed
     for kind, n_numbers in ((RoundKind.CONTRIBUTION, 100), (RoundKind.GRADIENT, 50)):
         shard = ev.Shard(ev.SliceKey(replace(ROUND, kind=kind), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
         assert server.handle(7.5, ev.Received(ev.Header("r", 0, 1, 5), shard)) == []
-    assert len(server.handle(8.0, ran(CONTRIBUTE))) == 2
-    server.handle(8.5, ran(BACKWARD))
+    assert len(server.handle(8.0, ran(WorkKind.CONTRIBUTE))) == 2
+    server.handle(8.5, ran(WorkKind.BACKWARD))
     server.handle(9.0, ev.Updated(0, 1))
     (counts,) = server.handle(9.0, ev.Status({}))
     assert counts == ev.ServerCounts(

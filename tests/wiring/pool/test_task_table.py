@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.sim.fuzz.pool.task_runs import RunOptions, TaskRun, is_right
 from jaxdt.wiring.pool.task_table import FAILURES_MAX, TaskTable, Verdict
@@ -32,13 +32,13 @@ def do(tasks, client, kind, m, now_s=0.0):
 
 def test_a_microbatch_from_its_input_to_the_servers_sum():
     tasks = table(1)
-    assert tasks.next_task(FAST, 1) == (FORWARD, 0)
-    do(tasks, FAST, FORWARD, 0)
+    assert tasks.next_task(FAST, 1) == (WorkKind.FORWARD, 0)
+    do(tasks, FAST, WorkKind.FORWARD, 0)
     assert tasks.next_task(FAST, 1) is None  # its output's gradient is still to come
     tasks.gradient_arrived(0)
     tasks.gradient_arrived(0)
     assert tasks.next_task(SLOW, 9) is None and tasks.own_backward(FAST) == 0  # who did the forward has its result
-    lease = do(tasks, FAST, BACKWARD, 0)
+    lease = do(tasks, FAST, WorkKind.BACKWARD, 0)
     assert not lease.with_forward and tasks.is_done and not tasks.is_committed
     assert tasks.commit(FAST, ((0, lease.number),)) and tasks.is_committed
     assert not tasks.commit(FAST, ((0, lease.number),))  # said twice
@@ -46,30 +46,30 @@ def test_a_microbatch_from_its_input_to_the_servers_sum():
 
 def test_on_the_last_stage_there_is_one_task():
     tasks = table(1, is_last_stage=True)
-    assert tasks.next_task(FAST, 0) == (BACKWARD, 0)
-    assert not do(tasks, FAST, BACKWARD, 0).with_forward and tasks.is_done
+    assert tasks.next_task(FAST, 0) == (WorkKind.BACKWARD, 0)
+    assert not do(tasks, FAST, WorkKind.BACKWARD, 0).with_forward and tasks.is_done
 
 
 def test_a_backward_goes_first_then_the_oldest_and_few_forwards_wait_for_theirs():
     tasks = table()
     for m in (0, 1):
-        do(tasks, FAST, FORWARD, m)
-    assert tasks.next_task(FAST, 2) is None and tasks.next_task(FAST, 3) == (FORWARD, 2)
+        do(tasks, FAST, WorkKind.FORWARD, m)
+    assert tasks.next_task(FAST, 2) is None and tasks.next_task(FAST, 3) == (WorkKind.FORWARD, 2)
     tasks.gradient_arrived(1)
-    assert tasks.next_task(FAST, 3) == (BACKWARD, 1)
+    assert tasks.next_task(FAST, 3) == (WorkKind.BACKWARD, 1)
 
 
 def test_what_a_lost_worker_did_is_done_again_with_its_forward_and_the_server_keeps_its_own():
     tasks = table(3)
     for client, m in ((FAST, 0), (SERVER, 1), (FAST, 2)):
-        do(tasks, client, FORWARD, m)
+        do(tasks, client, WorkKind.FORWARD, m)
         tasks.gradient_arrived(m)
     for client, m in ((FAST, 0), (SERVER, 1)):
-        do(tasks, client, BACKWARD, m)
-    running = tasks.lease(BACKWARD, 2, FAST, 0.0)
+        do(tasks, client, WorkKind.BACKWARD, m)
+    running = tasks.lease(WorkKind.BACKWARD, 2, FAST, 0.0)
     assert tasks.void(FAST) == [0]
     assert tasks.finish(running.number) is Verdict.STALE
-    first, second = (tasks.lease(BACKWARD, m, SLOW, 0.0) for m in (0, 2))
+    first, second = (tasks.lease(WorkKind.BACKWARD, m, SLOW, 0.0) for m in (0, 2))
     assert first.with_forward and first.is_redo  # its input's gradient has gone to the stage before
     assert second.with_forward and not second.is_redo
     assert tasks.contributors == [SERVER]
@@ -77,9 +77,9 @@ def test_what_a_lost_worker_did_is_done_again_with_its_forward_and_the_server_ke
 
 def test_a_lease_that_ran_out_counts_no_more():
     tasks = table(1)
-    late = tasks.lease(FORWARD, 0, SLOW, 0.0, 5.0)
+    late = tasks.lease(WorkKind.FORWARD, 0, SLOW, 0.0, 5.0)
     assert tasks.next_deadline_s == 5.0 and not tasks.expire(4.9) and tasks.expire(5.0) == [late]
-    again = tasks.lease(FORWARD, 0, FAST, 5.0)
+    again = tasks.lease(WorkKind.FORWARD, 0, FAST, 5.0)
     assert tasks.finish(late.number) is Verdict.STALE and tasks.leases_of(FAST) == [again]
     assert [tasks.finish(again.number) for _ in range(2)] == [Verdict.ACCEPTED, Verdict.DUPLICATE]
 
@@ -87,30 +87,33 @@ def test_a_lease_that_ran_out_counts_no_more():
 def test_a_worker_whose_backward_is_late_does_not_get_it_again():
     """It may have the gradient in its accumulator, which would hold it twice."""
     tasks = table(1, is_last_stage=True)
-    tasks.lease(BACKWARD, 0, SLOW, 0.0, 5.0)
+    tasks.lease(WorkKind.BACKWARD, 0, SLOW, 0.0, 5.0)
     tasks.expire(5.0)
-    assert tasks.next_task(SLOW, 9) is None and tasks.next_task(FAST, 9) == (BACKWARD, 0)
+    assert tasks.next_task(SLOW, 9) is None and tasks.next_task(FAST, 9) == (WorkKind.BACKWARD, 0)
     tasks.void(SLOW)  # it begins anew
-    assert tasks.next_task(SLOW, 9) == (BACKWARD, 0)
+    assert tasks.next_task(SLOW, 9) == (WorkKind.BACKWARD, 0)
 
 
 def test_a_forward_follows_a_backward_and_a_backward_a_forward():
     tasks = table(2)
-    do(tasks, SERVER, FORWARD, 0)
+    do(tasks, SERVER, WorkKind.FORWARD, 0)
     tasks.gradient_arrived(0)
-    assert tasks.next_task(SERVER, 2, last=FORWARD) == (BACKWARD, 0)
-    assert tasks.next_task(SERVER, 2, last=BACKWARD) == (FORWARD, 1)
-    assert tasks.next_task(SERVER, 1, last=BACKWARD) == (BACKWARD, 0)  # one forward in flight is all that it may have
+    assert tasks.next_task(SERVER, 2, last=WorkKind.FORWARD) == (WorkKind.BACKWARD, 0)
+    assert tasks.next_task(SERVER, 2, last=WorkKind.BACKWARD) == (WorkKind.FORWARD, 1)
+    assert tasks.next_task(SERVER, 1, last=WorkKind.BACKWARD) == (
+        WorkKind.BACKWARD,
+        0,
+    )  # one forward in flight is all that it may have
 
 
 def test_microbatches_are_left_until_somebody_has_them():
     tasks = table(3)
     assert tasks.n_left == 3 and not tasks.held(FAST)
-    tasks.lease(FORWARD, 0, FAST, 0.0)
-    do(tasks, SLOW, FORWARD, 1)
+    tasks.lease(WorkKind.FORWARD, 0, FAST, 0.0)
+    do(tasks, SLOW, WorkKind.FORWARD, 1)
     assert tasks.n_left == 1 and tasks.held(FAST) == {0} and tasks.held(SLOW) == {1}
     tasks.gradient_arrived(1)
-    do(tasks, SLOW, BACKWARD, 1)
+    do(tasks, SLOW, WorkKind.BACKWARD, 1)
     assert tasks.n_left == 1 and not tasks.held(SLOW)
     tasks.void(SLOW)
     assert tasks.n_left == 2
@@ -119,14 +122,14 @@ def test_microbatches_are_left_until_somebody_has_them():
 def test_after_so_many_failures_only_the_server_may():
     tasks = table(1)
     for _ in range(FAILURES_MAX):
-        tasks.lease(FORWARD, 0, SLOW, 0.0, 1.0)
+        tasks.lease(WorkKind.FORWARD, 0, SLOW, 0.0, 1.0)
         tasks.expire(1.0)
-    assert tasks.next_task(FAST, 9) is None and tasks.next_task(SERVER, 9) == (FORWARD, 0)
+    assert tasks.next_task(FAST, 9) is None and tasks.next_task(SERVER, 9) == (WorkKind.FORWARD, 0)
 
 
 def test_a_contribution_counts_only_if_it_holds_exactly_what_was_done():
     tasks = table(2, is_last_stage=True)
-    one, two = (do(tasks, FAST, BACKWARD, m).number for m in (0, 1))
+    one, two = (do(tasks, FAST, WorkKind.BACKWARD, m).number for m in (0, 1))
     for items in ((), ((0, one),), ((0, one), (1, two + 1)), ((0, one), (1, two), (2, 9))):
         assert not tasks.commit(FAST, items)
     assert tasks.commit(FAST, ((0, one), (1, two))) and tasks.is_committed

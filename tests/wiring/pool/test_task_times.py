@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.pool.task_times import LEASES_MAX, LEASES_MIN, TaskTimes, others_are_sooner, share_of
 
 WORKER, OTHER = 1, 2
@@ -13,8 +13,8 @@ WORKER, OTHER = 1, 2
 def times(work_s, travel_s):
     found = TaskTimes()
     for _ in range(3):
-        found.computed(WORKER, FORWARD, work_s)
-        found.travelled(WORKER, FORWARD, travel_s)
+        found.computed(WORKER, WorkKind.FORWARD, work_s)
+        found.travelled(WORKER, WorkKind.FORWARD, travel_s)
     return found
 
 
@@ -23,21 +23,21 @@ def times(work_s, travel_s):
     [(1.0, 0.01, 2), (1.0, 0.99, 2), (1.0, 2.5, 4), (0.05, 0.2, 5), (0.001, 10.0, LEASES_MAX), (0.0, 1.0, LEASES_MIN)],
 )
 def test_a_worker_computes_while_the_next_task_travels(work_s, travel_s, n_leases):
-    assert times(work_s, travel_s).n_leases(WORKER, FORWARD) == n_leases
+    assert times(work_s, travel_s).n_leases(WORKER, WorkKind.FORWARD) == n_leases
 
 
 def test_a_task_that_waited_on_its_link_for_another_one_does_not_count():
     found = times(1.0, 5.0)
-    found.travelled(WORKER, FORWARD, 1.5)
-    assert found.n_leases(WORKER, FORWARD) == 3
-    assert found.n_leases(OTHER, FORWARD) == LEASES_MIN
+    found.travelled(WORKER, WorkKind.FORWARD, 1.5)
+    assert found.n_leases(WORKER, WorkKind.FORWARD) == 3
+    assert found.n_leases(OTHER, WorkKind.FORWARD) == LEASES_MIN
 
 
 def test_what_is_not_known_of_a_client_is_as_with_the_others():
     found = times(1.0, 0.0)
-    found.computed(WORKER, BACKWARD, 3.0)
+    found.computed(WORKER, WorkKind.BACKWARD, 3.0)
     assert found.microbatch_s(WORKER) == found.microbatch_s(OTHER) == 4.0
-    found.computed(OTHER, BACKWARD, 6.0)
+    found.computed(OTHER, WorkKind.BACKWARD, 6.0)
     assert found.microbatch_s(OTHER) == 7.0
     found.forget(WORKER)
     assert found.microbatch_s(WORKER) == 6.0  # of backwards alone anything is known

@@ -4,7 +4,7 @@ import itertools
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.work_stealing import StepSteals, WorkStealing
@@ -43,7 +43,7 @@ class Server:
 def test_a_forward_goes_with_its_input_and_its_gradient_follows():
     owner, thief = Server(range(4)), Server(range(4, 8), THIEF)
     (task,) = owner.tasks_for(n_max=1)
-    assert task == (FORWARD, 3, False) and 3 not in owner.table and owner.steals.is_open
+    assert task == (WorkKind.FORWARD, 3, False) and 3 not in owner.table and owner.steals.is_open
 
     reply, report = thief.offered(task)
     assert reply == ev.Send(OWNER, ev.StealReply(STEP, 1)) and report == TasksStolenReport(STEP, STAGE, OWNER, 1)
@@ -52,8 +52,8 @@ def test_a_forward_goes_with_its_input_and_its_gradient_follows():
     assert (act.dst, act.body, act.n_bytes) == (THIEF, ev.Boundary(ACT), 30) and not owner.steals.is_open
     assert thief.arrived(ACT) == [] and not thief.steals.is_open
     for m in (4, 5, 6, 7):
-        thief.do(THIEF, FORWARD, m)
-    assert thief.table.next_task(THIEF, 9) == (FORWARD, 3)
+        thief.do(THIEF, WorkKind.FORWARD, m)
+    assert thief.table.next_task(THIEF, 9) == (WorkKind.FORWARD, 3)
 
     (gradient,) = owner.arrived(GRAD)
     assert (gradient.dst, gradient.body, gradient.n_bytes) == (THIEF, ev.Boundary(GRAD), 40)
@@ -71,18 +71,18 @@ def test_a_gradient_may_come_before_the_answer_to_the_offer():
 
 def test_what_a_lost_worker_had_done_is_stolen_with_both_tensors_and_done_again_by_the_thief():
     owner, thief = Server(range(4)), Server(range(4, 8), THIEF)
-    owner.do(WORKER, FORWARD, 3)
+    owner.do(WORKER, WorkKind.FORWARD, 3)
     owner.table.gradient_arrived(3)
-    assert (BACKWARD, 3) not in owner.table.spare  # it is the worker's, who holds the forward's result
-    owner.do(WORKER, BACKWARD, 3)
+    assert (WorkKind.BACKWARD, 3) not in owner.table.spare  # it is the worker's, who holds the forward's result
+    owner.do(WORKER, WorkKind.BACKWARD, 3)
     assert owner.table.void(WORKER) == [3]
     (task,) = owner.tasks_for(n_max=1)
-    assert task == (BACKWARD, 3, True)
+    assert task == (WorkKind.BACKWARD, 3, True)
     thief.offered(task)
     for send in owner.replied(1):
         assert 3 not in thief.table
         thief.arrived(send.body.key)
-    lease = thief.table.lease(BACKWARD, 3, WORKER, 0.0)
+    lease = thief.table.lease(WorkKind.BACKWARD, 3, WORKER, 0.0)
     assert lease.with_forward and lease.is_redo and thief.steals.lacks_output(3)
 
 
@@ -97,7 +97,7 @@ def test_the_last_stage_has_one_tensor_and_a_single_stage_none():
 def test_a_task_that_a_client_may_have_done_is_not_offered():
     owner = Server(range(1))
     for client in (WORKER, OTHER):
-        owner.table.lease(FORWARD, 0, client, 0.0, 5.0)
+        owner.table.lease(WorkKind.FORWARD, 0, client, 0.0, 5.0)
         owner.table.expire(5.0)
     assert owner.table.spare == [] and owner.tasks_for() == ()
 
@@ -124,11 +124,11 @@ def test_what_is_not_taken_is_done_by_its_owner():
     assert thief.offered(*tasks, n_taken=0) == [ev.Send(OWNER, ev.StealReply(STEP, 0))]
     assert not thief.steals.is_open and thief.arrived(ACT) == [ev.Discard(ACT)]  # nothing of the kind is sent
     assert len(owner.replied(1)) == 1 and not owner.steals.is_open
-    assert 3 not in owner.table and (FORWARD, 2) in owner.table.spare and owner.table.n_left == 3
+    assert 3 not in owner.table and (WorkKind.FORWARD, 2) in owner.table.spare and owner.table.n_left == 3
 
 
 def test_what_is_stolen_is_not_offered_on():
     thief = Server(range(4, 8), THIEF, n_stages=1, stage=0)
-    thief.offered((BACKWARD, 3, False))
+    thief.offered((WorkKind.BACKWARD, 3, False))
     offered = {m for _, m, _ in thief.tasks_for(n_max=9, src=OTHER)}
     assert offered and 3 not in offered

@@ -14,7 +14,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.config import default_plan
 from jaxdt.run.peer_setup import PeerSetup
-from jaxdt.run.work import FORWARD, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.entry import ENTRY
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
@@ -229,7 +229,7 @@ def test_what_a_worker_does_again_is_not_kept_once_it_was_let_go(n_kept):
     again = pool.do(OTHER)
     assert [lease.microbatch for lease in again if lease.is_redo]
     pool.machine.handle(5.0, ev.ViewChanged(ev.View(2, 1, 0, MEMBERS, (1, 1), 0)))
-    own = ev.Ran(Work(0, FORWARD, 0, SERVER, 0), 0.0, 5.0, {})  # the server's own computation ends
+    own = ev.Ran(Work(0, WorkKind.FORWARD, 0, SERVER, 0), 0.0, 5.0, {})  # the server's own computation ends
     [inventory] = bodies(pool.machine.handle(6.0, own), ev.Inventory, NEIGHBOUR)
     let_go = {key.microbatch for key in pool.discarded}
     assert not let_go & set(inventory.kept) and len(inventory.kept) == min(n_kept, len(forwards))

@@ -58,7 +58,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.protocol.round_id import Place, RoundId, RoundKind
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
 from jaxdt.run.exit_codes import ExitCode
-from jaxdt.run.work import ADOPT, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
 from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
@@ -187,7 +187,7 @@ class Invariants:
             return
         if isinstance(event, ev.Received):
             self._on_heard(peer, event)
-        if isinstance(event, ev.Ran) and event.work.kind == ADOPT:
+        if isinstance(event, ev.Ran) and event.work.kind == WorkKind.ADOPT:
             self._adopting[peer].popleft()
         self._on_begun(peer, actions)
 
@@ -310,9 +310,9 @@ class Invariants:
         one under way. Means are adopted in the order of their Runs."""
         for action in actions:
             self._check_bytes(peer, action)
-            if isinstance(action, ev.Run) and action.work.kind == ADOPT:
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.ADOPT:
                 self._adopting[peer].append(action.rounds)
-            if isinstance(action, ev.Run) and action.work.kind == FORWARD and action.work.stage == 0:
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.FORWARD and action.work.stage == 0:
                 step = action.work.step or 0
                 if step >= self._enough.get(peer, math.inf) + self._n_ahead:
                     self.broken(BUDGET, peer, f"begins local step {step} after it has heard that there are enough")

@@ -13,7 +13,7 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import NONE
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
+from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sync.download import FetchedStates
@@ -90,13 +90,13 @@ class ResidueTensors:
         self._forgotten: set[RoundId] = set()
         self._fetched = FetchedStates(self.n_words)  # another replica's steps and state, in each slice
         self._work: Mapping[str, Callable[[Work, float, tuple[RoundId, ...]], dict[str, float]]] = {
-            FORWARD: self._forward,
-            BACKWARD: self._backward,
-            EVALUATE: self._evaluate,
-            NORM: self._norm,
-            LOCAL_STEP: self._local_step,
-            LAY_OUT: self._lay_out,
-            ADOPT: self._adopt,
+            WorkKind.FORWARD: self._forward,
+            WorkKind.BACKWARD: self._backward,
+            WorkKind.EVALUATE: self._evaluate,
+            WorkKind.NORM: self._norm,
+            WorkKind.LOCAL_STEP: self._local_step,
+            WorkKind.LAY_OUT: self._lay_out,
+            WorkKind.ADOPT: self._adopt,
         }
 
     @property

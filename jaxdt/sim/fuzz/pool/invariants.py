@@ -27,7 +27,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
-from jaxdt.run.work import CONTRIBUTE
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz.invariants import Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
@@ -79,7 +79,7 @@ class PoolInvariants:
         if isinstance(event, ev.Received) and isinstance(event.body, ev.StealOffer):
             replies = [a.body for a in actions if isinstance(a, ev.Send) and isinstance(a.body, ev.StealReply)]
             self._stolen[peer, event.body.step] += sum(reply.n_taken for reply in replies)
-        if isinstance(event, ev.Ran) and event.work.kind == CONTRIBUTE:
+        if isinstance(event, ev.Ran) and event.work.kind == WorkKind.CONTRIBUTE:
             self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
         for action in actions:
             self._on_action(peer, action)
@@ -88,7 +88,7 @@ class PoolInvariants:
     def _on_action(self, peer: int, action: ev.Action) -> None:
         if isinstance(action, ev.Forget):
             self._asked.get(peer, set()).discard(action.round)
-        if isinstance(action, ev.Run) and action.work.kind == CONTRIBUTE:
+        if isinstance(action, ev.Run) and action.work.kind == WorkKind.CONTRIBUTE:
             self._adding[peer] = action.rounds
         if isinstance(action, ev.WakeAt):
             self._wakings[peer, action.tag] += 1

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 
@@ -147,14 +147,14 @@ class TaskRun:
     def _task_for(self, peer: int) -> tuple[str, int] | None:
         backward = self.table.own_backward(peer)
         if backward is not None:
-            return BACKWARD, backward
+            return WorkKind.BACKWARD, backward
         return self.table.next_task(peer, 3) if len(self.table.leases_of(peer)) < N_CREDITS else None
 
     def _server_did(self, lease: Lease) -> None:
         self._is_server_busy = False
         assert self.table.finish(lease.number) is Verdict.ACCEPTED
         self._accepted(lease)
-        if lease.kind == BACKWARD:
+        if lease.kind == WorkKind.BACKWARD:
             self.total.append(lease.microbatch)
             assert self.table.commit(SERVER, self.table.contribution(SERVER))
         self._serve()
@@ -165,12 +165,12 @@ class TaskRun:
         verdict = self.table.finish(lease.number)
         if verdict is Verdict.ACCEPTED:
             self._accepted(lease)
-        elif verdict is Verdict.STALE and lease.kind == BACKWARD:
+        elif verdict is Verdict.STALE and lease.kind == WorkKind.BACKWARD:
             self._lose(peer)
         self._serve()
 
     def _accepted(self, lease: Lease) -> None:
-        if lease.kind == FORWARD:
+        if lease.kind == WorkKind.FORWARD:
             self._at(self.now_s + self._rng.uniform(0.1, 2.0), self._gradient_arrived, lease.microbatch)
 
     def _contributed(self, peer: int, admission: int, items: tuple[tuple[int, int], ...], total: list[int]) -> None:
@@ -228,7 +228,7 @@ class TaskRun:
         if self._when_back(peer, self._worker_did, peer, worker, lease):
             return
         worker.leases.remove(lease)
-        if lease.kind == BACKWARD and (lease.microbatch, lease.number) not in worker.counted:
+        if lease.kind == WorkKind.BACKWARD and (lease.microbatch, lease.number) not in worker.counted:
             worker.sum.append(lease.microbatch)
             worker.counted.append((lease.microbatch, lease.number))
             worker.n_backwards += 1

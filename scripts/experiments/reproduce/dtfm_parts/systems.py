@@ -15,7 +15,7 @@ from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.profile import from_flops
 from jaxdt.run.sizes import boundary_bytes
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import Scenario, memory_bytes, without
 
@@ -155,9 +155,9 @@ def blocking(scenario: Scenario, conditions: Conditions) -> dict[int, dict[str, 
     for peer, seconds in conditions.seconds.items():
         stage, pipeline = plan.seat(peer)
         blocked[peer] = dict(seconds)
-        for kind, other, boundary in ((FORWARD, stage + 1, stage), (BACKWARD, stage - 1, stage - 1)):
+        for kind, other, boundary in ((WorkKind.FORWARD, stage + 1, stage), (WorkKind.BACKWARD, stage - 1, stage - 1)):
             if 0 <= other < plan.n_stages:
-                n_bytes = boundary_bytes(scenario.config, plan, boundary, pipeline, kind == FORWARD)
+                n_bytes = boundary_bytes(scenario.config, plan, boundary, pipeline, kind == WorkKind.FORWARD)
                 link = scenario.network.link(peer, plan.placement[other][pipeline])
                 blocked[peer][kind] += link.transfer_s(n_bytes)
     return blocked

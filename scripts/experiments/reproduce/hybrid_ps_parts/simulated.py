@@ -18,7 +18,7 @@ from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan, PlanRoles
-from jaxdt.run.work import BACKWARD, FORWARD
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import RARE
@@ -123,4 +123,4 @@ def _seconds(machines: Machines, plan: Plan, peer: int) -> dict[str, float]:
     is_last = plan.seat(peer)[0] == plan.n_stages - 1  # its backward contains its forward
     forward_s = 0.0 if is_last else (1 - BACKWARD_SHARE) * stage_s
     zero = dict.fromkeys("EGURNC", 0.0)
-    return zero | {FORWARD: forward_s, BACKWARD: stage_s - forward_s}
+    return zero | {WorkKind.FORWARD: forward_s, WorkKind.BACKWARD: stage_s - forward_s}
