@@ -125,4 +125,5 @@ class ContributionCollector(RoundPolicy):
     def _close(self, rounds: Iterable[RoundId]) -> None:
         for round in rounds:
             self._begun.pop(round, None)
-            self._engine.close(round)
+            if round in self._engine:  # and not a later contribution of the worker to the same step
+                self._engine.close(round)
