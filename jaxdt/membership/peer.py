@@ -63,7 +63,24 @@ _readers = functools.lru_cache(maxsize=16)(Readers)
 
 
 class Peer:
-    """Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
+    """One step at a replica of a middle stage, with `fixed` wiring and all-reduce: what comes from the driver or from
+    another machine, the machine that reads it, and what it answers.
+
+        Received Boundary -> wiring -> Run FORWARD
+        Ran FORWARD -> wiring -> Send Boundary
+        Received Boundary -> wiring -> Run BACKWARD
+        Ran BACKWARD -> wiring -> Accumulated, Send Boundary, Drained
+        Accumulated -> sync
+        Drained -> sync -> Run GATHER
+        Ran GATHER -> sync -> Post Shard
+        Received Shard -> sync -> Sum
+        Summed -> sync -> Post Reduced
+        Received Reduced -> sync -> Send Prepared
+        Received Committed -> sync -> Run UPDATE
+        Ran UPDATE -> sync -> Updated
+        Updated -> wiring
+
+    Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
     that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
     with their tensors. A slice of a state is kept by the machine that has asked for it (jaxdt.sync.download)."""
 
