@@ -27,7 +27,7 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.spec.config import RunConfig
+from jaxdt.spec.config import RunConfig, WiringConfig
 from jaxdt.spec.network import UNLIMITED_GBPS, Link, Network
 from jaxdt.spec.plan import Plan
 
@@ -181,7 +181,7 @@ def predict_step_s(
     span = timed_span(config, plan, n_steps - WARM_UP_STEPS)
     n_in_all = span.n_in_all if span.by_row else n_steps
     train = replace(config.train, steps=n_in_all, eval_every_steps=0, checkpoint_every_steps=0)
-    wiring = replace(config.wiring, rebalance_s=0.0)
+    wiring = replace(config.wiring, rebalance_s=0.0, rebalance_rule=WiringConfig.rebalance_rule)
     outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions, is_over=is_over)
     if span.by_row:
         return span.step_s(outcome)
