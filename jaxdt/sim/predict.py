@@ -20,7 +20,7 @@ from jaxdt.build import (
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.reports import StepReport
-from jaxdt.run.config import RunConfig
+from jaxdt.run.config import RunConfig, WiringConfig
 from jaxdt.run.network import UNLIMITED_GBPS, Link, Network
 from jaxdt.run.plan import Plan
 from jaxdt.sim.arrivals import Arrivals, state_words
@@ -181,7 +181,7 @@ def predict_step_s(
     span = timed_span(config, plan, n_steps - WARM_UP_STEPS)
     n_in_all = span.n_in_all if span.by_row else n_steps
     train = replace(config.train, steps=n_in_all, eval_every_steps=0, checkpoint_every_steps=0)
-    wiring = replace(config.wiring, rebalance_s=0.0)
+    wiring = replace(config.wiring, rebalance_s=0.0, rebalance_rule=WiringConfig.rebalance_rule)
     outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions, is_over=is_over)
     if span.by_row:
         return span.step_s(outcome)

@@ -177,7 +177,7 @@ def real(run_dir: Path) -> dict:
         fleet.send_signal(signal.SIGINT)
         for process in (fleet, *newcomers):
             process.wait(timeout=60)
-    n_moves = log.read_text().count("\nmove: ")
+    n_moves = log.read_text().count(": moves from stage ")
     return {"rebalancing": summary(steps.ended, eight_s, loss_s, PERIOD_S.value) | {"moves": n_moves}}
 
 

@@ -3,7 +3,7 @@
     python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT
         [--seeds=0,1,2,3,4,5] [--systems=none,streaming_diloco] [--stalls]
     python scripts/experiments/compare_replicas.py --trial=sdpipe --run_dir=runs/sdpipe_measured
-        --page=configs/reproduce/sdpipe_measured --about=TEXT [--seeds=0,1,2,3,4] [--systems=...] [--steps=100]
+        --page=configs/reproduce/sdpipe_measured --about=TEXT [--seeds=0,1,2,3,4] [--systems=...] [--steps=40]
 
 Runs each system once with each seed, as processes of this machine; the first system is another one from seed to seed.
 Forwards take at least 30 ms, so two cores are enough. Each run is added to PAGE/runs.jsonl, and PAGE/README.md is
@@ -106,6 +106,7 @@ def made(trial: Trial, system: str, peers: str, seed: int) -> Run:
         replica_bytes(run_dir, summary["bytes_on_links"]),
         round(summary["eval_loss_last"], 5),
         summary["step_s_predicted"],
+        summary["step_s_measured"],
     )
 
 

@@ -69,24 +69,27 @@ def test_every_system_is_a_run_that_makes_sense(trial, system):
 def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
     """Beside them those that the simulator predicted, where it did."""
     runs = [
-        Run("allreduce", "stalling", 0, 100, 0.6, 1, 2.5, 0.66),
-        Run("allreduce", "stalling", 1, 100, 0.4, 1, 2.7, 0.44),
-        Run("sdpipe_p10", "stalling", 0, 100, 0.3, 1, 2.6, 0.33),
-        Run("sdpipe_p10", "stalling", 1, 100, 0.32, 1, 2.6, None),
-        Run("none", "stalling", 2, 100, 0.2, 1, 2.8, 0.2),
+        Run("allreduce", "stalling", 0, 100, 0.6, 1, 2.5, 0.66, 0.6),
+        Run("allreduce", "stalling", 1, 100, 0.4, 1, 2.7, 0.44, 0.5),
+        Run("sdpipe_p10", "stalling", 0, 100, 0.3, 1, 2.6, 0.33, 0.3),
+        Run("sdpipe_p10", "stalling", 1, 100, 0.32, 1, 2.6, None, 0.3),
+        Run("none", "stalling", 2, 100, 0.2, 1, 2.8, 0.2, None),
     ]
     for own in runs:
         page.add("sdpipe", tmp_path, "Somewhere.", own)
     rows = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("| sdp", "| none"))]
     assert rows == [
-        "| sdpipe_p10 | 2 | 0.310 | 1.62 (1.25 to 2.00) | 2.00 | 2.600 +- 0.000 |",
+        "| sdpipe_p10 | 2 | 0.310 | 1.62 (1.25 to 2.00) | +10.0% (+10.0% to +10.0%) | 2.600 +- 0.000 |",
         "| none | 1 | 0.200 | - | - | 2.800 |",
     ]
     assert page.read(tmp_path) == ("Somewhere.", runs)
 
 
 def test_the_committed_page_is_made_of_the_committed_runs():
-    folder = systems.ROOT / "configs/replicas"
+    folder, measured = (systems.ROOT / "configs" / name for name in ("replicas", "reproduce/sdpipe_measured"))
+    about, runs = page.read(measured)
+    assert (measured / "README.md").read_text() == page.text_of_stragglers(about, runs)
+    assert {run.name for run in runs} == {("stalling", name, n) for name in systems.STRAGGLERS for n in range(5)}
     about, runs = page.read(folder)
     assert (folder / "README.md").read_text() == page.text(about, runs)
     assert {run.name for run in runs} >= {("even", system, seed) for system in systems.SYSTEMS for seed in range(6)}

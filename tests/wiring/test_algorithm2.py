@@ -4,6 +4,8 @@ from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.rebalance_api import Move
 from jaxdt.protocol import events as ev
 from jaxdt.run.config import default_plan, parse
+from jaxdt.run.network import Link
+from jaxdt.sim.predict import Conditions, predict_step_s
 from jaxdt.wiring.rebalance import Algorithm2, Rebalancer
 
 STAGES = ({0, 1}, {2, 3}, {4, 5})
@@ -49,3 +51,18 @@ def test_the_config_chooses_the_rule():
         wiring = dict(kind="swarm", rebalance_s=5.0, rebalance_rule=name)
         config = parse(dict(model=dict(preset="debug"), wiring=wiring))
         assert type(build_coordinator(config, default_plan(config), RunStart("r")).roster.balance) is rule
+
+
+def test_a_run_of_either_rule_is_predicted():
+    """A step is predicted without moves."""
+    predicted = []
+    for name in ("bottleneck", "algorithm2"):
+        wiring = dict(kind="swarm", rebalance_s=5.0, rebalance_rule=name)
+        config = parse(dict(model=dict(preset="debug"), plan=dict(stages=2, pipelines=2), wiring=wiring))
+        plan = default_plan(config)
+        seconds = dict.fromkeys(plan.peers, dict.fromkeys("FBEGU", 1.0))
+        hosts = {peer: f"h{peer}" for peer in plan.peers}
+        link = lambda src, dst: Link(0.01, 1.0)  # noqa: E731
+        conditions = Conditions(seconds, link, hosts, dict.fromkeys(hosts.values(), 1.0))
+        predicted.append(predict_step_s(config, plan, conditions))
+    assert predicted[0] == predicted[1] > 1.0

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxdt.build import period
+from jaxdt.build import period, replicas_may_differ
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.protocol import events as ev
@@ -363,10 +363,11 @@ class Journal:
         return "; ".join([*of_run, *filter(None, [of_host])])
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
-        """(median seconds of a step, tokens per second) of the steps since the run was begun or resumed whose time is
-        known, without warm-up and evaluation. Only steps of the greatest length count, since a step is predicted at the
-        full length. Where a period has several steps, such as those up to an average, the seconds are the mean over
-        whole periods, as predicted; periods with an evaluation count only if all have one."""
+        """(seconds of a step, tokens per second) of the steps since the run was begun or resumed whose time is known,
+        without warm-up and evaluation: the median, or where replicas may differ the mean, as predicted. Only steps of
+        the greatest length count, since a step is predicted at the full length. Where a period has several steps, such
+        as those up to an average, the seconds are the mean over whole periods; periods with an evaluation count only if
+        all have one."""
         config = self._job.config
         plan = self._job.plan
         lengths = config.seq_lengths
@@ -380,7 +381,7 @@ class Journal:
         quiet = [step for step in known if step["step"] in plain]
         n = period(config, plan).n_steps
         if n == 1 or len(known) < n:
-            timed, mean = quiet, statistics.median
+            timed, mean = quiet, statistics.fmean if replicas_may_differ(config) else statistics.median
         else:
             periods = [known[i - n : i] for i in range(len(known), n - 1, -n)]
             whole = [steps for steps in periods if all(step["step"] in plain for step in steps)] or periods

@@ -278,4 +278,5 @@ NOT_YET = (
     "The same on the machines of a run in the simulator, with links and an exchange that takes its bytes' time. A test "
     "(tests/sim/test_group_timing.py) holds their gain with 4 pipelines against this one.",
     "Losses: `python scripts/reproduce.py sdpipe_loss` trains a small GPT over the simulated seconds of these systems.",
+    "The same stalls with real processes and 4 pipelines: [measured](../sdpipe_measured/README.md).",
 )
