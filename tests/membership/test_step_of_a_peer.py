@@ -1,4 +1,4 @@
-"""The docstring of jaxdt.membership.peer shows one step, as its machines pass events on: it is the step of a simulation."""
+"""The docstring of a Peer shows one step, as its machines pass events on: it is the step of a simulation."""
 
 import inspect
 
