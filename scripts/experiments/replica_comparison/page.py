@@ -184,8 +184,9 @@ SDPIPE_FOOT = """\
 A step is 8 microbatches, 2 of each pipeline; the first 10 are not timed. Throughput is compared seed by seed.
 "Prediction off by": the step time that each run predicted at its start, from the times that its peers had measured,
 against what its summary says it measured: the median step of all-reduce, the mean row of the others. With stalls the
-median step of all-reduce has one; its mean, which the ratios compare, does not always. `sdpipe_p10` and `sdpipe_p4n` are SDPipe with P = 10 and P = 4N. `pairs` and `first_come` are
-the two readings of AD-PSGD; with four pipelines `preduce` has the settings of `first_come`, so the two differ by chance
-alone. `hetpipe` has a wave of 10 steps and a staleness of 4. `none` never averages before the end. The loss is the
+median step of all-reduce has one; its mean, which the ratios compare, does not always.
+
+`sdpipe_p10` and `sdpipe_p4n` are SDPipe with P = 10 and P = 4N. `pairs` and `first_come` are the two readings of
+AD-PSGD; with four pipelines `preduce` has the settings of `first_come`, so the two differ by chance alone. `hetpipe` has a wave of 10 steps and a staleness of 4. `none` never averages before the end. The loss is the
 held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
 """

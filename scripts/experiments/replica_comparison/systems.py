@@ -58,12 +58,8 @@ STRAGGLERS = {
     "none": (SDPIPE, "--config.sync.groups.match=none"),
 }
 # A model so small that its peers leave the cores idle: the time of its forwards is emulated.
-SMALL = (
-    "--config.model.n_layers=2",
-    "--config.model.d_model=32",
-    "--config.model.d_ff=128",
-    "--config.model.n_heads=2",
-)
+SIZES = {"n_layers": 2, "d_model": 32, "d_ff": 128, "n_heads": 2}
+SMALL = tuple(f"--config.model.{name}={size}" for name, size in SIZES.items())
 TRIALS = {
     "replicas": Trial(
         SYSTEMS,
