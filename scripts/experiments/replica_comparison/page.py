@@ -187,6 +187,7 @@ against what its summary says it measured: the median step of all-reduce, the me
 median step of all-reduce has one; its mean, which the ratios compare, does not always.
 
 `sdpipe_p10` and `sdpipe_p4n` are SDPipe with P = 10 and P = 4N. `pairs` and `first_come` are the two readings of
-AD-PSGD; with four pipelines `preduce` has the settings of `first_come`, so the two differ by chance alone. `hetpipe` has a wave of 10 steps and a staleness of 4. `none` never averages before the end. The loss is the
-held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
+AD-PSGD; with four pipelines `preduce` has the settings of `first_come`, so the two differ by chance alone. `hetpipe`
+has a wave of 10 steps and a staleness of 4. `none` never averages before the end. The loss is the held-out loss of the
+result, nats per byte, mean +- standard deviation over seeds.
 """
