@@ -12,6 +12,7 @@ from mutants import Mutant, of_coordinator, of_peers, unchanged
 from jaxdt.membership.member import Membership
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
+from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.fuzz.independent.invariants import (
     ANSWERED,
@@ -28,7 +29,7 @@ from jaxdt.sim.fuzz.independent.invariants import (
 )
 from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
-from jaxdt.sync.groups import GroupOptions, Groups
+from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.sync_graph import Sliding
@@ -298,13 +299,13 @@ def means_come_early() -> AbstractContextManager:
 @contextmanager
 def due_fragments(change):
     """The fragment that is due becomes the one that `change` returns for it."""
-    due = GroupOptions.fragment_due
+    due = GroupsConfig.fragment_due
 
-    def changed(options, n_steps):
-        fragment = due(options, n_steps)
+    def changed(settings, n_steps):
+        fragment = due(settings, n_steps)
         return fragment if fragment is None else change(fragment)
 
-    with mock.patch.object(GroupOptions, "fragment_due", changed):
+    with mock.patch.object(GroupsConfig, "fragment_due", changed):
         yield
 
 

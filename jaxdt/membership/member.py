@@ -217,11 +217,10 @@ class Membership:
                 if peer == ev.COORDINATOR and self.view is None and self._last_view_number == 0:
                     return [ev.Stop(ExitCode.BAD_INPUT, f"coordinator: {reason}")]
                 return [RefusedReport(reason)]
+            case ev.Interrupted(ExitCode.BAD_INPUT as code, reason):
+                return [ev.Send(ev.COORDINATOR, ev.Failed(reason)), ev.Stop(code, reason)]
             case ev.Interrupted(code, reason):
-                return [
-                    *([ev.Send(ev.COORDINATOR, ev.Failed(reason))] if code == ExitCode.BAD_INPUT else []),
-                    ev.Stop(code, reason),
-                ]
+                return [ev.Stop(code, reason)]
             case ev.Leave():
                 return self._leave()
             case ev.NoWay(peer, reason) if peer in self._members:

@@ -79,6 +79,7 @@ class Peer:
         Received Committed -> sync -> Run UPDATE
         Ran UPDATE -> sync -> Updated
         Updated -> wiring
+        Updated -> sync
 
     Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
     that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,

@@ -19,7 +19,7 @@ from jaxdt.protocol.kinds import Action, Event, InternalEvent, Message
 from jaxdt.protocol.reports import ReplanReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.frozen_dataclass import frozen_dataclass
-from jaxdt.run.work import Work
+from jaxdt.run.work import Work, WorkKind
 
 TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
 PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
@@ -355,7 +355,7 @@ class Grant(Message):
     (again). The stages in `regenerate` make lost tensors again, and count nothing."""
 
     step: int
-    kind: str
+    kind: WorkKind
     microbatch: int
     route: tuple[int, ...]
     regenerate: tuple[int, ...] = ()
@@ -404,7 +404,7 @@ class Progress(Message):
     `gap_s` after the Work before it at this peer."""
 
     step: int
-    kind: str
+    kind: WorkKind
     stage: int
     microbatch: int
     gap_s: float
@@ -825,7 +825,7 @@ class TaskLease(Message):
     admission: int
     number: int
     step: int
-    kind: str
+    kind: WorkKind
     microbatch: int
     with_forward: bool = False
     is_redo: bool = False
@@ -877,7 +877,7 @@ class StealOffer(Message):
     takes them all."""
 
     step: int
-    tasks: tuple[tuple[str, int, bool], ...]
+    tasks: tuple[tuple[WorkKind, int, bool], ...]
     clients: tuple[tuple[float, float], ...]
 
 

@@ -8,6 +8,7 @@ RUN = "`launch.py`, `train.py`, `coordinate.py`"
 class ExitCode(enum.IntEnum):
     """`meaning` and `who` are Markdown."""
 
+    _value_: int
     meaning: str
     who: str
 

@@ -130,7 +130,7 @@ def _reader(kind: Any, lenient: bool) -> Reader:
         return _read_float
     if kind is str:
         return _read_str
-    if isinstance(kind, enum.EnumMeta):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return functools.partial(_read_member, {member.value: member for member in kind})
     return functools.partial(_read_scalar, kind)
 

@@ -208,7 +208,7 @@ class LocalFleet:
             code = ExitCode.INTERRUPTED  # by a system that shuts down and signals every process, or by a second Ctrl-C
         if code is not None and code not in RUN_CODES:
             self._say(f"coordinator: lost, its process ended with exit code {code}")
-        return code if code in RUN_CODES else ExitCode.LOST
+        return ExitCode.LOST if code is None or code not in RUN_CODES else code
 
     def _restarts_coordinator(self, address: str) -> bool:
         """Start the coordinator again at its old address if it was killed or terminated, the run had begun, and peers

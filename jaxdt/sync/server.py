@@ -281,7 +281,7 @@ class ParameterServer(RoundPolicy):
         self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
         self._snapshots = ServerSnapshots(stage, self._engine)
         self._answered_term = 0  # of the last coordinator that has asked for the state of this server
-        self._works: deque[tuple[str, tuple[RoundId, ...]]] = deque()  # the first one runs
+        self._works: deque[tuple[WorkKind, tuple[RoundId, ...]]] = deque()  # the first one runs
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
         self._is_over = False
 
@@ -424,7 +424,7 @@ class ParameterServer(RoundPolicy):
 
     # ------------------------------------------------------------------------------------------------- one at a time
 
-    def _queue(self, kind: str, *rounds: RoundId) -> ev.Actions:
+    def _queue(self, kind: WorkKind, *rounds: RoundId) -> ev.Actions:
         """Work for a round. A push is added to the snapshots among the rounds too."""
         self._works.append((kind, rounds))
         return [self._run()] if len(self._works) == 1 else []

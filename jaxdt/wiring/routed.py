@@ -34,7 +34,7 @@ from jaxdt.wiring.route_policy import RoutePolicy
 from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.tasks import task_kind, whole_step
 
-WORK_OF = {"act": WorkKind.FORWARD, "grad": WorkKind.BACKWARD, "eval": WorkKind.EVALUATE}
+WORK_OF: dict[str, WorkKind] = {"act": WorkKind.FORWARD, "grad": WorkKind.BACKWARD, "eval": WorkKind.EVALUATE}
 NO_STEP = -1
 
 
@@ -220,7 +220,7 @@ class RoutedWiring:
             self._of_later_steps.append(given)
         if names.step != self._step:
             return []
-        kind, m = WORK_OF.get(names.kind, names.kind), names.microbatch
+        kind, m = given.kind if isinstance(given, ev.Grant) else WORK_OF[given.key.kind], names.microbatch
         if kind == WorkKind.BACKWARD:
             self._rerouted.discard(m)
             if m not in self._forwarded:
@@ -243,7 +243,7 @@ class RoutedWiring:
         m = (second if isinstance(second, ev.Grant) else second.key).microbatch
         return [LateResultReport(self._step, before, m, second.route[before])]
 
-    def _enqueue(self, kind: str, m: int) -> None:
+    def _enqueue(self, kind: WorkKind, m: int) -> None:
         if kind == WorkKind.BACKWARD and self._stage in self._inputs[WorkKind.FORWARD, m].regenerate:
             kind = WorkKind.REGENERATE
         self._n_queued += 1
@@ -295,7 +295,7 @@ class RoutedWiring:
                 self._enqueue(WorkKind.BACKWARD, m)
         return actions + self._pass_on(kind, m, given) + self._tell_progress(now_s, kind, m)
 
-    def _pass_on(self, kind: str, m: int, given: ev.Grant | ev.Boundary) -> ev.Actions:
+    def _pass_on(self, kind: WorkKind, m: int, given: ev.Grant | ev.Boundary) -> ev.Actions:
         """Send the result of a Work to the next peer of the route, if there is one."""
         stage = self._stage
         if kind in (WorkKind.BACKWARD, WorkKind.REGENERATE):
@@ -319,11 +319,11 @@ class RoutedWiring:
 
     # ----------------------------------------------------------------------------------------------------- progress
 
-    def _counts(self, kind: str) -> bool:
+    def _counts(self, kind: WorkKind) -> bool:
         """Whether the replicas of a stage wait for such a Work before the step is over there."""
         return kind == WorkKind.BACKWARD or (kind == WorkKind.EVALUATE and self._is_last)
 
-    def _tell_progress(self, now_s: float, kind: str, m: int) -> ev.Actions:
+    def _tell_progress(self, now_s: float, kind: WorkKind, m: int) -> ev.Actions:
         progress = ev.Progress(self._step, kind, self._stage, m, self._gap_s)
         receivers = {self._routes.owning_router(task_kind(kind), m)}
         if self._counts(kind):

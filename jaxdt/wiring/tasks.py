@@ -11,14 +11,14 @@ class Task:
     """A microbatch (kind FORWARD) or held-out microbatch (EVALUATE) through the stages lo..hi. Stages in `regenerate`
     counted it already and only make lost tensors again."""
 
-    kind: str
+    kind: WorkKind
     microbatch: int
     lo: int
     hi: int
     regenerate: tuple[int, ...] = ()
 
 
-def task_kind(work_kind: str) -> str:
+def task_kind(work_kind: WorkKind) -> str:
     """The kind of the task that a Work belongs to."""
     return WorkKind.EVALUATE if work_kind == WorkKind.EVALUATE else WorkKind.FORWARD
 

@@ -14,7 +14,7 @@ from jaxdt.sim.tensors import NoTensors
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
 
-PEER, STEP = 2, 1  # the first replica of the middle stage
+PEER, STEP = 1, 1  # a replica of the middle stage
 MACHINES = {FixedWiring: "wiring", AllReduce: "sync"}
 ANSWERS = (ev.Run, ev.Sum, ev.Send, ev.Post, ev.InternalEvent)
 
@@ -66,8 +66,8 @@ def test_the_docstring_shows_a_step(monkeypatch):
     environment = Environment(lambda src, dst: Link(0.1, 1e-4), cores={f"h{peer}": 1 for peer in peers})
     Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e4)
     peer_module._readers.cache_clear()
-    begins = [i for i, (event, label, _) in enumerate(passed) if event == ev.Updated(1, STEP) and label == "wiring"]
-    ends = [i for i, (event, label, _) in enumerate(passed) if event == ev.Updated(1, STEP + 1) and label == "wiring"]
+    begins = [i for i, (event, label, _) in enumerate(passed) if event == ev.Updated(1, STEP) and label == "sync"]
+    ends = [i for i, (event, label, _) in enumerate(passed) if event == ev.Updated(1, STEP + 1) and label == "sync"]
     for event, label, answers in passed[begins[0] + 1 : ends[0] + 1]:
         told = [described(answer) for answer in answers if isinstance(answer, ANSWERS)]
         row = (described(event), label, ", ".join(told))

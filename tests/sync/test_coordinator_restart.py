@@ -9,7 +9,7 @@ import pytest
 import test_server
 from test_group_replay import N_STEPS, assert_equal_bits, make_config, replayed, results_of, simulated, simulation
 from test_group_replay import store_of as store_of_group
-from test_held_out import HeldOutTokens, evaluated
+from test_held_out import evaluated
 from test_streaming import STREAMING
 
 from jaxdt.protocol import events as ev
@@ -108,9 +108,8 @@ def assert_equals_replay(config, outcome, states, lost=()):
 
 @pytest.mark.parametrize("kind", [CRASH, POWER_OFF])
 @pytest.mark.parametrize("name", MOMENTS)
-def test_the_run_goes_on_and_equals_the_replay(name, kind, monkeypatch):
+def test_the_run_goes_on_and_equals_the_replay(name, kind):
     """With a crash what is on its way arrives."""
-    monkeypatch.setattr("test_group_replay.Tokens", HeldOutTokens)
     config, happens, number = MOMENTS[name]
     outcome, states = simulated(config, faults=restart(time_of(config, happens, number), kind))
     assert len(outcome.of(RestartedReport)) == 1 and not outcome.of(LostReport)

@@ -41,6 +41,7 @@ from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 SEED, BATCH, N_STEPS = 3, 2, 8
+N_HELD_OUT = 3  # batches
 ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
 SGD = OptimConfig("sgd", lr=0.1, momentum=0.9, clip_norm=0.0)
 MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
@@ -53,6 +54,12 @@ class Tokens:
         rng = np.random.default_rng((seed, step, microbatch))
         jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
         return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
+
+    def n_eval_batches(self, microbatch_size, seq_len):
+        return N_HELD_OUT
+
+    def eval_batch(self, microbatch, microbatch_size, seq_len):
+        return self.train_batch(99, microbatch, 0, microbatch_size, seq_len, 1)
 
 
 def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, layers=2, codec="none", **groups):

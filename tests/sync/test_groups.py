@@ -14,9 +14,10 @@ from jaxdt.run.network import Link
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import CRASHED
-from jaxdt.sync.groups import GroupOptions, Groups
+from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
 from jaxdt.sync.local_steps import PipelinePlace
+from jaxdt.sync.replica import ReplicaOptions
 
 N_STEPS = 12
 
@@ -112,8 +113,9 @@ def test_pipelines_that_are_lost_at_once_leave_at_once():
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
     """One that comes before its group is kept until the group is told."""
     place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
-    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), n_elements=4, slice_bytes=8)
-    machine = Groups(default_plan(make_config()), place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
+    options = ReplicaOptions(9, fragment_elements=(4,), n_elements=4, slice_bytes=8)
+    held_out = HeldOutWork(HeldOutPlace(0, 0, None, 0, []))
+    machine = Groups(default_plan(make_config()), place, options, held_out, GroupsConfig())
     view = ev.View(1, 1, 0, (ev.Member(0, 0, admission=1), ev.Member(1, 0, admission=1)), (1,), n_committed=0)
     machine.handle(0.0, ev.ViewChanged(view))
 

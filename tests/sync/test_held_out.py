@@ -6,7 +6,7 @@ import gpt_reference
 import jax
 import numpy as np
 import pytest
-from test_group_replay import BATCH, Tokens, make_config, replayed, simulated
+from test_group_replay import BATCH, N_HELD_OUT, Tokens, make_config, replayed, simulated
 from test_stash import stashing
 
 from jaxdt.build import build_coordinator
@@ -17,21 +17,6 @@ from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepRepo
 from jaxdt.run import config as run_config
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
-
-N_HELD_OUT = 3
-
-
-class HeldOutTokens(Tokens):
-    def n_eval_batches(self, microbatch_size, seq_len):
-        return N_HELD_OUT
-
-    def eval_batch(self, microbatch, microbatch_size, seq_len):
-        return self.train_batch(99, microbatch, 0, microbatch_size, seq_len, 1)
-
-
-@pytest.fixture(autouse=True)
-def held_out_tokens(monkeypatch):
-    monkeypatch.setattr("test_group_replay.Tokens", HeldOutTokens)
 
 
 def evaluated(config, every, **train):
@@ -63,7 +48,7 @@ def test_they_are_those_of_the_whole_model_at_the_mean_of_the_parameters(name):
         for member, n_steps in zip(mean.members, mean.steps, strict=True):
             places[mean.version].append((mean.stage, plan.seat(member)[1], n_steps))
     kept = replayed(config, outcome, [place for found in places.values() for place in found])
-    samples = [HeldOutTokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
+    samples = [Tokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
     for version, found in places.items():
         params = {}
         for stage in range(plan.n_stages):

@@ -16,7 +16,7 @@ from test_group_replay import (
     simulation,
     store_of,
 )
-from test_held_out import HeldOutTokens, evaluated
+from test_held_out import evaluated
 from test_stash import stashing
 from test_streaming import STREAMING
 
@@ -106,8 +106,7 @@ def time_of(config, happens, number):
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_the_others_go_on_and_equal_the_replay(name, monkeypatch):
-    monkeypatch.setattr("test_group_replay.Tokens", HeldOutTokens)
+def test_the_others_go_on_and_equal_the_replay(name):
     config, happens, number = MOMENTS[name]
     plan, n_pipelines = run_config.default_plan(config), config.plan.pipelines
     outcome, states = simulated(config, faults=[Fault(time_of(config, happens, number) + 1e-6, CRASH, LOST)])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from test_group_replay import Tokens
 
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
@@ -33,15 +34,6 @@ pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 SEED, BATCH, N_STEPS = 3, 2, 6
 MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
 ADAMW = dict(name="adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
-
-
-class Tokens:
-    """Random text in which a token follows from the one before it more often than not."""
-
-    def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
-        rng = np.random.default_rng((seed, step, microbatch))
-        jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
-        return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
 
 
 class Stalling(dict):

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 import test_server
-from test_server import BATCH, N_STEPS, Tokens, make_config, replayed, trained
+from test_group_replay import N_HELD_OUT, Tokens
+from test_server import BATCH, N_STEPS, make_config, replayed, trained
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
@@ -29,16 +30,6 @@ from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
-N_HELD_OUT = 3
-
-
-class HeldOutTokens(Tokens):
-    def n_eval_batches(self, microbatch_size, seq_len):
-        return N_HELD_OUT
-
-    def eval_batch(self, microbatch, microbatch_size, seq_len):
-        return self.train_batch(99, microbatch, 0, microbatch_size, seq_len, 1)
-
 
 class WritingStore(Store):
     """Keeps what it is told to write, as it is then."""
@@ -56,7 +47,6 @@ def stores(monkeypatch):
         made[peer] = WritingStore(config, plan, peer, data, functions)
         return made[peer]
 
-    monkeypatch.setattr("test_server.Tokens", HeldOutTokens)
     monkeypatch.setattr("test_server.Store", make)
     return made
 
@@ -71,7 +61,7 @@ def assert_kept_aside_as_replayed(config, outcome, stores):
     """Held-out losses and checkpoints are those of the replay of the servers' logs, these bit for bit. Returns the
     versions of the losses and of the checkpoints."""
     plan, replay = run_config.default_plan(config), replayed(config, outcome)
-    samples = [HeldOutTokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
+    samples = [Tokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
     losses = {report.step + 1: report.eval_loss for report in outcome.of(StepReport) if report.eval_loss is not None}
     for version, loss in losses.items():
         params = {}

@@ -58,7 +58,9 @@ def test_a_run_of_either_rule_is_predicted():
     predicted = []
     for name in ("bottleneck", "algorithm2"):
         wiring = dict(kind="swarm", rebalance_s=5.0, rebalance_rule=name)
-        config = parse(dict(model=dict(preset="debug"), plan=dict(stages=2, pipelines=2), wiring=wiring))
+        config = parse(
+            dict(model=dict(preset="debug"), plan=dict(stages=2, pipelines=2, microbatches=4), wiring=wiring)
+        )
         plan = default_plan(config)
         seconds = dict.fromkeys(plan.peers, dict.fromkeys("FBEGU", 1.0))
         hosts = {peer: f"h{peer}" for peer in plan.peers}

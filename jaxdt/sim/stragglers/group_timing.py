@@ -94,12 +94,12 @@ class Replica:
     stage: int
     pipeline: int
     peer: int
-    order: list[tuple[str, int]]
+    order: list[tuple[WorkKind, int]]
     stalls: PeerStalls
     n_begun: int = 0
     is_busy: bool = False
     has_left: bool = False
-    arrived: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    arrived: set[tuple[WorkKind, int]] = field(default_factory=set[tuple[WorkKind, int]])
 
 
 def time_groups(timing: GroupTiming, to_the_end: bool = False, token: EnforcementToken | None = None) -> GroupOutcome:
@@ -168,14 +168,14 @@ class _Run:
         replica.is_busy = True
         self._at(self._now_s + self._work_s(replica, kind, n), ARRIVES, self._end_work, replica, kind, n)
 
-    def _work_s(self, replica: Replica, kind: str, n: int) -> float:
+    def _work_s(self, replica: Replica, kind: WorkKind, n: int) -> float:
         n_microbatches = self._timing.step_microbatches
         seconds = self._timing.compute_s / n_microbatches * self._timing.slow.get(replica.pipeline, 1.0)
         seconds *= FORWARD_FRAC if kind == WorkKind.FORWARD else 1 - FORWARD_FRAC
         work = Work(replica.stage, kind, n % n_microbatches, replica.peer, n // n_microbatches)
         return seconds + replica.stalls.before_s(work)
 
-    def _end_work(self, replica: Replica, kind: str, n: int) -> None:
+    def _end_work(self, replica: Replica, kind: WorkKind, n: int) -> None:
         if replica.has_left:
             return
         n_done, n_left = divmod(n + 1, self._timing.step_microbatches)
@@ -190,7 +190,7 @@ class _Run:
             self._outcome.n_done[replica.pipeline] = n_done
         self._match(replica.stage, self._matchers[replica.stage].ready(self._now_s, replica.peer, n_done))
 
-    def _send(self, replica: Replica, kind: str, n: int) -> None:
+    def _send(self, replica: Replica, kind: WorkKind, n: int) -> None:
         stage = replica.stage + (1 if kind == WorkKind.FORWARD else -1)
         if 0 <= stage < self._timing.n_stages:
             receiver = self._rows[stage][replica.pipeline]
@@ -235,11 +235,11 @@ class _Run:
             self._match(replica.stage, self._matchers[replica.stage].left(self._now_s, replica.peer))
 
 
-def order_of(timing: GroupTiming, stage: int) -> list[tuple[str, int]]:
+def order_of(timing: GroupTiming, stage: int) -> list[tuple[WorkKind, int]]:
     """(kind, number of the microbatch in its pipeline's run) of a replica, from the first Work to the last."""
     n_ahead = timing.n_stages - stage
     n_per_flush = timing.n_microbatches if timing.schedule == FLUSH else timing.n_steps
-    order: list[tuple[str, int]] = []
+    order: list[tuple[WorkKind, int]] = []
     for first in range(0, timing.n_steps * timing.step_microbatches, n_per_flush):
         ends = first + n_per_flush
         order += [(WorkKind.FORWARD, n) for n in range(first, min(first + n_ahead, ends))]

@@ -63,12 +63,12 @@ NEVER = math.inf
 
 @dataclass(frozen=True)
 class PoolPlace:
-    """A server's place. `depth`: forwards that wait for their backward at one client, as under 1F1B; `groups`: the
-    names of the stage's sync groups; `fingerprint`: of the run, which a worker must know."""
+    """A server's place. `depth`: forwards that wait for their backward at one client, as under 1F1B; `sync_stages`: the
+    stage of each sync group that the server is in; `fingerprint`: of the run, which a worker must know."""
 
     shape: StepShape
     depth: int
-    groups: Sequence[str]
+    sync_stages: Sequence[int]
     fingerprint: str
     delay: Delay
 
@@ -109,7 +109,7 @@ class PoolServer:
         self._fallbacks = tuple(fallbacks)
         self._slot = slot
         self._times = times
-        self._contributions = Contributions(shape.peer, shape.stage, place.groups, times)
+        self._contributions = Contributions(shape.peer, shape.stage, place.sync_stages, times)
         self._view: ev.View | None = None
         self._strict_from: float = NEVER  # the first step of the view that is done here
         self._version = -1  # of the parameters that are here
@@ -332,7 +332,7 @@ class PoolServer:
         assert self._view is not None
         return self._view.working(stage, step)
 
-    def _owner(self, step: int, stage: int, kind: str, m: int) -> int:
+    def _owner(self, step: int, stage: int, kind: WorkKind, m: int) -> int:
         """The server of a stage to whom a microbatch, or of kind EVALUATE a held-out one, belongs."""
         servers = self._servers(stage, step)
         if kind == WorkKind.EVALUATE:
@@ -389,7 +389,7 @@ class PoolServer:
                 return [self._start(WorkKind.FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
         return []
 
-    def _start(self, kind: str, step: StepUnderWay, m: int) -> ev.Action:
+    def _start(self, kind: WorkKind, step: StepUnderWay, m: int) -> ev.Action:
         return self._slot.start(Work(self._stage, kind, m, self._peer, step.number))
 
     def _grant(self, now_s: float, step: StepUnderWay) -> ev.Actions:
@@ -433,7 +433,7 @@ class PoolServer:
             return self._place.depth + max(1, self._n_leases_max(peer)) - 1
         return self._place.depth + (LEASES_MIN - 1 if self._workers else 0)
 
-    def _others_are_sooner(self, step: StepUnderWay, peer: int, kind: str, m: int) -> bool:
+    def _others_are_sooner(self, step: StepUnderWay, peer: int, kind: WorkKind, m: int) -> bool:
         """Whether a task is better left to others, of those who may have it and are not late with another one."""
         table = step.table
         if m in table.held(peer):
@@ -484,7 +484,7 @@ class PoolServer:
         times = self._task_times
         return n_forwards * times.microbatch_s(peer) + n_backwards * times.task_s(peer, WorkKind.BACKWARD)
 
-    def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> ev.Actions:
+    def _lease(self, now_s: float, step: StepUnderWay, task: tuple[WorkKind, int], peer: int) -> ev.Actions:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
         and the gradient for a backward. The last stage has no gradient, and the first one has tokens for input."""
         (kind, m), table, number = task, step.table, step.number

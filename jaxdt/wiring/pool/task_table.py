@@ -56,7 +56,7 @@ class Lease:
     first. `is_redo`: the gradient of the input was passed on before."""
 
     number: int
-    kind: str
+    kind: WorkKind
     microbatch: int
     client: int
     deadline_s: float
@@ -95,7 +95,7 @@ class TaskTable:
         self._lease_numbers = lease_numbers
         self._leases: dict[int, Lease] = {}
         self._accepted: set[int] = set()  # leases whose result came
-        self._queued: dict[str, set[int]] = {WorkKind.FORWARD: set(), WorkKind.BACKWARD: set()}
+        self._queued: dict[WorkKind, set[int]] = {WorkKind.FORWARD: set(), WorkKind.BACKWARD: set()}
         self._in_flight: defaultdict[int, set[int]] = defaultdict(set)  # client -> its forwards before their backward
         self._uncommitted: defaultdict[int, dict[int, int]] = defaultdict(dict)  # client -> microbatch -> lease
         self._n_committed = 0
@@ -120,7 +120,9 @@ class TaskTable:
 
     # -------------------------------------------------------------------------------------------------------- leases
 
-    def next_task(self, client: int, in_flight_max: int, last: str = WorkKind.FORWARD) -> tuple[str, int] | None:
+    def next_task(
+        self, client: int, in_flight_max: int, last: WorkKind = WorkKind.FORWARD
+    ) -> tuple[WorkKind, int] | None:
         """The kind and microbatch that the client should have next: the other kind than the `last` one if there is one,
         then the oldest. A forward only while the client has fewer than `in_flight_max` of them without their backward.
         A backward is for the client that did the forward, as long as that one has the result."""
@@ -134,7 +136,7 @@ class TaskTable:
                 return kind, min(allowed)
         return None
 
-    def may_have(self, client: int, kind: str, m: int) -> bool:
+    def may_have(self, client: int, kind: WorkKind, m: int) -> bool:
         """Whether a task may be the client's. Not if workers have failed at it too often, if another client has the
         forward's result, or if the client may have the gradient in its accumulator from a lease that has run out."""
         unit = self._units[m]
@@ -149,7 +151,7 @@ class TaskTable:
             (m for m in self._queued[WorkKind.BACKWARD] if self._units[m].forward.client == client), default=None
         )
 
-    def lease(self, kind: str, m: int, client: int, now_s: float, deadline_s: float = math.inf) -> Lease:
+    def lease(self, kind: WorkKind, m: int, client: int, now_s: float, deadline_s: float = math.inf) -> Lease:
         """Grant a queued task."""
         unit = self._units[m]
         task = self._task(unit, kind)
@@ -164,7 +166,7 @@ class TaskTable:
             self._in_flight[client].add(m)
         return lease
 
-    def n_failures(self, kind: str, m: int) -> int:
+    def n_failures(self, kind: WorkKind, m: int) -> int:
         """How many leases of a task were not kept."""
         return self._task(self._units[m], kind).n_failures
 
@@ -253,10 +255,10 @@ class TaskTable:
     # ------------------------------------------------------------------------- tasks that go from server to server
 
     @property
-    def spare(self) -> list[tuple[str, int]]:
+    def spare(self) -> list[tuple[WorkKind, int]]:
         """The tasks that clients of any server could do, as kind and microbatch, the newest first. Not those of which
         some client may yet hold the gradient, and not those that are for the server alone."""
-        spare: list[tuple[str, int]] = []
+        spare: list[tuple[WorkKind, int]] = []
         for kind, numbers in self._queued.items():
             for m in numbers:
                 unit = self._units[m]
@@ -265,13 +267,13 @@ class TaskTable:
                     spare.append((kind, m))
         return sorted(spare, key=lambda task: -task[1])
 
-    def give(self, kind: str, m: int) -> bool:
+    def give(self, kind: WorkKind, m: int) -> bool:
         """A queued task goes to another server, and with it the microbatch. Whether the gradient of its input was
         passed on before."""
         self._queued[kind].remove(m)
         return self._units.pop(m).is_redo
 
-    def take(self, kind: str, m: int, is_redo: bool) -> None:
+    def take(self, kind: WorkKind, m: int, is_redo: bool) -> None:
         """A task comes from another server, or comes back. All that it reads is here."""
         unit = self._units[m] = _Unit()
         unit.is_redo = is_redo
@@ -314,10 +316,10 @@ class TaskTable:
     # ------------------------------------------------------------------------------------------------------- details
 
     @staticmethod
-    def _task(unit: _Unit, kind: str) -> _Task:
+    def _task(unit: _Unit, kind: WorkKind) -> _Task:
         return unit.forward if kind == WorkKind.FORWARD else unit.backward
 
-    def _queue(self, m: int, kind: str) -> None:
+    def _queue(self, m: int, kind: WorkKind) -> None:
         self._task(self._units[m], kind).state = State.QUEUED
         self._queued[kind].add(m)
 

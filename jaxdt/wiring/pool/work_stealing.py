@@ -29,7 +29,7 @@ from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.task_times import Loads, share_of
 
-StolenTask = tuple[str, int, bool]  # kind of Work, microbatch, and whether its input gradient was passed on
+StolenTask = tuple[WorkKind, int, bool]  # kind of Work, microbatch, and whether its input gradient was passed on
 
 
 @dataclass
@@ -146,7 +146,7 @@ class WorkStealing:
         self._take_if_whole(key.step, table, steals, m)
         return []
 
-    def _inputs(self, number: int, kind: str, m: int) -> list[ev.Key]:
+    def _inputs(self, number: int, kind: WorkKind, m: int) -> list[ev.Key]:
         """The tensors that a task reads, and that come over a link. A backward contains a forward, whose result the
         other server lacks. The first stage reads tokens."""
         keys = [] if self._stage == 0 else [ev.Key("act", number, self._stage, m)]

@@ -140,7 +140,7 @@ class PoolWorker:
             return []
         if self._wanted:
             self._gathering = self._wanted[0]
-            step = self._gathering[0].step
+            step = self._gathering[0].number
             return [self._slot.start(Work(self._stage, WorkKind.GATHER, None, self._peer, step), self._gathering)]
         if not ready:
             return []
@@ -152,7 +152,7 @@ class PoolWorker:
         self._has_begun = True
         return [*begins, self._start(WorkKind.FORWARD if lease.with_forward else lease.kind, lease)]
 
-    def _start(self, kind: str, lease: ev.TaskLease) -> ev.Action:
+    def _start(self, kind: WorkKind, lease: ev.TaskLease) -> ev.Action:
         """A Work takes its inputs away."""
         self._arrived -= self._inputs(kind, lease)
         return self._slot.start(Work(self._stage, kind, lease.microbatch, self._peer, lease.step))
@@ -162,7 +162,7 @@ class PoolWorker:
         needs = self._inputs(lease.kind, lease)
         return needs | self._inputs(WorkKind.FORWARD, lease) if lease.with_forward else needs
 
-    def _inputs(self, kind: str, lease: ev.TaskLease) -> set[ev.Key]:
+    def _inputs(self, kind: WorkKind, lease: ev.TaskLease) -> set[ev.Key]:
         """The tensors that a Work reads, and that come over a link. The first stage reads tokens."""
         if kind == WorkKind.BACKWARD and not self._is_last:
             return {ev.Key("grad", lease.step, self._stage + 1, lease.microbatch)}

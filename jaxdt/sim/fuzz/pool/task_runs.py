@@ -144,7 +144,7 @@ class TaskRun:
                     self._called[peer] = self.now_s + CALLED_S
                     self._say(self._call, peer, self.workers[peer].admission)
 
-    def _task_for(self, peer: int) -> tuple[str, int] | None:
+    def _task_for(self, peer: int) -> tuple[WorkKind, int] | None:
         backward = self.table.own_backward(peer)
         if backward is not None:
             return WorkKind.BACKWARD, backward
