@@ -27,17 +27,14 @@ from absl import flags
 
 from jaxdt.api import launch as api
 from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
-from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.operations import STOPPED
-from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.run import plan as plans
-from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.runtime.coordinator_folder import drop_damaged
+from jaxdt.runtime.coordinator_folder import drop_damaged, last_members
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.net.address import Address, check_reachable, format_address
@@ -259,9 +256,7 @@ def drop_redeemed_tokens(credentials: Path, run_dir: Path) -> None:
 
 def lacking_parts(run_dir: Path, checkpoint: Found) -> list[str]:
     """A line for each part of a checkpoint that is not in its folder here: on which hosts of the last view it lies."""
-    folder = run_dir / "coordinator"
-    stored = FileStore(folder).get(VIEW) if folder.exists() else None
-    members = serialize.read(ev.View, stored, VIEW).members if stored else ()
+    members = last_members(run_dir)
     lines: list[str] = []
     for part in checkpoint.record.checkpoint.parts:
         name = part_name(part.stage, part.digest)

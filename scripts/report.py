@@ -24,12 +24,12 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.run import plan as plans
-from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
+from jaxdt.runtime.coordinator_folder import last_members
 from jaxdt.runtime.run_folders import RunFolders
-from jaxdt.runtime.storage.durable import older_part, read_json
+from jaxdt.runtime.storage.durable import older_part
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
@@ -143,10 +143,7 @@ def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
     if job == run_dir:  # launched here
         return []
     hosts = dict(zip(sorted(plan.peers), resume_flags.kept(job).get("hosts", "").split(","), strict=False))
-    view = run_dir / "coordinator" / "view.json"
-    if view.exists():
-        members = serialize.read(ev.View, read_json(view), str(view)).members
-        hosts |= {member.peer: member.address.rpartition(":")[0] for member in members}
+    hosts |= {member.peer: member.address.rpartition(":")[0] for member in last_members(run_dir)}
     missing: dict[str, list[Path]] = {}
     for peer in sorted({*plan.peers, *stages_in_views(records)}):
         path = run_dir / "trace" / f"peer_{peer}.jsonl"

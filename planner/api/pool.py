@@ -47,7 +47,7 @@ class PoolResult:
 @dataclass(frozen=True, eq=False)
 class RunWork:
     """The cost of a stage of a run: seconds by the profile, memory by the run's own rule
-    (planner.model.pool.StageWork). A worker holds parameters, an accumulator and the tensors of its leases, and no
+    (planner.model.pool_problem.StageWork). A worker holds parameters, an accumulator and the tensors of its leases, no
     optimizer state."""
 
     workload: StepWorkload

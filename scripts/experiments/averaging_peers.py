@@ -143,6 +143,9 @@ class Vectors:
     def sum(self, key, members) -> tuple[int, float]:
         return self._slices.sum(key, members)
 
+    def reopen(self, round: RoundId) -> None:
+        self._slices.reopen(round)
+
     def forget(self, round: RoundId) -> None:
         self._slices.forget(round)
 

@@ -56,7 +56,7 @@ def test_a_machine_reads_every_event_that_it_matches(name):
 
 
 # These machines pass some events on without a match: to a routed wiring, to their local steps, or to their rounds.
-HAND_ON = {"AllReduce", "FixedWiring", "Groups", "PoolServer", "Replica", "RoundEngine"}
+HAND_ON = {"AllReduce", "FixedWiring", "Groups", "IndependentReplica", "PoolServer", "Replica", "RoundEngine"}
 
 
 @pytest.mark.parametrize("name", sorted(set(MACHINES) - HAND_ON))

@@ -13,7 +13,7 @@ from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 from jaxdt.sim.fuzz.cases import Busy
 from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
 from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN, REPLAYED
-from jaxdt.sync.groups import Groups
+from jaxdt.sync.engine import RoundEngine
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -35,7 +35,7 @@ def test_a_member_that_contributes_again_to_a_group_whose_result_it_holds_is_fou
     """It takes a loss at a certain moment: a member says that it holds the result while the others are told to average
     again."""
     case = replace(draw_case(15, "groups"), faults=(Fault(1.5808473743464397, CRASH, 14),), busy=Busy())
-    with mock.patch.object(Groups, "_held_attempt", lambda groups, round: None):
+    with mock.patch.object(RoundEngine, "at", lambda engine, id: None):
         assert f"({ONE_MEAN})" in finding(case)
     assert not finding(case)
 
