@@ -588,9 +588,9 @@ class WantsGroup(Message):
 class GroupFormed(Message):
     """Coordinator -> members of an averaging group: average with one another. round.number counts the groups of the
     stage's fragment; a round of kind STATE averages the whole state, for a checkpoint or as the result. When some
-    members are lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
-    `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted the group; () for a
-    mean that is kept aside, to which each member contributes when it can.
+    members are lost, the rest average in another attempt; or, if some of them hold the result of an earlier one,
+    these are the `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted
+    the group; () for a mean that is kept aside, to which each member contributes when it can.
 
     Coordinator -> server: keep the parameters aside, for a held-out loss or a checkpoint; the server is the only
     member. Coordinator -> worker: fetch them from that holder, for a checkpoint."""
