@@ -21,9 +21,6 @@ from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.round_id import Place, RoundId, RoundKind
 from jaxdt.sync.exchange import Bounds, Exchange, RoundSpec, slice_elements
 
-EARLY_ROUNDS_MAX = 64  # rounds that are not known yet whose parts wait
-EARLY_PARTS_MAX = 1 << 16  # of each of them
-
 Contribution = tuple[RoundId, tuple[Item, ...], int, ev.Tally]  # its round, items, samples and losses
 
 
@@ -170,12 +167,9 @@ class RoundEngine:
         id = shard.key.round
         if id in self._given_up or id.kind not in self._policy.KINDS:
             return []
-        has_room = id in self._early or len(self._early) < EARLY_ROUNDS_MAX
-        if self._policy.is_over(id) or not has_room:
+        if self._policy.is_over(id):
             return [ev.Forget(id)]
-        parts = self._early.setdefault(id, [])
-        if len(parts) < EARLY_PARTS_MAX:
-            parts.append((src, shard))
+        self._early.setdefault(id, []).append((src, shard))
         return []
 
     def _keep(self, exchange: Exchange, src: int, shard: ev.Shard) -> Bounds | None:

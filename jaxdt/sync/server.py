@@ -157,6 +157,9 @@ class Replica(RoundPolicy):
 
     # ---------------------------------------------------------------------------------------------- as a round policy
 
+    def wrong(self, exchange: Exchange, problem: str) -> ev.Actions:
+        return [ev.Send(ev.COORDINATOR, ev.Suspect(self._served.server, f"{exchange.id}: {problem}"))]
+
     def whole(self, exchange: Exchange) -> ev.Actions:
         round = exchange.id
         if round.kind == RoundKind.PULL:
@@ -440,9 +443,9 @@ class ParameterServer(RoundPolicy):
         round = rounds[0]
         if kind == WorkKind.ADOPT:
             actions += self._engine.forget(round)
-        elif round.kind == RoundKind.PULL and any(self._knows(w, round, RoundKind.PULL) for w in self._n_added):
+        elif round in self._engine and any(self._knows(w, round, RoundKind.PULL) for w in self._n_added):
             actions += self._engine.contribute((round, ((self._peer, round.number),), 1, NO_LOSSES))
-        elif round.kind == RoundKind.PULL:  # its worker is lost
+        elif round.kind == RoundKind.PULL:  # it was answered, or its worker is lost
             actions += self._engine.forget(round)
         return [*actions, *self._end_if_over()]
 
