@@ -382,7 +382,8 @@ def means_take_the_place_of_others() -> AbstractContextManager[object]:
     def adopts_all(groups):
         waiting, groups._states = groups._states, {}
         return [
-            ev.Run(Work(groups._stage, WorkKind.ADOPT, None, groups._peer, r.step), s, (r,)) for r, s in waiting.items()
+            ev.Run(Work(groups._stage, WorkKind.ADOPT, None, groups._peer, r.number), s, (r,))
+            for r, s in waiting.items()
         ]
 
     return mock.patch.object(Groups, "_adopt_state", adopts_all)

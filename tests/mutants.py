@@ -369,7 +369,7 @@ def rounds_without_view():
 
     def same(group, view, step, n_microbatches):
         return replace(
-            original(group, view, step, n_microbatches), round=RoundId(RoundKind.GRADIENT, group.stage, step, view=1)
+            original(group, view, step, n_microbatches), id=RoundId(RoundKind.GRADIENT, group.stage, step, view=1)
         )
 
     with mock.patch.object(allreduce, "round_in_view", same):

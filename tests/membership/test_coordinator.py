@@ -288,7 +288,7 @@ def test_unequal_results_of_replicas_end_the_run():
     run.begin()
     run.prepare(0, peers=(0, 1, 3))
     actions = run.prepare(0, peers=(2,), digest=6)
-    assert_over(actions, 3, "step 0: peer 2 holds another result of group stage0")
+    assert_over(actions, 3, "step 0: peer 2 holds another result of round 0 of stage0")
     assert run.event(ev.Persisted("steps")) == []
 
 
@@ -297,7 +297,9 @@ def test_replicas_in_different_rounds_end_the_run():
     run.begin()
     run.prepare(0, peers=(0, 1, 3))
     other = ev.GroupResult(RoundId(RoundKind.GRADIENT, 0, 0, view=2), 5, 9.0, 4)
-    assert_over(run.message(2, ev.Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
+    assert_over(
+        run.message(2, ev.Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of round 0 of stage0"
+    )
 
 
 def test_unequal_sample_counts_end_the_run():

@@ -22,14 +22,14 @@ code, refused, *argv = sys.argv[1:]
 config = SimpleNamespace(platform="any", train=SimpleNamespace(steps=9), sync=SimpleNamespace(kind="allreduce"))
 job = SimpleNamespace(config=config, run_dir=Path("no folder"))
 run_flags.job = lambda coordinator, peer: job
-run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
-joining.claim_peer = lambda *_: Stop(2, refused) if refused else None
+run_flags.newcomer = lambda coordinator, data: (job, ev.Welcome("r", 7, 1, "f", {}, 5))
+joining.claim_peer = lambda *_: ev.Stop(2, refused) if refused else None
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = lambda *_: print("sets up jax", flush=True)
 jax_setup.check_platform = lambda *_: None
 peer_process.PeerOptions = lambda **fields: SimpleNamespace(**fields)
 peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
-peer_process.run_peer = lambda job, options, log, stop_requests: Stop(int(code), "its end")
+peer_process.run_peer = lambda job, options, log, stop_requests: ev.Stop(int(code), "its end")
 sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
 def again(program, words):
     print("again" if (program, words) == (sys.executable, sys.orig_argv) else words)

@@ -192,8 +192,8 @@ def test_another_version_is_refused_with_a_reason(start):
         hello = bytearray(frame.pack(frame.GREETING, b"\x80"))
         hello[4] = 9
         sock.sendall(hello)
-        assert b"protocol version: got 9, expected 3" in sock.recv(1000)
-    assert "protocol version: got 9, expected 3" in b.link(None, "refused")
+        assert b"protocol version: got 9, expected 4" in sock.recv(1000)
+    assert "protocol version: got 9, expected 4" in b.link(None, "refused")
 
 
 def test_a_greeting_with_a_field_of_the_wrong_kind(start):
@@ -379,8 +379,8 @@ def test_a_peer_of_another_minor_version_is_refused(start, minor):
         raw_connection(b) as sock,
         pytest.raises(
             handshake.HandshakeRefused,
-            match=f"protocol version: got 3.{minor}, expected 3.{MINOR - 1} to 3.{MINOR + 1}",
+            match=f"protocol version: got 4.{minor}, expected 4.{max(0, MINOR - 1)} to 4.{MINOR + 1}",
         ),
     ):
         greeted(b, sock, minor_version=minor)
-    assert f"protocol version: got 3.{minor}" in b.link(None, "refused")
+    assert f"protocol version: got 4.{minor}" in b.link(None, "refused")
