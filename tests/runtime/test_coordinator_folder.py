@@ -18,6 +18,7 @@ from jaxdt.runtime.coordinator_folder import (
     check_not_ended,
     drop_damaged,
     end_run,
+    last_members,
     load_beginning,
     lock_folder,
 )
@@ -209,3 +210,13 @@ def test_a_coordinator_that_is_started_again_names_a_remedy_for_a_damaged_file(t
     remedy = "restore that file; or to go on from step 4: .*launch.py --resume"
     with pytest.raises(BadInput, match=f"{name}.json: cannot .*; {remedy}"):
         load_beginning(job(tmp_path), store)
+
+
+def test_the_members_of_a_view_of_an_earlier_protocol_are_read(tmp_path):
+    """Its rounds have other fields, which a resume and a report do not need."""
+    assert last_members(tmp_path) == ()
+    member = ev.Member(3, 1, admission=1, address="host:7701")
+    stored = serialize.write(ev.View(2, 1, 0, (member,), (1,), n_committed=1))
+    stored["records"] = [{"step": 0, "rounds": [{"step": 0, "group": "stage1", "group_view": 1, "attempt": 0}]}]
+    FileStore(tmp_path / "coordinator").put(VIEW, stored)
+    assert last_members(tmp_path) == (member,)
