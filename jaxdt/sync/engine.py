@@ -43,7 +43,8 @@ class RoundPolicy:
         raise NotImplementedError
 
     def wrong(self, exchange: Exchange, problem: str) -> ev.Actions:
-        """A slice's contributions are not right, so that this peer cannot continue (step protocol, Sec. 4.3)."""
+        """A slice's contributions are not right, so that this peer cannot continue, and suspects itself (step protocol,
+        Sec. 4.3)."""
         return [ev.Send(ev.COORDINATOR, ev.Suspect(exchange.peer, f"{exchange.id}: {problem}"))]
 
 

@@ -158,6 +158,7 @@ class Replica(RoundPolicy):
     # ---------------------------------------------------------------------------------------------- as a round policy
 
     def wrong(self, exchange: Exchange, problem: str) -> ev.Actions:
+        """All sums that a replica reads are its server's."""
         return [ev.Send(ev.COORDINATOR, ev.Suspect(self._served.server, f"{exchange.id}: {problem}"))]
 
     def whole(self, exchange: Exchange) -> ev.Actions:
