@@ -138,7 +138,8 @@ def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]
 
 
 def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
-    """A line for each other host whose peers have left their traces there: which files have to be brought here."""
+    """A line for each other host whose peers have left their traces there: which files have to be brought here. A
+    newcomer's lie in the run_dir that its own command named."""
     job = RunFolders.of(run_dir).job
     if job == run_dir:  # launched here
         return []
@@ -148,9 +149,11 @@ def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
     for peer in sorted({*plan.peers, *stages_in_views(records)}):
         path = run_dir / "trace" / f"peer_{peer}.jsonl"
         if not path.exists():
-            missing.setdefault(hosts.get(peer) or f"the host of peer {peer}", []).append(path)
+            host = hosts.get(peer) or f"the host of peer {peer}"
+            where = host if peer in plan.peers else f"{host}, out of trace/ in the newcomer's own --run_dir"
+            missing.setdefault(where, []).append(path)
     begin = "not in this report, and to bring to the same place here"
-    return [f"{begin} from {host}: {shell_line(*paths)}" for host, paths in missing.items()]
+    return [f"{begin} from {where}: {shell_line(*paths)}" for where, paths in missing.items()]
 
 
 def traced(path: Path, offset_s: float) -> list[dict]:

@@ -163,7 +163,8 @@ def test_a_run_on_several_hosts_says_which_traces_are_on_others(simulated, tmp_p
     ((code, out, error),) = run_scripts([tuple(command)], "from jaxdt.cli import plots", tmp_path)
     assert code == 0, error
     told = [line.rpartition(" from ")[2] for line in out.splitlines() if line.startswith("not in this report")]
-    wanted = {"10.0.0.2": 2, "10.0.0.3": 3, "10.0.0.4": 1, "10.0.0.5": 4}
+    newcomer = "10.0.0.5, out of trace/ in the newcomer's own --run_dir"
+    wanted = {"10.0.0.2": 2, "10.0.0.3": 3, "10.0.0.4": 1, newcomer: 4}
     assert sorted(told) == [f"{host}: 'my run/run_dir/trace/peer_{peer}.jsonl'" for host, peer in wanted.items()]
 
 
