@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdt.protocol import events as ev
-from jaxdt.sync.download import FetchedStates
+from jaxdt.sync.transfer import FetchedStates
 
 N_WORDS = 10
 

@@ -122,7 +122,7 @@ def test_copies_keep_below_the_rate_and_a_part_that_the_run_waits_for_does_not()
     for n_asked in (1, 2, 3, 4, 5):
         assert len(wire.asked()) == n_asked
         wire.now_s = max((action.at_s for action in wire.of(ev.WakeAt)), default=0.0)
-        wire.handle(3, ev.Woke("parts"))
+        wire.handle(3, ev.Woke("transfer"))
         wire.run()
     assert wire.now_s == pytest.approx(8.0) and wire.of(ev.HoldsPart)
     wire = Wire(BACK, bytes_per_s=1.0)
