@@ -170,8 +170,8 @@ class TransferEngine:
             case ev.Installed():
                 return self.installed(now_s)
             case ev.NotInstalled(_, reason):
-                void = self._answered()
-                again = self.want(now_s, void.whole, void.then, began_s=void.began_s) if void else []
+                failed = self._answered()
+                again = self.want(now_s, failed.whole, failed.then, began_s=failed.began_s) if failed else []
                 return [RefusedReport(f"{reason}; it is fetched again"), *again]
             case ev.Woke("transfer"):
                 self._wake_up.woke(now_s)

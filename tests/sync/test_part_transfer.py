@@ -190,6 +190,16 @@ def test_a_disk_that_cannot_take_a_copy_fails_this_copy_alone():
     assert wire.of(ev.Stop) == [ev.Stop(2, "peer 3: run_dir: No space left on device")]
 
 
+def test_a_copy_that_fails_is_not_waited_for():
+    """Somebody has asked for it meanwhile."""
+    wire = Wire()
+    wire.tell(3, ev.CopyPart(PART))
+    wire.handle(3, ev.Received(ev.Header("r", 0, 1, 0), ev.Fetch(ev.StateKey(8, 0, 100, "abc"))))
+    wire.handle(3, ev.LostPart("abc", "full"))
+    missing = ev.PartMissing("abc", "full")
+    assert wire.of(ev.Send, 3)[-2:] == [ev.Send(dst, missing) for dst in (ev.COORDINATOR, 0)]
+
+
 def test_a_new_generation_voids_copies_for_the_one_before():
     wire = Wire()
     wire.tell(3, ev.CopyPart(PART))
