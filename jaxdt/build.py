@@ -26,10 +26,9 @@ from jaxdt.run.sizes import sync_groups
 from jaxdt.sync.base import Period, sync_entry
 from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
 from jaxdt.sync.donor_transfer import DonorTransfer
-from jaxdt.sync.download import WORD_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
-from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
+from jaxdt.sync.worker_parameters import ParameterDownload
 from jaxdt.wiring.base import PeerLoad, WorkerRole, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.load_report import LoadReporter
@@ -233,8 +232,8 @@ def _worker(setup: PeerSetup, start: RunStart, place: WorkerPlace) -> Peer:
         heartbeat_s=config.net.heartbeat_s,
         outage_s=place.patience_s,
     )
-    slice_words, n_words = max(1, config.sync.slice_bytes // WORD_BYTES), parameter_words(config, plan, stage)
-    parameters = ParameterDownload(stage, identity.server, n_words, slice_words)
+    n_words = parameter_words(config, plan, stage)
+    parameters = ParameterDownload(stage, identity.server, n_words, config.sync.slice_bytes)
     sender = ContributionSender(peer, identity.server, _contribution_shape(setup))
     wiring = _worker_role(config).build(setup, place.server)
     return Peer(WorkerMembership(identity), wiring, parameters, sender)
@@ -255,8 +254,7 @@ def _for_workers(setup: PeerSetup) -> list[Machine]:
     """The further machines of a peer for which workers compute; none for other peers."""
     if not wiring_entry(setup.config.wiring.kind).workers:
         return []
-    donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
-    return [ContributionCollector(setup.peer, _contribution_shape(setup)), donor, LinkEcho()]
+    return [ContributionCollector(setup.peer, _contribution_shape(setup)), LinkEcho()]
 
 
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
@@ -290,10 +288,12 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
 
 def _state_transfer(setup: PeerSetup) -> Machine:
     """The machine that gets the state for a peer that comes back; where replicas may differ it asks one donor only."""
-    slice_bytes = setup.config.sync.slice_bytes
-    if replicas_may_differ(setup.config):
+    config, slice_bytes = setup.config, setup.config.sync.slice_bytes
+    if replicas_may_differ(config):
         return DonorTransfer(setup.plan, setup.peer, slice_bytes)
-    return StateTransfer(setup.peer, setup.stage, slice_bytes)
+    has_workers = wiring_entry(config.wiring.kind).workers is not None
+    worker_words = parameter_words(config, setup.plan, setup.stage) if has_workers else 0
+    return StateTransfer(setup.peer, setup.stage, slice_bytes, worker_words)
 
 
 def _wiring(setup: PeerSetup) -> Machine:

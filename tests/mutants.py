@@ -48,7 +48,7 @@ from jaxdt.sim.fuzz.invariants import (
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.download import FetchedStates
+from jaxdt.sync.transfer import FetchedStates
 
 
 class Mutant:
@@ -212,7 +212,8 @@ class JoinsWithoutState(Mutant):
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # the loop appends to the list
             if isinstance(action, ev.Send) and isinstance(action.body, ev.Fetch):
-                actions += self.machine.handle(now_s, ev.Received(action.header, ev.State(action.body.key)))
+                given = ev.Received(replace(action.header, src=action.dst), ev.State(action.body.key))
+                actions += self.machine.handle(now_s, given)
             if isinstance(action, ev.Install):
                 actions += self.machine.handle(now_s, ev.Installed(action.version))
         fetches = lambda action: isinstance(action, ev.Send) and isinstance(action.body, ev.Fetch)  # noqa: E731

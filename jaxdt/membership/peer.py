@@ -83,7 +83,7 @@ class Peer:
 
     Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
     that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
-    with their tensors. A slice of a state is kept by the machine that has asked for it (jaxdt.sync.download)."""
+    with their tensors. A slice of a state is kept by the machine that has asked for it (jaxdt.sync.transfer)."""
 
     def __init__(self, membership: PeerMembership, *others: Machine):
         self.membership = membership

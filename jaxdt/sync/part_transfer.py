@@ -6,62 +6,42 @@ which only members with other disks may hold. A part is named by the digest of i
 sends which slice of it.
 """
 
-# A machine matches the few events that it reads and answers [] to all others.
-# pyright: reportMatchNotExhaustive=false
-
-import math
+from collections.abc import Sequence
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.run.exit_codes import ExitCode
-from jaxdt.sync.download import WORD_BYTES, Download, Rate
+from jaxdt.sync.transfer import MayGive, Rate, TransferEngine, TransferPolicy
 
 
-class PartTransfer:
-    """One peer's side of it. `slice_bytes` is the size of a slice, `bytes_per_s` the rate of copies, for which no
-    step waits. `start_version`: the checkpoint with which the run began may be of another cut, so all its parts are
-    needed."""
+class PartTransfer(TransferPolicy):
+    """One peer's side of it. `bytes_per_s` is the rate of copies, for which no step waits. `start_version`: the
+    checkpoint with which the run began may be of another cut, so all its parts are needed."""
 
-    READS = frozenset(
-        {
-            ev.ViewChanged,
-            ev.Evicted,
-            ev.GoBack,
-            ev.CopyPart,
-            ev.Fetch,
-            ev.State,
-            ev.PartMissing,
-            ev.FoundPart,
-            ev.KeptPart,
-            ev.LostPart,
-            ev.Refused,
-            ev.Woke,
-        }
-        | {ev.WroteCheckpoint}
-    )
+    READS = TransferEngine.READS - {ev.Installed, ev.NotInstalled} | {
+        *(ev.ViewChanged, ev.Evicted, ev.GoBack, ev.CopyPart, ev.PartMissing),
+        *(ev.FoundPart, ev.KeptPart, ev.LostPart, ev.WroteCheckpoint),
+    }
 
     def __init__(self, peer: int, stage: int, slice_bytes: int, bytes_per_s: float, start_version: int):
         self._peer = peer
         self._stage = stage
-        self._slice_words = max(1, slice_bytes // WORD_BYTES)
+        self._transfer = TransferEngine(slice_bytes, self)
         self._rate = Rate(bytes_per_s)
         self._start_version = start_version
         self._view: ev.View | None = None
         self._goal: ev.View | None = None  # the generation that this peer is still to restore
         self._held: dict[str, int] = {}  # digest of a part that is whole on this disk -> its words
         self._wanted: dict[str, ev.Part] = {}
-        self._downloads: dict[str, Download] = {}
+        self._looked_for: set[str] = set()  # digests for which the disk is being looked at
         self._without: dict[str, set[int]] = {}  # digest -> members that have said that they do not hold it
-        self._requests: dict[str, list[tuple[int, ev.StateKey]]] = {}  # that wait until the disk has been looked at
-        self._askers: dict[str, set[int]] = {}
-        self._wake_up = WakeUp("parts")
+        self._askers: dict[str, set[int]] = {}  # digest -> members that have asked for it, and rely on this disk
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:
             case ev.ViewChanged(view):
                 return self._adopt(now_s, view)
             case ev.Evicted():
-                self._view = self._goal = None
+                self._view = None
                 self._forget()
             case ev.GoBack(view):
                 return self._go_back(now_s, view)
@@ -70,80 +50,40 @@ class PartTransfer:
             case ev.KeptPart(digest, problem):
                 return self._fetched(digest) if not problem else self._failed(digest, problem)
             case ev.LostPart(digest, reason):
-                return self._lost(digest, reason)
+                is_held = self._held.pop(digest, None) is not None
+                return self._missing(digest, reason) if is_held else self._failed(digest, reason)
             case ev.WroteCheckpoint():
                 self._held[event.digest] = event.n_words
-            case ev.Refused(peer, _) if peer is not None:
-                for download in self._downloads.values():
-                    download.refused(peer)
-                return self._ask(now_s)
-            case ev.Woke("parts"):
-                self._wake_up.woke(now_s)
-                return self._ask(now_s)
-            case ev.Received(header, body) if self._view:
-                return self._received(now_s, header.src, body)
-        return []
-
-    def _received(self, now_s: float, src: int, body: object) -> ev.Actions:
-        match body:
-            case ev.CopyPart(part):
+            case ev.Received(_, ev.CopyPart(part)) if self._view:
                 return self._copy(now_s, part)
-            case ev.Fetch(key) if key.part:
-                return self._on_fetch(src, key)
-            case ev.State(key) if key.part in self._downloads and self._downloads[key.part].arrived(key):
-                return self._ask(now_s)
-            case ev.PartMissing(digest, _):
-                self._without.setdefault(digest, set()).add(src)
-                return self._ask(now_s)
+            case ev.Received(header, ev.PartMissing(digest, _)) if self._view:
+                self._without.setdefault(digest, set()).add(header.src)
+                return self._transfer.ask(now_s)
+            case ev.Received(header, ev.Fetch(key)) if self._view and key.part:
+                self._askers.setdefault(key.part, set()).add(header.src)
+                is_known = key.part in self._held or key.part in self._wanted
+                finds = [] if is_known else self._find(key.version, key.part)
+                return [*finds, *self._transfer.handle(now_s, event)]
+            case _:
+                return self._transfer.handle(now_s, event)
         return []
 
     def _forget(self) -> None:
+        self._goal = None
         self._wanted.clear()
-        self._downloads.clear()
         self._without.clear()
-        self._requests.clear()
         self._askers.clear()
+        self._transfer.forget()
 
     def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
-        is_first_view = self._view is None
-        self._view = view
+        is_first_view, self._view = self._view is None, view
         if view.rolled_back:  # copies for the generation before are not wanted any more
-            self._goal = None
             self._forget()
         elif is_first_view and view.number == 1:  # the parts with which the run begins may lie on any disk
-            return [ev.FindPart(part.version, part.digest) for part in view.parts]
-        return self._ask(now_s)
-
-    # -------------------------------------------------------------------------------------------------- as a donor
-
-    def _on_fetch(self, src: int, key: ev.StateKey) -> ev.Actions:
-        """A slice of a part, if this disk holds it: that is looked up once."""
-        self._askers.setdefault(key.part, set()).add(src)
-        if key.part in self._held:
-            return self._give(src, key)
-        is_first = key.part not in self._requests
-        self._requests.setdefault(key.part, []).append((src, key))
-        return [ev.FindPart(key.version, key.part)] if is_first and key.part not in self._wanted else []
-
-    def _give(self, src: int, key: ev.StateKey) -> ev.Actions:
-        n_words = self._held[key.part]
-        if not 0 <= key.lo < key.hi <= n_words:
-            return [ev.Send(src, ev.PartMissing(key.part, f"it has {n_words} words, not {key.lo}..{key.hi}"))]
-        return [ev.Send(src, ev.State(key), WORD_BYTES * (key.hi - key.lo + 1), ev.BULK)]
-
-    def _lost(self, digest: str, reason: str) -> ev.Actions:
-        """A part that was on this disk, or was being fetched to it, is of no use."""
-        if self._held.pop(digest, None) is None:
-            return self._failed(digest, reason)
-        told = [ev.COORDINATOR, *sorted(self._askers.pop(digest, ()))]
-        return [ev.Send(dst, ev.PartMissing(digest, reason)) for dst in told]
+            return [action for part in view.parts for action in self._find(part.version, part.digest)]
+        return self._transfer.ask(now_s)
 
     # --------------------------------------------------------------------------------------------- what is wanted
-
-    @property
-    def _current_view(self) -> ev.View:
-        assert self._view is not None, "parts are given and fetched only inside of a view"
-        return self._view
 
     def _copy(self, now_s: float, part: ev.Part) -> ev.Actions:
         """The coordinator wants the part on this disk. Parts of older checkpoints are not wanted any more, but for a
@@ -158,12 +98,12 @@ class PartTransfer:
     def _want(self, now_s: float, part: ev.Part) -> ev.Actions:
         is_known = part.digest in self._wanted
         self._wanted[part.digest] = part
-        return self._ask(now_s) if is_known else [ev.FindPart(part.version, part.digest)]
+        return self._transfer.ask(now_s) if is_known else self._find(part.version, part.digest)
 
     def _drop(self, digest: str) -> None:
         self._wanted.pop(digest, None)
-        self._downloads.pop(digest, None)
         self._without.pop(digest, None)
+        self._transfer.drop(digest)
 
     def _go_back(self, now_s: float, view: ev.View) -> ev.Actions:
         self._goal = view
@@ -183,39 +123,26 @@ class PartTransfer:
         self._goal = None
         return [ev.Restore(view.n_committed, view.generation, view.n_reseeds, self._needed(view))]
 
+    # ------------------------------------------------------------------------------------------ what is on the disk
+
+    def _find(self, version: int, digest: str) -> ev.Actions:
+        """Look at the disk, unless it is being looked at."""
+        if digest in self._looked_for:
+            return []
+        self._looked_for.add(digest)
+        return [ev.FindPart(version, digest)]
+
     def _found(self, now_s: float, found: ev.FoundPart) -> ev.Actions:
         digest = found.digest
+        self._looked_for.discard(digest)
         if found.n_words:
             self._held[digest] = found.n_words
             return self._fetched(digest)
         if part := self._wanted.get(digest):  # who asks for it as well waits
             whole = ev.StateKey(part.version, 0, part.n_words, digest)
-            rate = self._rate if self._goal is None else Rate(math.inf)
-            self._downloads[digest] = Download(whole, self._slice_words, now_s, rate, found.slices)
-            return self._ask(now_s)
-        told = {src for src, _ in self._requests.pop(digest, ())}
-        return [ev.Send(dst, ev.PartMissing(digest, "is not on its disk")) for dst in sorted({ev.COORDINATOR, *told})]
-
-    def _ask(self, now_s: float) -> ev.Actions:
-        """Ask for slices of what is wanted, and keep what is here."""
-        actions: ev.Actions = []
-        if self._view is None:
-            return actions
-        for digest, download in list(self._downloads.items()):
-            part = self._wanted[digest]
-            if download.done:
-                del self._downloads[digest]
-                actions.append(ev.KeepPart(part))
-                continue
-            actions += download.ask(now_s, self._donors(part))
-            if download.waits(now_s):
-                actions += self._wake_up.at(download.rate.free_s)
-        return actions
-
-    def _donors(self, part: ev.Part) -> list[int]:
-        without = self._without.get(part.digest, ())
-        members = self._current_view.members
-        return [m.peer for m in members if m.disk in part.disks and m.peer != self._peer and m.peer not in without]
+            rate = self._rate if self._goal is None else None
+            return self._transfer.want(now_s, whole, ev.KeepPart(part), rate=rate, here=found.slices)
+        return self._missing(digest, "is not on its disk")
 
     def _fetched(self, digest: str) -> ev.Actions:
         """The part is on this disk: say so if it was wanted, and give it to those who have asked for it."""
@@ -226,15 +153,37 @@ class PartTransfer:
         if part:
             self._held[digest] = part.n_words
             actions = [ev.HoldsPart(part), *self._restore_if_here()]
-        requests = self._requests.pop(digest, ())
-        return actions + [action for src, key in requests for action in self._give(src, key)]
+        return actions + self._transfer.give_waiting()
 
     def _failed(self, digest: str, reason: str) -> ev.Actions:
-        """This disk cannot hold the part. The coordinator has it copied elsewhere; without its own state a member is of
-        no use."""
+        """This disk cannot hold a part that was wanted. The coordinator has it copied elsewhere; without its own state
+        a member is of no use."""
         if digest not in self._wanted:
             return []
-        self._drop(digest)
         if self._goal and any(part.digest == digest for part in self._needed(self._goal)):
             return [ev.Stop(ExitCode.BAD_INPUT, f"peer {self._peer}: {reason}")]
-        return [ev.Send(ev.COORDINATOR, ev.PartMissing(digest, reason))]
+        return self._missing(digest, reason)
+
+    def _missing(self, digest: str, reason: str) -> ev.Actions:
+        """The part is not on this disk, and will not be. The coordinator and all who have asked for it hear it."""
+        self._drop(digest)
+        self._transfer.forget_requests(digest)
+        told = [ev.COORDINATOR, *sorted(self._askers.pop(digest, ()))]
+        return [ev.Send(dst, ev.PartMissing(digest, reason)) for dst in told]
+
+    # ---------------------------------------------------------------------------------------------------- the policy
+
+    def donors(self, whole: ev.StateKey) -> Sequence[int]:
+        members = self._view.members if self._view else ()
+        disks, without = self._wanted[whole.part].disks, self._without.get(whole.part, ())
+        return [m.peer for m in members if m.disk in disks and m.peer != self._peer and m.peer not in without]
+
+    def may_give(self, src: int, key: ev.StateKey) -> MayGive | str:
+        """A slice of a part is given if this disk holds it: the disk is looked at once, or the part is on its way."""
+        n_words = self._held.get(key.part)
+        if n_words is None:
+            return MayGive.LATER if key.part else MayGive.NEVER
+        return MayGive.NOW if 0 <= key.lo < key.hi <= n_words else f"it has {n_words} words, not {key.lo}..{key.hi}"
+
+    def refuse(self, src: int, key: ev.StateKey, problem: str) -> ev.Actions:
+        return [ev.Send(src, ev.PartMissing(key.part, problem))]

@@ -25,7 +25,7 @@ CONFIG = configs.parse(
 
 
 def worker():
-    machine = ParameterDownload(0, 1, N_WORDS, SLICE_WORDS)
+    machine = ParameterDownload(0, 1, N_WORDS, 4 * SLICE_WORDS)
     return machine, machine.handle(0.0, ev.Admitted(5, 0, VERSION, 0)), ev.Updated(0, VERSION)
 
 

@@ -122,7 +122,7 @@ def test_copies_keep_below_the_rate_and_a_part_that_the_run_waits_for_does_not()
     for n_asked in (1, 2, 3, 4, 5):
         assert len(wire.asked()) == n_asked
         wire.now_s = max((action.at_s for action in wire.of(ev.WakeAt)), default=0.0)
-        wire.handle(3, ev.Woke("parts"))
+        wire.handle(3, ev.Woke("transfer"))
         wire.run()
     assert wire.now_s == pytest.approx(8.0) and wire.of(ev.HoldsPart)
     wire = Wire(BACK, bytes_per_s=1.0)
@@ -188,6 +188,16 @@ def test_a_disk_that_cannot_take_a_copy_fails_this_copy_alone():
     wire.handle(3, ev.GoBack(BACK))
     wire.handle(3, ev.LostPart("abc", "run_dir: No space left on device"))
     assert wire.of(ev.Stop) == [ev.Stop(2, "peer 3: run_dir: No space left on device")]
+
+
+def test_a_copy_that_fails_is_not_waited_for():
+    """Somebody has asked for it meanwhile."""
+    wire = Wire()
+    wire.tell(3, ev.CopyPart(PART))
+    wire.handle(3, ev.Received(ev.Header("r", 0, 1, 0), ev.Fetch(ev.StateKey(8, 0, 100, "abc"))))
+    wire.handle(3, ev.LostPart("abc", "full"))
+    missing = ev.PartMissing("abc", "full")
+    assert wire.of(ev.Send, 3)[-2:] == [ev.Send(dst, missing) for dst in (ev.COORDINATOR, 0)]
 
 
 def test_a_new_generation_voids_copies_for_the_one_before():

@@ -39,7 +39,7 @@ from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.runtime.storage.words import WORD, joined
-from jaxdt.sync.download import FetchedStates
+from jaxdt.sync.transfer import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
 # those that people choose. After any other return to a checkpoint the samples are the same again, and so are the

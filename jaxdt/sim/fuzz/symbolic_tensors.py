@@ -17,7 +17,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sync.download import FetchedStates
+from jaxdt.sync.transfer import FetchedStates
 
 EXACT_COVER = 1
 N_WORDS = 1000  # 4-byte words of a state: a few slices

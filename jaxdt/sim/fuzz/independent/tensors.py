@@ -16,7 +16,7 @@ from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
-from jaxdt.sync.download import FetchedStates
+from jaxdt.sync.transfer import FetchedStates
 
 N_WORDS = 600  # of a state: several slices where those are small
 ROUNDED = (RoundKind.MEAN, RoundKind.PUSH)  # by the codec
