@@ -34,7 +34,6 @@ def get_config(reading="pairs"):
     config.optim.lr_schedule = "cosine"
     config.optim.decay_steps = 100
     config.optim.weight_decay = 0.1
-    config.wiring.kind = "independent"
     config.sync.kind = "groups"
     config.sync.groups.match = {"pairs": "pairs", "first_come": "window"}[reading]
     config.sync.groups.group_size_max = 0 if reading == "pairs" else 2

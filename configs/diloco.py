@@ -30,7 +30,6 @@ def get_config():
     config.optim.lr_schedule = "cosine"
     config.optim.decay_steps = 100
     config.optim.weight_decay = 0.1
-    config.wiring.kind = "independent"
     config.sync.kind = "groups"
     config.sync.groups.match = "all"
     config.sync.groups.every_steps = 20

@@ -63,15 +63,10 @@ def check_config(config: RunConfig) -> None:
     wiring = config.wiring
     entry = wiring_entry(wiring.kind)
     sync = sync_entry(config.sync.kind)
-    if entry.is_independent and not sync.replicas_may_differ:
+    if sync.replicas_may_differ and not entry.follows_plan:
         raise BadInput(
-            f"wiring.kind: got {wiring.kind}, whose pipelines run by themselves, but with sync.kind {config.sync.kind} "
-            "replicas stay equal, step by step"
-        )
-    if sync.replicas_may_differ and not entry.is_independent:
-        raise BadInput(
-            f"wiring.kind: got {wiring.kind}, expected independent with sync.kind {config.sync.kind}: no microbatch "
-            "may pass replicas of pipelines that differ"
+            f"wiring.kind: got {wiring.kind}, expected {WiringConfig.kind} with sync.kind {config.sync.kind}: no "
+            "microbatch may pass replicas of pipelines that differ"
         )
     if wiring.rebalance_s and not entry.may_change_stages:
         raise BadInput(
@@ -122,10 +117,11 @@ def check(config: RunConfig, plan: Plan) -> None:
             f"{config.sync.kind}, which do not know {', '.join(unknown)}"
         )
     entry = wiring_entry(config.wiring.kind)
-    if plan.schedule == STASH and not entry.is_independent:
+    if plan.schedule == STASH and not replicas_may_differ(config):
         raise BadInput(
             f"plan.schedule: got {STASH}, expected one of {', '.join(name for name in SCHEDULES if name != STASH)} "
-            f"with wiring {config.wiring.kind}, whose replicas update together: no step's forward may run ahead of that"
+            f"with sync.kind {config.sync.kind}, whose replicas update together: no step's forward may run ahead of "
+            "that"
         )
     for boundary, codec in enumerate(plan.codec):
         if "," in codec and not entry.follows_plan:
@@ -144,7 +140,7 @@ def follows_plan(config: RunConfig) -> bool:
 
 def sends_again(config: RunConfig) -> bool:
     """Whether a boundary tensor may have to be sent again after it was sent."""
-    return config.wiring.retain_bytes > 0 and not wiring_entry(config.wiring.kind).is_independent
+    return config.wiring.retain_bytes > 0 and not replicas_may_differ(config)
 
 
 def replicas_may_differ(config: RunConfig) -> bool:
@@ -258,9 +254,8 @@ def _for_workers(setup: PeerSetup) -> list[Machine]:
 
 
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
-    setup = replace(setup, fingerprint=digest)
     config, entry = setup.config, wiring_entry(setup.config.wiring.kind)
-    of_kinds = entry.outlives_views | sync_entry(config.sync.kind).outlives_views
+    setup = replace(setup, fingerprint=digest, replicas_may_differ=replicas_may_differ(config))
     identity = PeerIdentity(
         run=start.run,
         fingerprint=digest,
@@ -273,7 +268,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         outage_s=config.net.outage_s,
-        outlives_views=OUTLIVES_VIEWS | of_kinds,
+        outlives_views=OUTLIVES_VIEWS | sync_entry(config.sync.kind).outlives_views,
         from_workers=entry.workers.messages if entry.workers else frozenset(),
         begins_anew=sync_entry(config.sync.kind).begins_anew,
     )
@@ -289,7 +284,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
 def _state_transfer(setup: PeerSetup) -> Machine:
     """The machine that gets the state for a peer that comes back; where replicas may differ it asks one donor only."""
     config, slice_bytes = setup.config, setup.config.sync.slice_bytes
-    if replicas_may_differ(config):
+    if setup.replicas_may_differ:
         return DonorTransfer(setup.plan, setup.peer, slice_bytes)
     has_workers = wiring_entry(config.wiring.kind).workers is not None
     worker_words = parameter_words(config, setup.plan, setup.stage) if has_workers else 0

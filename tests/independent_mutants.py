@@ -42,7 +42,7 @@ from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer, Replica
 from jaxdt.sync.server_snapshots import ServerSnapshots
-from jaxdt.wiring.independent import IndependentWiring
+from jaxdt.wiring.fixed import FixedWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
 
@@ -312,14 +312,33 @@ def due_fragments(change):
 @contextmanager
 def forwards_run_less_ahead():
     """A stage forwards one step less ahead than its stash has places for."""
-    make = IndependentWiring.__init__
+    make = FixedWiring.__init__
 
     def init(wiring, *args):
         make(wiring, *args)
         wiring._n_ahead = max(0, wiring._n_ahead - 1)
 
-    with mock.patch.object(IndependentWiring, "__init__", init):
+    with mock.patch.object(FixedWiring, "__init__", init):
         yield
+
+
+def views_void_own_steps() -> AbstractContextManager[object]:
+    """A view makes a wiring forget what has come of the pipeline's own steps, as it does where steps are the run's."""
+    right = FixedWiring.handle
+
+    def handle(wiring, now_s, event):
+        if isinstance(event, ev.ViewChanged):
+            wiring._arrived.clear()
+        return right(wiring, now_s, event)
+
+    return mock.patch.object(FixedWiring, "handle", handle)
+
+
+def tensors_of_old_views_are_dropped() -> AbstractContextManager[object]:
+    """A tensor of an own step does not count in a later view than the one in which it was sent."""
+    right = Membership._outlives
+    outlives = lambda membership, header, body: type(body) is not ev.Boundary and right(membership, header, body)  # noqa: E731
+    return mock.patch.object(Membership, "_outlives", outlives)
 
 
 def members_count_the_same() -> AbstractContextManager:
@@ -465,6 +484,8 @@ MUTANTS = {
     ),
     "a fragment is left out": (unchanged, lambda: due_fragments(lambda f: f or None), {ANSWERED}, range(60)),
     "a backward computes with the newest parameters": (of_tensors(ForgetsTheStash), nullcontext, {REPLAYED}, range(60)),
+    "a view voids own steps": (unchanged, views_void_own_steps, {HELD, PROGRESS}, range(60)),
+    "a tensor of an own step ends with its view": (unchanged, tensors_of_old_views_are_dropped, {PROGRESS}, range(60)),
     "forwards run less far ahead": (unchanged, forwards_run_less_ahead, {HELD}, range(60)),
     "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, range(60)),
     "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),

@@ -19,6 +19,7 @@ PLAN = Plan(4, ((0, 2), (2, 4)), ((0, 2), (1, 3)), (7, 5))
     ("changes", "message"),
     [
         (dict(wiring=WiringConfig("fix")), "wiring.kind: got 'fix', expected one of fixed"),
+        (dict(wiring=WiringConfig("independent")), "wiring.kind: got independent, expected fixed, which does the same"),
         (dict(sync=SyncConfig("reduce")), "sync.kind: got 'reduce', expected one of allreduce"),
         (
             dict(sync=SyncConfig(groups=GroupsConfig(outer="nesterov"))),

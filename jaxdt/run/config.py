@@ -98,14 +98,13 @@ class WiringConfig:
     """Which peer computes a microbatch. `kind` is one of these:
 
     - `fixed`: each pipeline of the plan computes its share. A pipeline that has lost a peer borrows replicas of the
-      other pipelines until another peer takes the open place.
+      other pipelines until another peer takes the open place. Where replicas may differ (`sync.kind` groups or server)
+      each pipeline trains by itself, and leaves when it loses a peer (docs/replicas.md).
     - `swarm`: `routers` peers choose a route for each microbatch, with at most `window` microbatches under way in all
       (0: four per peer). A router takes as many microbatches at a time as a stage has peers, so in a step of few
       microbatches fewer peers route.
     - `pool`: the peers of a stage are servers. Each owns a share of the microbatches, computes, and has workers compute
       for it, which are no members and may vanish at any moment (docs/pool.md).
-    - `independent`: each pipeline trains by itself, and replicas may differ (docs/replicas.md). `sync.kind` groups and
-      server need it.
 
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost

@@ -54,8 +54,10 @@ class SyncEntry:
     build                a peer's machine
     build_agreement      the coordinator's part
     check                '' if config and plan make sense with it, else a line that names the field and the reason
-    replicas_may_differ  whether a replica continues with its own steps while others have done fewer; then each pipeline
-                         has to run by itself (WiringEntry.is_independent)
+    replicas_may_differ  whether a replica continues with its own steps while others have done fewer. Then each pipeline
+                         runs by itself: its sync says Stepped when its next step may begin, and StepsEnd which is the
+                         last; no tensor is sent twice, and messages of a step outlive views. Else a step begins for all
+                         replicas at once, with Updated
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           the fields of plan.roles that the sync uses
     settings             the group of fields of config.sync that is for this kind, "" if there is none

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import GroupsConfig, RunConfig
@@ -20,7 +19,7 @@ from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
-from jaxdt.sync.local_steps import PipelinePlace
+from jaxdt.sync.local_steps import OF_OWN_STEPS, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 from jaxdt.sync.replica import IndependentReplica, ReplicaOptions, replica_options, replica_place
 
@@ -145,7 +144,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=OF_GROUPS | {ev.StepNorm, ev.LastStep, ev.DonorWaits},
+    outlives_views=OF_OWN_STEPS | {ev.DonorWaits},
     settings="groups",
     copies=_copies,
     period=_period,

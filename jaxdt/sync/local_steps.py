@@ -15,9 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Ledger
 from jaxdt.run.work import Work, WorkKind
+
+# Messages of a pipeline's own steps count as long as it is whole, whatever views come.
+OF_OWN_STEPS = OF_GROUPS | {ev.Boundary, ev.StepNorm, ev.LastStep}
 
 
 @dataclass(frozen=True)

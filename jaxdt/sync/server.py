@@ -25,7 +25,6 @@ from collections import deque
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import KeptReport, PullReport, PushReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
@@ -40,7 +39,7 @@ from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
-from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
+from jaxdt.sync.local_steps import OF_OWN_STEPS, LocalSteps, PipelinePlace
 from jaxdt.sync.replica import replica_place
 from jaxdt.sync.server_agreement import ServerAgreement
 from jaxdt.sync.server_snapshots import ServedStage, ServerSnapshots
@@ -545,7 +544,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=OF_GROUPS | {ev.StepNorm, ev.LastStep, ev.WantsParameters, ev.SnapshotCut, ev.CutTaken},
+    outlives_views=OF_OWN_STEPS | {ev.WantsParameters, ev.SnapshotCut, ev.CutTaken},
     plan_roles=frozenset({"servers"}),
     settings="server",
     server_vectors=_server_vectors,

@@ -29,7 +29,6 @@ COMPUTING = (
 # Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
 WIRINGS: dict[str, str] = {
     "fixed": "jaxdt.wiring.fixed",
-    "independent": "jaxdt.wiring.independent",
     "pool": "jaxdt.wiring.pool.entry",
     "swarm": "jaxdt.wiring.swarm",
 }
@@ -38,8 +37,9 @@ WIRINGS: dict[str, str] = {
 class Wiring(Protocol):
     """One peer's side.
 
-    It is told: ViewChanged and Evicted by the membership, Updated by the sync (a version of the parameters is there, so
-    the step of that number may begin), messages of other peers' wirings, and Ran for each Work that it asked for.
+    It is told: ViewChanged and Evicted by the membership, messages of other peers' wirings, and Ran for each Work that
+    it asked for. The sync says when a step may begin: with Updated (a version of the parameters is there, so the step
+    of that number may begin), or where replicas may differ with Stepped (so the next one of the pipeline may).
     It answers with Run (one Work at a time), messages, Discard, and to the sync: Accumulated and Evaluated for what it
     has measured, and Drained once nothing more of a step will come to this peer."""
 
@@ -83,11 +83,9 @@ class WiringEntry:
     check              '' if config and plan make sense with it, else a line that names the field and the reason
     peer_load          the load of a peer in a place (stage, pipeline) of the plan
     follows_plan       whether a microbatch stays in its plan's pipeline, in the order of the plan's schedule; so each
-                       pipeline may have codecs of its own. Else a peer sends to any of the next stage, and all
-                       microbatches take one codec at a boundary
+                       pipeline may have codecs of its own, and steps of its own where the sync lets replicas differ.
+                       Else a peer sends to any of the next stage, and all microbatches take one codec at a boundary
     may_change_stages  whether peers may move to other stages while the run continues
-    is_independent     whether each pipeline runs by itself, with local steps of its own, and sends no tensor twice
-    outlives_views     messages of peers that count also in a view after the one in which they were sent
     plan_roles         the fields of plan.roles that the wiring uses
     workers            how peers outside of the views compute for members; None if they cannot
     """
@@ -97,14 +95,17 @@ class WiringEntry:
     peer_load: Callable[[RunConfig, Plan, int, int], PeerLoad]
     follows_plan: bool
     may_change_stages: bool
-    is_independent: bool = False
-    outlives_views: frozenset[type] = frozenset()
     plan_roles: frozenset[str] = frozenset()
     workers: WorkerRole | None = None
 
 
 def wiring_entry(kind: str) -> WiringEntry:
     """The entry of a kind; BadInput for one that does not exist."""
+    if kind == "independent":  # config files and runs of before
+        raise BadInput(
+            "wiring.kind: got independent, expected fixed, which does the same where sync.kind is groups or server; a "
+            "run that had it is resumed with --config.wiring.kind=fixed"
+        )
     if kind not in WIRINGS:
         raise BadInput(f"wiring.kind: got {kind!r}, expected one of {', '.join(WIRINGS)}{nearest(kind, WIRINGS)}")
     return importlib.import_module(WIRINGS[kind]).ENTRY
@@ -116,7 +117,8 @@ class StepShape:
     of an activation that the stage sends and of a gradient. Held-out microbatches are measured with the parameters
     after every `eval_every_steps` steps (0: never) and after the last, at the start of the first step that computes
     with them: of the last parameters, of a step that does nothing else. `retain_bytes` bounds the boundary tensors that
-    are kept of one step. `received_bytes`: for pipeline 0, payload of an activation that enters the stage and of the
+    are kept of one step: none where replicas may differ, since a pipeline that has lost a peer is given up as a whole.
+    `received_bytes`: for pipeline 0, payload of an activation that enters the stage and of the
     gradient of an activation that leaves it."""
 
     peer: int
@@ -176,7 +178,8 @@ def step_shape(setup: PeerSetup) -> StepShape:
         sent_bytes=tuple(sent_bytes),
         eval_every_steps=config.train.eval_every_steps,
         eval_microbatches=config.train.eval_microbatches,
-        retain_bytes=config.wiring.retain_bytes // (1 + config.sync.delay),  # each step under way has its share
+        # Each step under way has its share.
+        retain_bytes=0 if setup.replicas_may_differ else config.wiring.retain_bytes // (1 + config.sync.delay),
         received_bytes=(
             0 if first else boundary_bytes(config, plan, stage - 1, 0, forward=True),
             0 if last else boundary_bytes(config, plan, stage, 0, forward=False),

@@ -1,25 +1,35 @@
 """Fixed wiring: the plan's pipelines, each peer following its schedule strictly.
 
-A step's order is the schedule's (GPipe or 1F1B), preceded in some steps by the held-out microbatches. After the last
-step these come alone. The next Work
-runs as soon as its input is here; nothing is ever done out of turn. A boundary tensor goes to the neighbour in the same
-pipeline, and no other message is sent.
+A step's order is the schedule's. The next Work runs as soon as its input is here; nothing is ever done out of turn. A
+boundary tensor goes to the neighbour in the same pipeline, and no other message is sent. When a step begins, the sync
+says:
 
-This holds while every place of the plan is taken. A step in which a view comes, and every step while a place is open,
-are done by a RoutedWiring with PlannedRoutes: each microbatch goes through its own pipeline, and past an open place by
-way of another pipeline's replica. Which of the two does a step follows from the view, so all members agree. FixedWiring
-does a step from its start or not at all. If a view changes in mid-step, recovery takes over what was counted and kept.
+- Where replicas stay equal, a step begins for all of them at once (Updated), in some steps with the held-out
+  microbatches. After the last step these come alone. This holds while every place of the plan is taken. A RoutedWiring
+  with PlannedRoutes does a step in which a view comes, and every step while a place is open: each microbatch goes
+  through its own pipeline, and past an open place by way of another pipeline's replica. Which of the two does a step
+  follows from the view, so all members agree. FixedWiring does a step from its start or not at all. If a view changes
+  in mid-step, recovery takes over what was counted and kept.
+- Where replicas may differ, a pipeline's steps are its own: one begins when its replica says so (Stepped), and a tensor
+  of a step that is ahead of this peer's waits for it. A step's tensors count as long as their pipeline is whole,
+  whatever views come. Nothing is kept to be sent again, since the Work of a pipeline that has lost a peer is not done.
+
+Under "stash" (PipeDream, Narayanan et al. 2019, Sec. 3.2) a step is one microbatch of the pipeline's own, and pipelines
+are never flushed: n_ahead(stage) further steps are forwarded before a step's backward, so a stage's order is F0..Fd B0
+F(d+1) B1 ... without an end. The forward of step n runs when n - d local steps are done, and its backward computes with
+the same parameters (jaxdt.runtime.storage.weight_stash).
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.schedule import Order, stage_order
-from jaxdt.run.config import RunConfig
+from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.peer_setup import PeerSetup
-from jaxdt.run.plan import Plan
+from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, step_shape
+from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pipeline_assignment import Places, PlannedRoutes, pipeline_assignment
 from jaxdt.wiring.recovery import Recovery
@@ -30,11 +40,11 @@ NEVER = float("inf")
 
 
 class FixedWiring:
-    """One peer's side."""
+    """One peer's side. `own_pipeline`: its pipeline where the steps of that are its own, else None."""
 
-    READS = RoutedWiring.READS | {ev.ViewChanged, ev.Evicted, ev.Updated, ev.Boundary, ev.Ran}
+    READS = RoutedWiring.READS | {ev.ViewChanged, ev.Evicted, ev.Updated, ev.Stepped, ev.StepsEnd, ev.Boundary, ev.Ran}
 
-    def __init__(self, plan: Plan, shape: StepShape):
+    def __init__(self, plan: Plan, shape: StepShape, own_pipeline: int | None = None):
         self._plan = plan
         self._shape = shape
         self._peer = shape.peer
@@ -43,21 +53,31 @@ class FixedWiring:
         self._is_last = shape.is_last_stage
         self._recovery = Recovery(shape)
         self._slot = ComputeSlot()
-        routes = PlannedRoutes(plan, shape.peer)
-        self._routed = RoutedWiring(shape, routes, self._recovery, self._slot, ServiceTime())
+        self._routed: RoutedWiring | None = None  # None: the steps are the pipeline's own
         self._pipeline: int | None = None  # None: in reserve
         self._order: Order = ()
         self._next_peer: tuple[int | None, int] = (None, 0)  # gets our activations, each of so many bytes
         self._previous_peer: tuple[int | None, int] = (None, 0)  # gets our gradients
-        self._strict_from = NEVER  # the first step of the view that is done here
-        self._step = -1
+        self._strict_from = NEVER  # the first step of the view that is done here; of own steps, the one that is
         self._work: deque[Work] = deque()
         self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
+        self._n_ahead = plan.n_ahead(shape.stage)
+        self._forwards_ahead: Order = ()  # of a step, which run ahead of its backwards
+        self._n_forwarded = 0  # the first step whose forwards ahead are not among the Work yet
+        self._n_steps: float = NEVER  # of the own pipeline in all, once that is known
+        if own_pipeline is None:
+            routes = PlannedRoutes(plan, shape.peer)
+            self._routed = RoutedWiring(shape, routes, self._recovery, self._slot, ServiceTime())
+        else:
+            self._strict_from = 0
+            self._take_place(plan.placement, own_pipeline)
+            n_forwards = plan.shares[own_pipeline] if self._n_ahead else 0
+            self._forwards_ahead, self._order = self._order[:n_forwards], self._order[n_forwards:]
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         if type(event) is ev.Ran:
             work = event.work
-            if self._work and work.step == self._step and work.kind in COMPUTING:
+            if self._work and work == self._work[0]:
                 self._slot.free()
                 self._work.popleft()
                 return self._finished(work, event.values) + self._next()
@@ -65,43 +85,51 @@ class FixedWiring:
             body = event.body
             if type(body) is ev.Boundary and body.key.step >= self._strict_from:
                 key = body.key
-                self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
+                if self._routed or key.kind != "eval":  # those of own steps are the sync's
+                    self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
                 return self._next()
-        elif type(event) is ev.Updated:
-            if event.version >= self._strict_from:
-                return self._begin(event.version)
-        elif type(event) is ev.ViewChanged:
-            return self._adopt(now_s, event.view)
-        elif type(event) is ev.WorkOverdue:
-            return [ev.StepBlocked()]  # only this peer does what the plan gives to it
+        elif type(event) is ev.Stepped:
+            return self._begin_own(event.n_steps)
+        elif type(event) is ev.StepsEnd:
+            return self._end_after(event.n_steps)
         elif type(event) is ev.Evicted:
             self._stop()
+        if self._routed is None:
+            return []
+        if type(event) is ev.Updated:
+            if event.version >= self._strict_from:
+                return self._begin(self._routed, event.version)
+        elif type(event) is ev.ViewChanged:
+            return self._adopt(self._routed, now_s, event.view)
+        elif type(event) is ev.WorkOverdue:
+            return [ev.StepBlocked()]  # only this peer does what the plan gives to it
         return self._routed.handle(now_s, event) + self._next()
 
     @property
     def queue(self) -> tuple[int, bool]:
-        n_waiting, is_busy = self._routed.queue
-        return n_waiting + len(self._work), is_busy
+        n_routed = self._routed.queue[0] if self._routed else 0
+        return n_routed + len(self._work), self._slot.is_busy
 
     def cancel_run(self) -> None:
         self._slot.free()
 
-    def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
+    def _adopt(self, routed: RoutedWiring, now_s: float, view: ev.View) -> ev.Actions:
         """Adopt a view. In the first view all steps are strict; in a later one those after the step under way."""
         self._stop()
         assignment = pipeline_assignment(self._plan, view, [member.peer for member in view.members])
-        self._pipeline = assignment.pipeline_of(self._stage, self._peer)
-        if self._pipeline is not None:
-            self._order = stage_order(self._plan, self._stage, self._pipeline)
-            self._find_neighbours(assignment.places, self._pipeline)
+        self._take_place(assignment.places, assignment.pipeline_of(self._stage, self._peer))
         if assignment.is_whole:
             self._strict_from = view.n_committed + (view.number > 1)
         if view.n_committed < self._strict_from:
-            return self._routed.handle(now_s, ev.ViewChanged(view))
-        self._routed.void_routes(view)
+            return routed.handle(now_s, ev.ViewChanged(view))
+        routed.void_routes(view)
         return []
 
-    def _find_neighbours(self, places: Places, pipeline: int) -> None:
+    def _take_place(self, places: Places, pipeline: int | None) -> None:
+        self._pipeline = pipeline
+        if pipeline is None:
+            return
+        self._order = stage_order(self._plan, self._stage, pipeline)
         activation_bytes, gradient_bytes = self._shape.sent_bytes[pipeline]
         if not self._is_last:
             self._next_peer = places[self._stage + 1][pipeline], activation_bytes
@@ -114,21 +142,41 @@ class FixedWiring:
         self._arrived.clear()
         self._work.clear()
 
-    def _begin(self, step: int) -> ev.Actions:
+    def _begin(self, routed: RoutedWiring, step: int) -> ev.Actions:
         if not self._shape.has_work(step):
             return []
-        self._step = step
-        self._routed.enter_without_tasks(step)
+        routed.enter_without_tasks(step)
         if self._pipeline is None:
             return self._shape.drained(step)  # in reserve
         order = self._order if self._shape.n_trained(step) else ()
-        self._work = deque((*self._evaluations(step, self._pipeline), *order))
+        self._work = deque(self._of_step(step, (*self._evaluations(step, self._pipeline), *order)))
         return self._next()
 
     def _evaluations(self, step: int, pipeline: int) -> list[Work]:
         """Held-out microbatches are dealt over the pipelines."""
         held_out = range(pipeline, self._shape.n_held_out(step), self._plan.n_pipelines)
         return [Work(self._stage, WorkKind.EVALUATE, m) for m in held_out]
+
+    def _begin_own(self, step: int) -> ev.Actions:
+        """The backwards of an own step may run, and before them the forwards of the steps that run ahead of it."""
+        self._strict_from = step
+        self._recovery.begin_step()
+        for ahead in range(max(step, self._n_forwarded), step + self._n_ahead + 1):
+            if ahead < self._n_steps:
+                self._work += self._of_step(ahead, self._forwards_ahead)
+        self._n_forwarded = step + self._n_ahead + 1
+        self._work += self._of_step(step, self._order)
+        return self._next()
+
+    def _of_step(self, step: int, order: Iterable[Work]) -> list[Work]:
+        return [Work(self._stage, work.kind, work.microbatch, self._peer, step) for work in order]
+
+    def _end_after(self, n_steps: int) -> ev.Actions:
+        """No forward of a later step comes any more. None of them runs: its input would be a forward of the stage
+        before."""
+        self._n_steps = n_steps
+        self._work = deque(work for work in self._work if work.step is None or work.step < n_steps)
+        return self._next()
 
     def _next(self) -> ev.Actions:
         if self._slot.is_busy or not self._work:
@@ -139,22 +187,20 @@ class FixedWiring:
             if key not in self._arrived:
                 return []
             self._arrived.remove(key)
-        return [self._slot.start(Work(self._stage, work.kind, work.microbatch, self._peer, self._step))]
+        return [self._slot.start(work)]
 
     def _needs(self, work: Work) -> tuple[str, int, int, int] | None:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        step, m = work.step, work.microbatch
+        assert step is not None and m is not None  # as in all Work of a wiring
         if work.kind == WorkKind.BACKWARD:
-            return None if self._is_last else ("grad", self._step, self._stage + 1, m)
+            return None if self._is_last else ("grad", step, self._stage + 1, m)
         kind = "act" if work.kind == WorkKind.FORWARD else "eval"
-        return None if self._is_first else (kind, self._step, self._stage, m)
+        return None if self._is_first else (kind, step, self._stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
-        step = self._step
-        stage = self._stage
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        step, stage, m = work.step, self._stage, work.microbatch
+        assert step is not None and m is not None  # as in all Work of a wiring
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]
@@ -184,20 +230,42 @@ class FixedWiring:
 
 
 def _build(setup: PeerSetup, n_under_way: int) -> list[FixedWiring]:
-    return [FixedWiring(setup.plan, step_shape(setup)) for _ in range(n_under_way)]
+    own_pipeline = setup.plan.seat(setup.peer)[1] if setup.replicas_may_differ else None
+    return [FixedWiring(setup.plan, step_shape(setup), own_pipeline) for _ in range(n_under_way)]
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
-    if plan.is_even:
-        return ""
-    return (
-        f"plan.placement: got {plan.shape}, expected equally many with wiring {config.wiring.kind}, whose microbatches "
-        "stay in a pipeline (wiring.kind=swarm takes unequal numbers)"
-    )
+    if not plan.is_even:
+        return (
+            f"plan.placement: got {plan.shape}, expected equally many with wiring {config.wiring.kind}, whose "
+            "microbatches stay in a pipeline (wiring.kind=swarm takes unequal numbers, with sync.kind=allreduce)"
+        )
+    return _stash_problem(config, plan) if plan.schedule == STASH else ""
+
+
+def _stash_problem(config: RunConfig, plan: Plan) -> str:
+    if max(plan.shares) > 1:
+        return (
+            f"plan.shares: got {list(plan.shares)}, expected one microbatch of each pipeline with plan.schedule stash, "
+            "under which each microbatch is a local step"
+        )
+    if plan.in_flight:
+        return (
+            f"plan.in_flight: got {list(plan.in_flight)}, expected none with plan.schedule stash, under which a stage "
+            "has as many forwards in flight as there are stages from it on"
+        )
+    if config.optim.clip_norm and config.sync.groups.clip != STAGE:
+        return (
+            f"optim.clip_norm: got {config.optim.clip_norm}, expected 0 with plan.schedule stash, or sync.groups.clip "
+            f"{STAGE}: to clip by the norm over the pipeline each stage would wait for the backward of the first"
+        )
+    return ""
 
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     share = plan.shares[pipeline]
+    if plan.schedule == STASH:
+        return PeerLoad(1 + plan.n_ahead(stage), share)
     return PeerLoad(share if plan.schedule == "gpipe" else min(share, plan.depth(stage)), share)
 
 

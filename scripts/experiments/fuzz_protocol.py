@@ -32,7 +32,7 @@ WIRING = flags.DEFINE_enum(
     "wiring",
     "",
     ["", *sorted(set(WIRINGS_DRAWN)), pool_cases.POOL, INDEPENDENT],
-    "The wiring of all cases; by default some of each kind whose replicas stay equal.",
+    "The wiring of all cases, or independent for replicas that may differ; by default some of each other kind.",
 )
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
 

@@ -79,7 +79,6 @@ def local_sgd(network, every_steps, **groups):
     fields = dict(
         model=dict(preset="debug", n_layers=4, tied_head=False),
         plan=dict(stages=2, pipelines=2, microbatches=8),
-        wiring=dict(kind="independent"),
         sync=dict(kind="groups", groups=dict(every_steps=every_steps) | groups),
     )
     run = parse(fields)

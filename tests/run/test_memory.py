@@ -107,7 +107,6 @@ def test_the_vectors_of_its_workers_are_counted_at_a_server():
         {
             "model": shape,
             "plan": dict(stages=1, pipelines=3, servers=1, microbatches=3),
-            "wiring": {"kind": "independent"},
             "sync": {"kind": "server"},
         }
     )

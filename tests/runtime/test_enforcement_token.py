@@ -16,7 +16,6 @@ ENFORCING = (
     "--config.model.tied_head=false",
     "--config.optim.clip_norm=0",
     "--config.train.checkpoint_every_steps=0",
-    "--config.wiring.kind=independent",
     "--config.sync.kind=groups",
     "--config.sync.groups.match=window",
     "--config.sync.groups.window_s=0.02",

@@ -12,7 +12,6 @@ from fleets import QUICK, ROOT
 from jaxdt.runtime.run_dir import token_flag
 
 DIFFERING = (
-    "--config.wiring.kind=independent",
     "--config.sync.kind=groups",
     "--config.sync.groups.match=window",
     "--config.model.tied_head=false",

@@ -153,7 +153,6 @@ def test_steps_with_an_average_now_and_then_are_measured_by_whole_periods(tmp_pa
     fields = dict(
         model=dict(preset="debug", tied_head=False),
         plan=dict(pipelines=2, microbatches=2),
-        wiring=dict(kind="independent"),
         sync=dict(kind="groups", groups=dict(every_steps=4)),
     )
     config = parse(fields)

@@ -12,7 +12,6 @@ from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.parts import step_folder
 
 SERVERS = (
-    "--config.wiring.kind=independent",
     "--config.sync.kind=server",
     "--config.sync.server.wave=2",
     "--config.plan.servers=1",
@@ -53,7 +52,11 @@ def test_a_run_with_servers_is_stopped_and_goes_on_and_equals_the_replay(launche
     assert [n for _, n in first] == [n for _, n in second] and version < 24
     assert f"{step_folder(fleet.run_dir, version)}: all" in replayed(fleet.run_dir)
 
-    fleet = launched(*SERVERS, "--resume")
+    config = fleet.run_dir / "config.json"
+    config.write_text(config.read_text().replace('"kind": "fixed"', '"kind": "independent"'))  # as a run of before
+    refused = launched(*SERVERS, "--resume")
+    assert refused.ended() == 2 and "is resumed with --config.wiring.kind=fixed" in refused.output, refused.output
+    fleet = launched(*SERVERS, "--config.wiring.kind=fixed", "--resume")
     assert fleet.ended() == 0, fleet.output
     started = step_folder(fleet.run_dir, version)
     lines = replayed(fleet.run_dir, f"--start={started}")

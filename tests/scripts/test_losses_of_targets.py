@@ -58,7 +58,6 @@ def make_config(groups=None):
             plan=dict(stages=2, pipelines=2, microbatches=4),
             train=dict(steps=N_STEPS, seed=3, microbatch_size=2),
             optim=dict(lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5),
-            wiring={"kind": "independent"} if groups else {},
             sync=sync | {"slice_bytes": 1000},
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
         )

@@ -162,7 +162,6 @@ def engine_speed(rules, n_pipelines=4, n_steps=40):
             plan=dict(stages=4, pipelines=n_pipelines, microbatches=4 * n_pipelines),
             train=dict(steps=n_steps),
             net=dict(heartbeat_s=1000.0, deadline_floor_s=10000.0),
-            wiring=dict(kind="independent"),
             sync=dict(kind="groups", groups=asdict(rules)),
         )
     )

@@ -196,7 +196,7 @@ def test_collectives_have_their_bytes_and_hops():
 @pytest.mark.parametrize("differs", [False, True])
 def test_the_way_of_an_exchange_changes_the_step_by_its_seconds(differs):
     """Two replicas in a ring take as long as by shards; what an exchange takes besides is added to the step."""
-    wanted = dict(sync=dict(kind="groups"), wiring=dict(kind="independent")) if differs else {}
+    wanted = dict(sync=dict(kind="groups")) if differs else {}
     model = dict(preset="debug", n_layers=4, tied_head=False)
     config = parse(dict(model=model, plan=dict(stages=2, pipelines=2, microbatches=4), **wanted))
 
@@ -243,7 +243,7 @@ def averaging(network=None, plan=None, **sync):
     """A scenario of replicas that may differ, on links on which an average takes long."""
     model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, seq_len=16, tied_head=False)
     cut = dict(stages=2, pipelines=2, microbatches=4) | (plan or {})
-    config = parse(dict(model=model, plan=cut, wiring=dict(kind="independent"), sync=sync))
+    config = parse(dict(model=model, plan=cut, sync=sync))
     network = network or apart(6)
     return scenario_of(config, profile_of_flops(config, 1e9), network, None, SimulateOptions(persist_s=0.0))
 

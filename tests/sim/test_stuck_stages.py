@@ -34,7 +34,6 @@ def is_stuck(seed):
             train=dict(steps=30),
             optim=dict(clip_norm=0.0),  # else the stages of a pipeline are ready at the same time, as all need its norm
             net=dict(heartbeat_s=1000.0, deadline_floor_s=10000.0),
-            wiring=dict(kind="independent"),
             sync=dict(kind="groups", groups=rules),
         )
     )

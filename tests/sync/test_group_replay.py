@@ -63,15 +63,13 @@ class Tokens:
 
 
 def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, layers=2, codec="none", **groups):
-    independent = match is not None
-    sync = {"kind": "groups", "groups": {"match": match, **groups}} if independent else {}
+    sync = {"kind": "groups", "groups": {"match": match, **groups}} if match is not None else {}
     return run_config.parse(
         dict(
             model=MODEL | {"n_layers": layers},
             plan=dict(stages=2, pipelines=pipelines, microbatches=microbatches),
             train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
             optim=serialize.write(optim),
-            wiring={"kind": "independent"} if independent else {},
             sync=sync | {"slice_bytes": 1000, "codec": codec},
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
         )
@@ -439,9 +437,7 @@ def test_pipelines_that_never_average_are_runs_of_their_own():
     ("part", "field", "value", "line"),
     [
         ("sync", "delay", 1, "sync.delay: got 1, expected 0"),
-        ("wiring", "kind", "fixed", "wiring.kind: got fixed, expected independent"),
-        ("wiring", "kind", "swarm", "wiring.kind: got swarm, expected independent"),
-        ("sync", "kind", "allreduce", "wiring.kind: got independent, whose pipelines run by themselves"),
+        ("wiring", "kind", "swarm", "wiring.kind: got swarm, expected fixed with sync.kind groups: no microbatch"),
         ("model", "tied_head", True, "model.tied_head: got true, expected false"),
         ("wiring", "rebalance_s", 60.0, "wiring.rebalance_s: got 60.0, expected 0"),
         ("train", "on_nonfinite", "rollback", "train.on_nonfinite: got rollback"),

@@ -28,7 +28,6 @@ def make_config(match="all", pipelines=2, **groups):
             "model": {"preset": "debug", "tied_head": False},
             "plan": {"stages": 2, "pipelines": pipelines, "microbatches": 2 * pipelines},
             "train": {"steps": N_STEPS, "microbatch_size": 2},
-            "wiring": {"kind": "independent"},
             "sync": {"kind": "groups", "groups": {"match": match, **groups}},
         },
         vocab_size=64,

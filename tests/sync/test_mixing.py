@@ -48,7 +48,6 @@ def averaging(match, every_steps=1):
     fields = dict(
         model=dict(preset="debug", tied_head=False),
         plan=dict(stages=1, pipelines=4, microbatches=4),
-        wiring=dict(kind="independent"),
         sync=dict(kind="groups", groups=dict(match=match, every_steps=every_steps)),
     )
     config = parse(fields)

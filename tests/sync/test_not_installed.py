@@ -18,7 +18,7 @@ CONFIG = configs.parse(
     dict(
         model=dict(preset="debug", n_layers=2, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16),
         plan=dict(stages=1, pipelines=3, microbatches=3),
-        wiring=dict(kind="independent", on_stage_lost="stop"),
+        wiring=dict(on_stage_lost="stop"),
         sync=dict(kind="groups"),
     )
 )

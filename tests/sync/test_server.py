@@ -57,7 +57,6 @@ def make_config(staleness=0, wave=1, pipelines=3, microbatches=7, steps=N_STEPS,
             plan=dict(stages=2, pipelines=pipelines, microbatches=microbatches, servers=int(has_servers)),
             train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
             optim=ADAMW,
-            wiring={"kind": "independent"} if has_servers else {},
             sync=sync | {"slice_bytes": 1000},
             net=dict(heartbeat_s=200.0, deadline_floor_s=4000.0),
         )
@@ -234,7 +233,7 @@ def test_a_push_is_added_once():
     ("part", "field", "value", "line"),
     [
         ("sync", "delay", 1, "sync.delay: got 1, expected 0"),
-        ("wiring", "kind", "fixed", "wiring.kind: got fixed, expected independent"),
+        ("wiring", "kind", "pool", "wiring.kind: got pool, expected fixed with sync.kind server: no microbatch"),
         ("model", "tied_head", True, "model.tied_head: got true, expected false"),
         ("train", "on_nonfinite", "rollback", "train.on_nonfinite: got rollback"),
         ("optim", "second_moment", "corrected", "optim.second_moment: got corrected, expected own"),

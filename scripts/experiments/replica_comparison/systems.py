@@ -37,12 +37,7 @@ SDPIPE = "--config=configs/sdpipe.py"
 HETPIPE = "--config=configs/hetpipe.py"
 # All have the steps of configs/sdpipe.py, and the rules of configs/reproduce/sdpipe.
 STRAGGLERS = {
-    "allreduce": (
-        SDPIPE,
-        "--config.wiring.kind=fixed",
-        "--config.sync.kind=allreduce",
-        "--config.sync.groups.match=all",
-    ),
+    "allreduce": (SDPIPE, "--config.sync.kind=allreduce", "--config.sync.groups.match=all"),
     "pairs": ("--config=configs/adpsgd.py:pairs",),
     "sdpipe_p10": (SDPIPE, "--config.sync.groups.connectivity_groups=10"),
     "sdpipe_p4n": (SDPIPE, "--config.sync.groups.connectivity_groups=-1"),

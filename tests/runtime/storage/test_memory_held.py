@@ -146,7 +146,7 @@ def test_averaging_where_replicas_differ_takes_what_is_estimated():
     config = config_of("fixed", "recompute", 2, 2)
     groups = replace(config.sync.groups, every_steps=2, lag_steps=1, outer="nesterov")
     sync = replace(config.sync, kind="groups", groups=groups)
-    config = replace(config, wiring=replace(config.wiring, kind="independent", retain_bytes=0), sync=sync)
+    config = replace(config, wiring=replace(config.wiring, retain_bytes=0), sync=sync)
     plan, stores = run(config, Adopting)
     for stage, (lo, hi) in enumerate(plan.stages):
         options = memory_options(config, plan.schedule, lo, hi)

@@ -175,7 +175,7 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
             on_nonfinite=rng.choice(("stop", "skip", "skip")),
         ),
         optim=dict(clip_norm=rng.choice((0.0, 1.0, 1.0))),
-        wiring=dict(kind="independent", on_stage_lost="stop"),
+        wiring=dict(on_stage_lost="stop"),
         sync=dict(kind=sync, slice_bytes=rng.choice((SMALL_SLICE, LARGE_SLICE)), **{sync: settings}),
         net=dict(heartbeat_s=0.5, deadline_floor_s=4.0),
     )
