@@ -785,12 +785,12 @@ class Enlisted(Message):
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server admits the worker;
     work that the worker has done under another admission, and not contributed, is void. `process`: the process that is
-    admitted, since an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
+    admitted, since an answer to the worker's earlier process may come late."""
 
     admission: int
     version: int
-    n_reseeds: int = 0
-    process: int | None = None
+    n_reseeds: int
+    process: int
 
 
 @frozen_dataclass
@@ -837,15 +837,15 @@ class TaskLease(Message):
 @frozen_dataclass
 class TaskDone(Message):
     """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
-    compute, and `held_s` from the time when all its inputs were there; None from a worker of protocol 3.3."""
+    compute, and `held_s` from the time when all its inputs were there."""
 
     admission: int
     step: int
     number: int
     n_samples: int
-    loss_sum: float | None = None
-    work_s: float | None = None
-    held_s: float | None = None
+    loss_sum: float | None
+    work_s: float
+    held_s: float
 
 
 @frozen_dataclass
@@ -857,9 +857,9 @@ class TaskOutput(Message):
     admission: int
     number: int
     n_samples: int
-    loss_sum: float | None = None
-    work_s: float | None = None
-    held_s: float | None = None
+    loss_sum: float | None
+    work_s: float
+    held_s: float
 
 
 @frozen_dataclass

@@ -589,7 +589,7 @@ class PoolServer:
         took_s = now_s - lease.granted_s
         self._times.took(src, lease.kind, took_s)
         self._workers[src].is_late = False
-        if body.work_s is not None and body.held_s is not None and not lease.with_forward:
+        if not lease.with_forward:
             self._task_times.computed(src, lease.kind, body.work_s)
             self._task_times.travelled(src, lease.kind, took_s - body.held_s)
         if lease.kind == WorkKind.BACKWARD:
