@@ -3,8 +3,7 @@
     python scripts/fleet.py status|pause|resume|checkpoint|stop --run_dir=runs/x
     python scripts/fleet.py drain|evict PEER --run_dir=runs/x
 
-status      prints steps, view, checkpoint, members and a pool's workers, and what a replan of the members would gain
-            (wiring.replan)
+status      prints steps, view, checkpoint, members and a pool's workers
 pause       holds the run before the next step is committed, until resume
 checkpoint  makes a checkpoint after the next step
 stop        makes one and ends the run, which `launch.py --resume` continues
@@ -66,8 +65,6 @@ def table(status: dict) -> str:
     for name, meaning in OUTSIDERS.items():
         if status[name]:
             lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")
-    if status["replan"]:
-        lines.append(f"replan: {status['replan']}")
     return "\n".join(lines)
 
 

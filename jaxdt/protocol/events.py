@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from jaxdt.protocol.kinds import COORDINATOR as COORDINATOR
 from jaxdt.protocol.kinds import Action, Event, InternalEvent, Message
-from jaxdt.protocol.reports import ReplanReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.work import Work, WorkKind
@@ -1226,13 +1225,6 @@ class Interrupted(Event):
 @frozen_dataclass
 class StopRequested(Event):
     """A person asked for the end of the run: it ends as soon as a checkpoint holds what has been learned."""
-
-
-@frozen_dataclass
-class Advised(Event):
-    """The planner has looked for a better plan of the members."""
-
-    report: ReplanReport
 
 
 @frozen_dataclass
