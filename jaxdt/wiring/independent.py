@@ -3,7 +3,7 @@
 A step's order is the schedule's. Under "stash" (PipeDream, Narayanan et al. 2019, Sec. 3.2) a step is one microbatch,
 and pipelines are never flushed: n_ahead(stage) further steps are forwarded before a step's backward, so a stage's order
 is F0..Fd B0 F(d+1) B1 ... without an end. The forward of step n runs when n - d local steps are done, and its backward
-computes with the same parameters (jaxdt.runtime.storage.weight_stash).
+computes with the same parameters (jaxdt.runtime.storage.parameter_versions).
 
 As in fixed wiring the next Work runs as soon as its input is here, and a boundary tensor goes to the neighbour in the
 same pipeline. But there is no step of the run: a step begins when the own replica's sync says so, and a tensor of a

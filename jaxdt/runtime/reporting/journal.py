@@ -47,8 +47,7 @@ from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.reporting.display import Display
-from jaxdt.runtime.reporting.link_bytes import LinkBytes
-from jaxdt.runtime.reporting.link_codecs import LinkCodecs
+from jaxdt.runtime.reporting.links import LinkBytes, LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
 from jaxdt.runtime.reporting.pool_summary import PoolSummary

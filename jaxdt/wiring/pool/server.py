@@ -49,10 +49,9 @@ from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget
 from jaxdt.wiring.pool.even_transfer import part, part_of
-from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
-from jaxdt.wiring.pool.task_times import LEASES_MIN, Loads, TaskTimes, others_are_sooner, share_of
+from jaxdt.wiring.pool.task_times import LEASES_MIN, LeaseTimes, Loads, TaskTimes, others_are_sooner, share_of
 from jaxdt.wiring.pool.work_stealing import WorkStealing
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
