@@ -109,8 +109,12 @@ def _solve(solve: argparse.ArgumentParser):
 
 
 def _replan(replan: argparse.ArgumentParser):
-    replan.add_argument("--from", dest="plan", required=True, help="plan.json of the plan that runs")
-    replan.add_argument("--network", help="its network, where it is not the one that the plan names")
+    replan.add_argument("--from", dest="plan", help="plan.json of the plan that runs")
+    replan.add_argument(
+        "--run_dir",
+        help="instead: a run's folder, whose plan, members, links and timings count; the plan is by step time",
+    )
+    replan.add_argument("--network", help="its network, where it is not the one that the plan, or the run, names")
     _percentile(replan, "the plan's")
     replan.add_argument("--without", help="names of the devices that left, separated by commas")
     replan.add_argument("--with", dest="added", help="network.json with the devices that came, and their links")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
+from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
-from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import refusal, write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
 
@@ -24,9 +24,7 @@ LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; p
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if in the foreground of a terminal.")
 NETWORK = flags.DEFINE_string(
-    "network",
-    None,
-    "Measured links of the run's devices, for the prediction and wiring.replan; else those of --emulate.",
+    "network", None, "Measured links of the run's devices, for the prediction; else those of --emulate."
 )
 BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this host's monotonic clock.")
 
@@ -41,7 +39,6 @@ def main() -> int:
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         launched_s=BEGAN_S.value,
         measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
-        replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
     try:
         code = run_coordinator(job, options, functools.partial(show_address, job.run_dir)).code

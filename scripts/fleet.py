@@ -3,8 +3,7 @@
     python scripts/fleet.py status|pause|resume|checkpoint|stop --run_dir=runs/x
     python scripts/fleet.py drain|evict PEER --run_dir=runs/x
 
-status      prints steps, view, checkpoint, members and a pool's workers, and what a replan of the members would gain
-            (wiring.replan)
+status      prints steps, view, checkpoint, members and a pool's workers
 pause       holds the run before the next step is committed, until resume
 checkpoint  makes a checkpoint after the next step
 stop        makes one and ends the run, which `launch.py --resume` continues
@@ -57,17 +56,15 @@ def table(status: dict) -> str:
     ]
     for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):
         place = f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9}"
-        lines.append(f"{place} {ago(member.get('silent_s')):<12} {member['address']}")
-    if status.get("workers"):  # a coordinator of protocol 3.2 says nothing of them
+        lines.append(f"{place} {ago(member['silent_s']):<12} {member['address']}")
+    if status["workers"]:
         lines.append(f"{'worker':>8} {'stage':>6}  server  microbatches  last heard")
-    for worker in status.get("workers", ()):
+    for worker in status["workers"]:
         place = f"{worker['worker']:>8} {worker['stage']:>6} {worker['server']:>7}"
         lines.append(f"{place} {worker['n_counted']:>13}  {ago(worker['silent_s'])}")
     for name, meaning in OUTSIDERS.items():
-        if status.get(name):  # a coordinator of an earlier protocol may not say it
+        if status[name]:
             lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")
-    if status["replan"]:
-        lines.append(f"replan: {status['replan']}")
     return "\n".join(lines)
 
 

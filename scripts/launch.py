@@ -33,6 +33,7 @@ from jaxdt.run import plan as plans
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR, LAUNCH, launch_flags
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged, last_members
 from jaxdt.runtime.identity import authority
@@ -40,7 +41,6 @@ from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.net.address import Address, check_reachable, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
-from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR
 from jaxdt.runtime.storage.checkpoint import Found
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
@@ -60,7 +60,7 @@ GPUS_PER_PEER = flags.DEFINE_string(
     "GPUs, and with --emit each peer takes what jax finds.",
 )
 NETWORK = flags.DEFINE_string(
-    "network", None, "Measured links, for the prediction, codec auto and wiring.replan; else those of --emulate."
+    "network", None, "Measured links, for the prediction and codec auto; else those of --emulate."
 )
 PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
@@ -140,7 +140,7 @@ def config_table(config: RunConfig, plan: Plan) -> str:
         plan_source=(config_sources.RESUME if is_of_run else "plan") if run_flags.PLAN.value else None,
     )
     others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "plan", "print_config")]
-    kept = resume_flags.kept(folders.job) if RESUME.value else {}
+    kept = launch_flags(folders.job) if RESUME.value else {}
     rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
     return config_sources.table(rows)
 
@@ -198,7 +198,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     files = [folder / name for name in ("config.json", "config.py", "plan.json", "run")] + inputs
     files += [checkpoint.folder] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}
-    needed[HOSTS.value[0]] += [folder / COORDINATOR_FLAGS, folder / ADDRESS, folder / resume_flags.LAUNCH]
+    needed[HOSTS.value[0]] += [folder / COORDINATOR_FLAGS, folder / ADDRESS, folder / LAUNCH]
     needed[HOSTS.value[0]] += [Path(options.network)] if options.network else []
     needed[HOSTS.value[0]].append(authority.coordinator_file(folder / run_dirs.CREDENTIALS))
     start = shell_line("python", "scripts/coordinate.py", f"--flagfile={folder / COORDINATOR_FLAGS}")

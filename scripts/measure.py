@@ -26,7 +26,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import memory_settings, run_flags
+from jaxdt.cli import environment, run_flags
 from jaxdt.run import codec
 from jaxdt.run import network as networks
 from jaxdt.run import profile as profiles
@@ -210,5 +210,5 @@ def main(command: str) -> int:
 
 
 if __name__ == "__main__":
-    memory_settings.restart()
+    environment.restart_with_malloc_settings()
     run_flags.run(main, COMMANDS)

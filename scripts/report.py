@@ -19,17 +19,16 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import plots, resume_flags, run_comparison, run_flags
+from jaxdt.cli import plots, run_comparison, run_flags
 from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import RunFolders, launch_flags, older_part
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.coordinator_folder import last_members
-from jaxdt.runtime.run_folders import RunFolders
-from jaxdt.runtime.storage.durable import older_part
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
@@ -143,7 +142,7 @@ def missing_traces(run_dir: Path, plan: Plan, records: list[dict]) -> list[str]:
     job = RunFolders.of(run_dir).job
     if job == run_dir:  # launched here
         return []
-    hosts = dict(zip(sorted(plan.peers), resume_flags.kept(job).get("hosts", "").split(","), strict=False))
+    hosts = dict(zip(sorted(plan.peers), launch_flags(job).get("hosts", "").split(","), strict=False))
     hosts |= {member.peer: member.address.rpartition(":")[0] for member in last_members(run_dir)}
     missing: dict[str, list[Path]] = {}
     for peer in sorted({*plan.peers, *stages_in_views(records)}):

@@ -19,8 +19,8 @@ from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput, require_at_least, why
+from jaxdt.run.run_folder import RunFolders
 from jaxdt.run.serialize import parse_json
-from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.runtime.storage.entries import load_entries, load_parts
 

@@ -12,11 +12,11 @@ once.
 
 import check_installed  # noqa: F401
 
-from jaxdt.cli import interrupts, memory_settings  # noqa: F401
+from jaxdt.cli import environment, interrupts  # noqa: F401
 from jaxdt.run.exit_codes import ExitCode
 
 if __name__ == "__main__":
-    memory_settings.restart()  # before all that takes time
+    environment.restart_with_malloc_settings()  # before all that takes time
 
 # isort: split
 import contextlib

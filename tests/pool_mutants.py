@@ -20,9 +20,9 @@ from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
 from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.wiring.pool.contributions import Contributions
-from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
+from jaxdt.wiring.pool.task_times import LeaseTimes
 from jaxdt.wiring.pool.work_stealing import WorkStealing
 
 

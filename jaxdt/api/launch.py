@@ -44,7 +44,7 @@ class LaunchOptions:
 
     plan: instead of the plan fields of the config.
     emulate: a network.json whose links are emulated inside the transport.
-    network: a network.json with measured links, for the prediction, codec auto and wiring.replan; else `emulate`.
+    network: a network.json with measured links, for the prediction and codec auto; else `emulate`.
     profile: for codec auto, a profile.json; by default int8 is measured.
     emulate_forward_s: a forward takes at least so long, a backward twice that.
     stall: stragglers, PROB,SECONDS,SEED (jaxdt.sim.stragglers.stalls).

@@ -1,4 +1,5 @@
-"""Settings of jax through environment variables. A script calls these functions first thing in its main.
+"""Settings through environment variables: of jax, and of glibc's allocator. A script calls these functions first thing
+in its main.
 
 jax reads the variables when it is imported, but uses their values only when it computes for the first time. So a call
 takes effect at any moment before the first computation, whatever the order of a script's imports.
@@ -6,6 +7,8 @@ takes effect at any moment before the first computation, whatever the order of a
 
 import os
 import sys
+
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 
 
 def compute_on_cpu() -> None:
@@ -21,3 +24,11 @@ def keep_off_gpus() -> None:
     does not import it: who imports jax later calls this again."""
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_platforms", "cpu")
+
+
+def restart_with_malloc_settings() -> None:
+    """Start this process, which computes, again with the settings of glibc's allocator that it needs, unless it has
+    them: glibc reads them when a process starts."""
+    if sys.platform == "linux" and not MALLOC_ENVIRONMENT.keys() <= os.environ.keys():
+        os.environ.update(MALLOC_ENVIRONMENT)
+        os.execv(sys.executable, sys.orig_argv)

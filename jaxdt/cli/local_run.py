@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import peer_credential, token_flag
-from jaxdt.runtime.run_folders import ADDRESS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CONFIG = '''"""Written by a script for a run of its own."""

@@ -7,13 +7,13 @@ from absl import flags
 
 from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import ADDRESS, RunFolders
 from jaxdt.runtime.coordinator_client import CoordinatorAway, ask_coordinator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import format_address, parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS, live_holder
 from jaxdt.runtime.run_end import ended_run
-from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 
 RUN_DIR = flags.DEFINE_string(
     "run_dir",

@@ -13,19 +13,17 @@ from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
 from jaxdt.run.plan import Plan
-from jaxdt.runtime.run_folders import RunFolders
-from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.run.run_folder import LAUNCH, LAUNCH_PATHS, RunFolders, launch_flags
+from jaxdt.runtime.storage.durable import write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
-LAUNCH = "launch.json"
 # Flags of launch.py, beside the config and the plan, that a resumed run keeps, and their types; some of them are paths.
 KEPT = {"emulate": str, "network": str, "emulate_forward_s": float, "stall": str, "pin": int, "gpus_per_peer": str}
 KEPT_OF_HOSTS = ("hosts", "port")  # with --emit
-PATHS = ("emulate", "network")
 NOT_GIVEN = "not given"
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 
@@ -41,7 +39,7 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     places = folders(given.run_dir, given.emit)
     run_dir = places.run_dir
     if not (run_dir / "config.py").exists():
-        hosts = kept(places.job).get("hosts", "") if places.job != run_dir else ""
+        hosts = launch_flags(places.job).get("hosts", "") if places.job != run_dir else ""
         where = f"; on {hosts.split(',')[0]}, where its coordinator ran, the same command finds it" if hosts else ""
         raise BadInput(f"--resume: {run_dir} holds no run, expected the folder of one{where}")
     if places.job != run_dir and not given.emit:
@@ -52,7 +50,7 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     added = [f"--config={run_dir / 'config.py'}"]
     if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
         added.append(f"--plan={run_dir / 'plan.json'}")
-    earlier = kept(places.job)
+    earlier = launch_flags(places.job)
     names = [*KEPT, *KEPT_OF_HOSTS]
     added += [f"--{name}={earlier[name]}" for name in names if name in earlier and getattr(given, name) is None]
     return [argv[0], *added, *_without_config(argv[1:])]
@@ -86,7 +84,7 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
 def completed(run_dir: Path, options: Options) -> Options:
     """The options with which the run in this folder is resumed: those that are None are what they were. Their names are
     those of flags."""
-    earlier = kept(run_dir)
+    earlier = launch_flags(run_dir)
     missing = [name for name in KEPT if name in earlier and getattr(options, name) is None]
     return replace(options, **{name: KEPT[name](earlier[name]) for name in missing})
 
@@ -95,23 +93,14 @@ def save(folder: Path, options: object, **of_hosts: str) -> None:
     """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags, and of
     those of KEPT_OF_HOSTS. A file in the folder goes with it to another host, and is named without it."""
     fields = _as_kept(options)
-    paths = {name: Path(fields[name]) for name in PATHS if name in fields}
+    paths = {name: Path(fields[name]) for name in LAUNCH_PATHS if name in fields}
     in_folder = {name: path.name for name, path in paths.items() if path.parent == folder.resolve()}
     write_json(folder / LAUNCH, fields | in_folder | of_hosts)
 
 
 def _as_kept(options: object) -> dict[str, str]:
     fields = {name: str(getattr(options, name)) for name in KEPT if getattr(options, name)}
-    return fields | {name: str(Path(fields[name]).resolve()) for name in PATHS if name in fields}
-
-
-def kept(run_dir: Path) -> Mapping[str, Any]:
-    """The flags of the launch of the run in this folder that a resumed run keeps."""
-    path = run_dir / LAUNCH
-    fields = read_json(path) if path.exists() else {}
-    if not serialize.is_object(fields):
-        raise BadInput(f"{path}: got {fields!r:.40}, expected an object")
-    return fields | {name: str((run_dir / str(fields[name])).resolve()) for name in PATHS if name in fields}
+    return fields | {name: str(Path(fields[name]).resolve()) for name in LAUNCH_PATHS if name in fields}
 
 
 def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> list[str]:
@@ -127,7 +116,7 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     earlier = plans.load(str(run_dir / "plan.json"))
     if plan != earlier:
         lines.append(f"--resume: the plan has {_cut(plan)}, it had {_cut(earlier)}")
-    had, has = kept(RunFolders.of(run_dir).job), _as_kept(options)
+    had, has = launch_flags(RunFolders.of(run_dir).job), _as_kept(options)
     for name in KEPT:
         if has.get(name) != had.get(name):
             lines.append(f"--resume: --{name} is {has.get(name, NOT_GIVEN)}, it was {had.get(name, NOT_GIVEN)}")

@@ -15,8 +15,8 @@ from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.run_end import ended_run
-from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.sim.stragglers import stalls
 
 if TYPE_CHECKING:

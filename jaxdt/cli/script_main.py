@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from absl import app, command_name, flags, logging
 
+from jaxdt.run.config import REMOVED
 from jaxdt.run.errors import BadInput, ThreadDied, nearest, require_text, unreadable
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
@@ -208,6 +209,9 @@ def _unknown_field(name: str, known: str | None, argv: list[str]) -> str:
     """One line for a field that a config does not have; `known`: the most similar one that it has."""
     typed = [word.partition("=")[0] for word in argv if word.startswith("--config.")]
     flag = next((word for word in typed if name in word.split(".")), None)
+    for field, (_, way_now) in REMOVED.items():
+        if flag == f"--config.{field}" or (not flag and field.endswith(f".{name}")):
+            return f"{flag or '--config'}: the config has no field {field} any more; {way_now}"
     elsewhere = [f"--config.{field}" for field in _fields_named(name)]
     known = " or ".join(elsewhere) or (known and f'"{known}"')  # the same name in another section comes first
     hint = f" (did you mean {known}?)" if known else ""

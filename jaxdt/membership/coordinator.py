@@ -151,9 +151,6 @@ class Coordinator:
                 return self._on_stop()
             case ev.Paused(seconds):
                 return self._on_pause(now_s, seconds)
-            case ev.Advised(report):
-                self._operations.advice = report
-                return [report]
             case ev.Terminated():
                 return self._step_down(ExitCode.TERMINATED, "terminated; the run waits for a coordinator")
             case ev.LinkChanged(peer, up, _, gone):

@@ -95,6 +95,14 @@ class DurableState:
     rows: CountedRows | None = None
 
 
+@dataclass(frozen=True)
+class LastView:
+    """The fields of the run's last view that are read also where it is of an earlier protocol."""
+
+    coordinator_term: int
+    members: tuple[ev.Member, ...]
+
+
 def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
     """Reads the value that was persisted under the name "operator"; BadInput for anything that no coordinator
     writes."""

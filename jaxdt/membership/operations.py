@@ -13,7 +13,6 @@ from typing import Any
 from jaxdt.membership.coordinator_config import OperatorState, WantedCheckpoint
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import ReplanReport
 
 FOR_A_PEER = ("drain", "evict", "revoke")
 STOPPED = "stopped by an operator"
@@ -31,13 +30,12 @@ class Progress:
 
 class Operations:
     """`state` is what has to be durable. `stops_at`: the run ends when the checkpoint of this version is complete; None
-    as long as nobody has asked for it, or its step is not committed. `advice`: what the planner has said last;
-    `silences`: for how many seconds each peer has been silent; `workers`: a pool's, as rows of the status."""
+    until somebody has asked for it and its step is committed. `silences`: for how many seconds each peer has been
+    silent; `workers`: a pool's, as rows of the status."""
 
     def __init__(self, state: OperatorState):
         self.state = state
         self.stops_at: int | None = None
-        self.advice: ReplanReport | None = None
         self.silences: Mapping[int, float] = {}
         self.workers: Sequence[Mapping[str, Any]] = ()
         self.workers_coming: Sequence[int] = ()
@@ -189,7 +187,6 @@ class Operations:
             "candidates": sorted(roster.candidates),
             "coming": sorted(roster.coming),
             "revoked": sorted(self.state.revoked),
-            "replan": self.advice.text if self.advice and set(self.advice.present) == set(roster.members) else "",
         }
 
 

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from jaxdt.protocol.kinds import COORDINATOR as COORDINATOR
 from jaxdt.protocol.kinds import Action, Event, InternalEvent, Message
-from jaxdt.protocol.reports import ReplanReport
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.work import Work, WorkKind
@@ -785,12 +784,12 @@ class Enlisted(Message):
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server admits the worker;
     work that the worker has done under another admission, and not contributed, is void. `process`: the process that is
-    admitted, since an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
+    admitted, since an answer to the worker's earlier process may come late."""
 
     admission: int
     version: int
-    n_reseeds: int = 0
-    process: int | None = None
+    n_reseeds: int
+    process: int
 
 
 @frozen_dataclass
@@ -837,15 +836,15 @@ class TaskLease(Message):
 @frozen_dataclass
 class TaskDone(Message):
     """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
-    compute, and `held_s` from the time when all its inputs were there; None from a worker of protocol 3.3."""
+    compute, and `held_s` from the time when all its inputs were there."""
 
     admission: int
     step: int
     number: int
     n_samples: int
-    loss_sum: float | None = None
-    work_s: float | None = None
-    held_s: float | None = None
+    loss_sum: float | None
+    work_s: float
+    held_s: float
 
 
 @frozen_dataclass
@@ -857,9 +856,9 @@ class TaskOutput(Message):
     admission: int
     number: int
     n_samples: int
-    loss_sum: float | None = None
-    work_s: float | None = None
-    held_s: float | None = None
+    loss_sum: float | None
+    work_s: float
+    held_s: float
 
 
 @frozen_dataclass
@@ -1226,13 +1225,6 @@ class Interrupted(Event):
 @frozen_dataclass
 class StopRequested(Event):
     """A person asked for the end of the run: it ends as soon as a checkpoint holds what has been learned."""
-
-
-@frozen_dataclass
-class Advised(Event):
-    """The planner has looked for a better plan of the members."""
-
-    report: ReplanReport
 
 
 @frozen_dataclass

@@ -1,7 +1,5 @@
-"""Messages <-> plain data for the wire; data that do not fit a message's types are refused before a machine sees them.
-
-Fields that are not known are left out: a peer of the next minor version may send some (jaxdt.run.versions).
-"""
+"""Messages <-> plain data for the wire; data that do not fit a message's types are refused before a machine sees
+them."""
 
 import typing
 from typing import Any, TypeGuard
@@ -26,8 +24,8 @@ def from_plain(data: Any) -> ev.Received:
     name, kinds = data["kind"], ev.Message.kinds
     if not isinstance(name, str) or name not in kinds:
         raise BadInput(f"message.kind: got {str(name)[:40]!r}, expected one of {', '.join(kinds)}")
-    header = serialize.read_known(ev.Header, data["head"], "message.head")
-    return ev.Received(header, serialize.read_known(kinds[name], data["body"], f"message.{name}"))
+    header = serialize.read(ev.Header, data["head"], "message.head")
+    return ev.Received(header, serialize.read(kinds[name], data["body"], f"message.{name}"))
 
 
 def tensor_key(body: ev.Message) -> ev.Key | ev.SliceKey | ev.StateKey | None:

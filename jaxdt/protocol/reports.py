@@ -513,36 +513,6 @@ class PredictionReport(Report):
 
 
 @dataclass(frozen=True)
-class ReplanReport(Report):
-    """The gain of another plan for the members `present`. `step_s_now`: predicted seconds of a step on the plan that
-    runs (None: the run stands still), `step_s`: on the other plan; `move_s`: seconds to move state there; `command`:
-    the command that takes the other plan. `problem`: why there is no advice."""
-
-    kind: ClassVar[str] = "replan"
-    present: list[int]
-    step_s_now: float | None = None
-    step_s: float | None = None
-    move_s: float | None = None
-    command: str | None = None
-    problem: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The advice for people, one line."""
-        if self.problem is not None or self.step_s is None:
-            return f"no advice: {self.problem}"
-        peers = f"peers {', '.join(map(str, self.present))}"
-        then = f"in {self.step_s:.3f} s"
-        if self.step_s_now is None:
-            return f"the run stands still; another plan of {peers} is predicted to do a step {then}: {self.command}"
-        now = f"{peers} are predicted to do a step in {self.step_s_now:.3f} s"
-        if self.command is None:
-            return f"{now}, and no better plan of them was found"
-        gain = f"-{1 - self.step_s / self.step_s_now:.0%}"
-        return f"{now}, on another plan {then} ({gain}), after moving state for {self.move_s:.1f} s: {self.command}"
-
-
-@dataclass(frozen=True)
 class OperatorReport(Report):
     """An operator has asked for something, and it is being done."""
 

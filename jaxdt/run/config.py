@@ -27,13 +27,16 @@ ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
 JOIN_RULES = ("balanced", "bandwidth")
 REBALANCE_RULES = ("bottleneck", "algorithm2")
-ADVISE = "advise"
-REPLANS = ("off", ADVISE)
 OUTERS = ("none", "sgd", "nesterov")
 EQUAL, SAMPLES = WEIGHTS = ("equal", "samples")
 PIPELINE, STAGE = CLIPS = ("pipeline", "stage")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
+# Fields that the config has no more -> the value with which an old one is read all the same, and the way now.
+REMOVED: dict[str, tuple[Any, str]] = {
+    "wiring.replan": ("off", "`python -m planner replan --run_dir=DIR` plans for the members of a run"),
+    "net.queue_bytes": (64 << 20, "no new Work starts while more than 64 MiB wait to be sent to one peer"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,6 @@ class WiringConfig:
     complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
     started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
     stands still and nothing is lost; afterwards the steps since the last complete checkpoint are.
-    `replan`: with "advise", after a change of members the planner looks for a better plan of those who are there,
-    beside the run, and a report says what it would gain and how to take it. It needs a network file with the links.
     `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
     never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
     peers may change stages each time. `rebalance_rule`: which one. "bottleneck": only a peer that its stage can spare,
@@ -130,7 +131,6 @@ class WiringConfig:
     on_stage_lost: str = "wait"
     stage_grace_s: float = 300.0
     retain_bytes: int = 1 << 30
-    replan: str = "off"
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
     rebalance_rule: str = "bottleneck"
@@ -234,16 +234,14 @@ class SyncConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    """When a peer counts as lost, and how much may wait for a link. A deadline is the median of the durations observed
-    so far plus their spread, and never below `deadline_floor_s`. `queue_bytes`: no new Work starts while more payload
-    than this waits to be sent to one peer. `outage_s`: how long peers wait for a coordinator that is gone, by default a
+    """When a peer counts as lost. A deadline is the median of the durations observed so far plus their spread, and
+    never below `deadline_floor_s`. `outage_s`: how long peers wait for a coordinator that is gone, by default a
     night: to wait costs idle machines, to end costs the state in their memory. Before a peer ends it writes that state
     as a part of a checkpoint. `copies_gbps`: how fast a peer fetches copies of other peers' parts of checkpoints, in
     1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
-    queue_bytes: int = 64 << 20
     outage_s: float = 8 * 3600.0
     copies_gbps: float = 0.0
 
@@ -309,7 +307,6 @@ class RunConfig:
     def _check_wiring(self) -> None:
         wiring = self.wiring
         require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
-        require_one_of("wiring.replan", wiring.replan, REPLANS)
         require_one_of("wiring.join_rule", wiring.join_rule, JOIN_RULES)
         require_one_of("wiring.rebalance_rule", wiring.rebalance_rule, REBALANCE_RULES)
         require_at_least("wiring.routers", wiring.routers, 1)
@@ -374,7 +371,6 @@ class RunConfig:
             raise BadInput(
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
-        require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
         if not self.net.outage_s > 0:
             raise BadInput(f"net.outage_s: got {self.net.outage_s}, expected a number > 0")
         if not 0 <= self.net.copies_gbps < math.inf:
@@ -400,7 +396,7 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     """A RunConfig from plain data. `model` is a preset and the fields that differ from it. The vocabulary defaults to
     `vocab_size`, the token file's, and must not be smaller. Compression layers that `codec` names stand behind the
     stages of the default plan, unless model.compression_after says where."""
-    fields = dict(data)
+    fields = _without_removed(data)
     unknown = set(fields) - set(RunConfig.__dataclass_fields__)
     for name in sorted(unknown, key=str):
         raise BadInput(f"{name}: unknown field{nearest(str(name), RunConfig.__dataclass_fields__)}")
@@ -421,6 +417,19 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     if serialize.is_list(after):
         after = tuple(after)
     return replace(config, model=replace(config.model, compression=layers, compression_after=after))
+
+
+def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without those of REMOVED, which an earlier program wrote; BadInput for one with another value."""
+    fields = dict(data)
+    for name, (neutral, way_now) in REMOVED.items():
+        section, field_name = name.split(".")
+        inner = fields.get(section)
+        if serialize.is_object(inner) and field_name in inner:
+            if inner[field_name] != neutral:
+                raise BadInput(f"{name}: got {inner[field_name]!r}, expected no such field, or {neutral!r}; {way_now}")
+            fields[section] = {key: value for key, value in inner.items() if key != field_name}
+    return fields
 
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:

@@ -1,8 +1,7 @@
 """Versions of the data that old and new processes exchange: the protocol on the wire, and the format of checkpoints.
 
-A new major version means that the two cannot understand each other. A new minor version only adds what the one before
-it may leave out: a field with a default, a kind of message that nobody waits for. So neighbouring minor versions may
-run together while the processes of a run are replaced one by one.
+The protocol has one number, and all processes of a run speak the same one. A checkpoint outlives the program that wrote
+it, so its format has two: a new major version cannot be read, a new minor one only adds fields that may be left out.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from jaxdt.run.errors import BadInput
 
 @dataclass(frozen=True)
 class Version:
-    """A version number; its text is major.minor."""
+    """A version of the format of checkpoints; its text is major.minor."""
 
     major: int
     minor: int
@@ -21,18 +20,8 @@ class Version:
         return f"{self.major}.{self.minor}"
 
 
-PROTOCOL = Version(4, 0)
+PROTOCOL = 5
 CHECKPOINT = Version(2, 0)
-
-
-def check_protocol(got: Version) -> None:
-    """BadInput unless the other side's version is at most one minor version away."""
-    if got.major != PROTOCOL.major or abs(got.minor - PROTOCOL.minor) > 1:
-        raise BadInput(f"protocol version: got {got}, expected {_range(max(0, PROTOCOL.minor - 1))}")
-
-
-def _range(first_minor: int) -> str:
-    return f"{Version(PROTOCOL.major, first_minor)} to {Version(PROTOCOL.major, PROTOCOL.minor + 1)}"
 
 
 def check_checkpoint(got: object, source: str) -> None:

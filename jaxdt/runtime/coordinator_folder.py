@@ -16,7 +16,13 @@ from typing import Any
 
 from jaxdt.build import RunStart
 from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
-from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
+from jaxdt.membership.coordinator_config import (
+    DurableState,
+    LastView,
+    OperatorState,
+    load_durable_state,
+    load_operator_state,
+)
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
@@ -102,23 +108,15 @@ def drop_damaged(run_dir: Path) -> list[str]:
             durable.delete(name)
             lines.append(f"--resume: {problem}; deleted, since a run that is resumed does not need it")
             if name == TERM and not _damage(durable, VIEW) and (view := durable.get(VIEW)):
-                durable.put(TERM, serialize.read_known(_LastView, view, VIEW).coordinator_term)
+                durable.put(TERM, serialize.read_known(LastView, view, VIEW).coordinator_term)
     return lines
-
-
-@dataclass(frozen=True)
-class _LastView:
-    """What is read of a view that may be of an earlier protocol."""
-
-    coordinator_term: int
-    members: tuple[ev.Member, ...]
 
 
 def last_members(run_dir: Path) -> tuple[ev.Member, ...]:
     """The members of the run's last view; none if its coordinator is not here, or has made no view."""
     folder = run_dir / "coordinator"
     view = FileStore(folder).get(VIEW) if folder.exists() else None
-    return serialize.read_known(_LastView, view, VIEW).members if view else ()
+    return serialize.read_known(LastView, view, VIEW).members if view else ()
 
 
 def begun_with(run_dir: Path) -> Path | None:

@@ -18,7 +18,6 @@ from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.reporting.journal import Journal
-from jaxdt.runtime.reporting.replan_advice import StartSearch
 from jaxdt.runtime.run_dir import shared, write_config_and_plan
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
@@ -38,7 +37,6 @@ class CoordinatorOptions:
     live: show the fleet as a live table, if in the foreground of a terminal.
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
-    replan: starts the planner's search for a better plan of the members; None: there is no network to plan on.
     measured: the links of the plan's devices, for the prediction of a run whose links are not emulated.
     """
 
@@ -46,7 +44,6 @@ class CoordinatorOptions:
     live: bool
     stop_with_parent: bool
     launched_s: float | None = None
-    replan: StartSearch | None = None
     measured: Network | None = None
 
 
@@ -65,7 +62,7 @@ def _coordinate(
 ) -> ev.Stop:
     beginning = load_beginning(job, durable)
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
-    journal = Journal(job, machine, durable, options.live, options.launched_s, options.replan, options.measured)
+    journal = Journal(job, machine, durable, options.live, options.launched_s, options.measured)
     goes_on = beginning.durable_state is not None
     path = job.run_dir / "trace" / "coordinator.jsonl"
     trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)

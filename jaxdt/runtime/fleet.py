@@ -18,6 +18,7 @@ from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
 from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import ADDRESS, older_part
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import authority
@@ -25,8 +26,7 @@ from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.reporting.console import has_own_terminal
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, peer_credential
-from jaxdt.runtime.run_folders import ADDRESS
-from jaxdt.runtime.storage.durable import cut_log, older_part
+from jaxdt.runtime.storage.durable import cut_log
 
 RUN_CODES = (ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.LOST, ExitCode.DIVERGED, ExitCode.INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)

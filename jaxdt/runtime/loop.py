@@ -2,7 +2,7 @@
 
 Communication and computation never wait for each other (DT-FM Sec. 3.5): the transport's threads receive and send, one
 thread computes, and this loop passes only keys between them. Back pressure: no new Work starts while more than
-`queue_bytes` wait on a link to a member. Receiving never stops, so queues always drain. For a pool's worker nobody
+QUEUE_BYTES_MAX wait on a link to a member. Receiving never stops, so queues always drain. For a pool's worker nobody
 waits: what its server has leased to it bounds its queue.
 """
 
@@ -40,6 +40,7 @@ PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the sa
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
 PAUSED_S = 0.2  # a machine is told of longer pauses
+QUEUE_BYTES_MAX = 64 << 20
 
 
 class LoopTensors(Tensors, Protocol):
@@ -112,7 +113,6 @@ class Loop:
         report: Callable[[Report], None],
         checkpointer: CheckpointWriter | None = None,
         durable: FileStore | None = None,
-        queue_bytes: int = 1 << 62,
     ):
         self._peer = peer
         self._machine = machine
@@ -120,7 +120,6 @@ class Loop:
         self._report = report
         self._checkpointer = checkpointer
         self._durable = durable
-        self._queue_bytes = queue_bytes
         self._events: SimpleQueue[ev.Event | ev.Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Computation] = deque()
@@ -439,7 +438,7 @@ class Loop:
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, and what is to be done after it, unless a link is congested."""
-        while self._ready and self._queued_bytes_max() <= self._queue_bytes:
+        while self._ready and self._queued_bytes_max() <= QUEUE_BYTES_MAX:
             self.work.put(self._ready.popleft())
 
     def _queued_bytes_max(self) -> int:

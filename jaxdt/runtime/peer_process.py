@@ -98,9 +98,8 @@ def _serve(
         )
         with contextlib.closing(trace_file):
             trace = Trace(trace_file.write, job.trace_steps)
-            queue_bytes = job.config.net.queue_bytes
             watch = EndWatch(job, log.report)
-            loop = Loop(peer, served.machine, trace, watch.report, checkpointer, queue_bytes=queue_bytes)
+            loop = Loop(peer, served.machine, trace, watch.report, checkpointer)
             watch.post = loop.post
             if begins_anew:  # what is still on its way to the machine before is not for this one
                 loop.process = secrets.randbelow(1 << 31)

@@ -15,9 +15,8 @@ from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.plan import Plan, to_json
+from jaxdt.run.run_folder import EMITTED_RUN_DIR, has_ended
 from jaxdt.runtime.identity import authority
-from jaxdt.runtime.run_end import has_ended
-from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.checkpoint import step_folders
 from jaxdt.runtime.storage.durable import write_durably
 
@@ -30,7 +29,7 @@ NAMES_MAX = 5  # of files in one line
 WRITTEN = re.compile(
     r"config\.json|config\.py|plan\.json|run|launch\.json|credentials|coordinator_address|emulated_network\.json"
     rf"|{EMITTED_RUN_DIR}|(coordinator|host_\d+|worker_\d+)\.flags|checkpoints|fetching|disk_id|coordinator|logs|trace"
-    r"|tensorboard|replan|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
+    r"|tensorboard|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
 )
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.run_folder import RunFolders, has_ended
 from jaxdt.run.serialize import parse_json
-from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 
 
@@ -20,12 +20,6 @@ def ended_run(run_dir: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         reason = "its summary.json cannot be read"
     return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
-
-
-def has_ended(run_dir: Path) -> bool:
-    """Whether the run of a folder has ended, and its coordinator was not started since."""
-    summary, address = run_dir / "summary.json", run_dir / ADDRESS
-    return summary.exists() and not (address.exists() and address.stat().st_mtime > summary.stat().st_mtime)
 
 
 def has_steps(run_dir: Path) -> bool:

@@ -126,7 +126,7 @@ def _compute_for(
     trace_file = LateFile(path, failed=lambda reason: loop.post(WriteFailedReport(reason)))
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write, job.trace_steps)
-        loop = Loop(peer, machine, trace, log.report, queue_bytes=config.net.queue_bytes)
+        loop = Loop(peer, machine, trace, log.report)
         start_transport(job, loop, peer, OwnAddress(""))
         loop.transport.connect(server, _address(server, welcome.server_address))
         stop_requests.deliver_to(loop)

@@ -1,4 +1,7 @@
-"""The Work that runs on a peer's device: one at a time, whichever part of the wiring asked for it."""
+"""The Work that runs on a peer's device, one at a time, whichever part of the wiring asked for it; and the seconds that
+it takes, as the peer that routes microbatches there needs to know them."""
+
+import math
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId
@@ -19,3 +22,16 @@ class ComputeSlot:
 
     def free(self) -> None:
         self.is_busy = False
+
+
+class ServiceTime:
+    """One clock of finished Work, which all steps share that a peer has under way."""
+
+    def __init__(self):
+        self._ended_s = -math.inf
+
+    def gap_s(self, ended_s: float) -> float:
+        """A Work has ended: the seconds since the one before it ended. That is the Work's own time if it had waited in
+        a queue, and more if it had not."""
+        gap_s, self._ended_s = ended_s - self._ended_s, ended_s
+        return gap_s

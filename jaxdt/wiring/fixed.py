@@ -30,11 +30,10 @@ from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
-from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.pipeline_assignment import Places, PlannedRoutes, pipeline_assignment
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
-from jaxdt.wiring.service_time import ServiceTime
 
 NEVER = float("inf")
 

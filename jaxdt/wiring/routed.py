@@ -27,11 +27,10 @@ from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import COMPUTING, StepShape
-from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.dispatcher import Dispatcher
 from jaxdt.wiring.recovery import Counted, Recovery
 from jaxdt.wiring.route_policy import RoutePolicy
-from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.tasks import task_kind, whole_step
 
 WORK_OF: dict[str, WorkKind] = {"act": WorkKind.FORWARD, "grad": WorkKind.BACKWARD, "eval": WorkKind.EVALUATE}

@@ -7,11 +7,10 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
 from jaxdt.wiring.base import PeerLoad, WiringEntry, step_shape
-from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
-from jaxdt.wiring.service_time import ServiceTime
 
 # Microbatches on their way for each peer. With 2, boundary tensors that take as long as the Work left peers idle for a
 # third of the time.

@@ -1,4 +1,6 @@
-"""`python -m planner replan`: a plan for a network that has changed, what moves where, and how long that takes."""
+"""`python -m planner replan`: a plan for a network that has changed, what moves where, and how long that takes.
+
+With --run_dir the plan that runs, the devices that are left and their speeds are those of a run's folder."""
 
 import json
 import math
@@ -15,13 +17,19 @@ from planner.api.replan_result import Replan
 from planner.api.result import Stop
 from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write
-from planner.commands.flags_job import job_of
+from planner.commands.flags_job import BYTES, OF_THE_CONFIG, job_of
+from planner.commands.run_folder import RunToReplan, read
 from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
 from planner.report.plan_file import network_file_of, percentile_of
 from planner.report.tables import NONE, seconds
 
 N_SHOWN = 12
+GAIN_FRAC_MIN = 0.01  # the simulator is no more exact than that
+OF_THE_RUN = {"plan": "--from", "added": "--with"}
+OF_THE_RUN |= {
+    name: f"--{name}" for name in ("without", "config", "profile", "flops", "objective", *OF_THE_CONFIG, *BYTES)
+}
 
 
 def run(flags: Namespace) -> int:
@@ -30,27 +38,57 @@ def run(flags: Namespace) -> int:
     check_out(flags.out_network, "out_network")
     if flags.out and not flags.out_network:
         raise BadInput("--out_network: missing, expected a file for the changed network, which the plan of --out names")
-    plan = plans.load(flags.plan)
-    whole = networks.load(flags.network or network_file_of(plan, flags.plan))
-    without = tuple(name for name in (flags.without or "").split(",") if name)
-    change = Change(without, networks.load(flags.added) if flags.added else None)
+    run_to_replan = _run_to_replan(flags)
+    if run_to_replan:
+        plan, whole, change = run_to_replan.plan, run_to_replan.network, Change(run_to_replan.without)
+    else:
+        plan = plans.load(flags.plan)
+        whole = networks.load(flags.network or network_file_of(plan, flags.plan))
+        without = tuple(name for name in (flags.without or "").split(",") if name)
+        change = Change(without, networks.load(flags.added) if flags.added else None)
     percentile = percentile_of(plan, flags.percentile)
     network = whole.at_percentile(percentile)
     at = replace(change, added=change.added and change.added.at_percentile(percentile))
     constraints = load_constraints(flags.constraints) if flags.constraints else None
     time_s = DEFAULT_TIME_S if flags.time_limit_s is None and flags.evaluations is None else flags.time_limit_s
     stop = Stop(time_s, flags.evaluations)
-    job = _job(flags, plan, network)
+    job = run_to_replan.job if run_to_replan else _job(flags, plan, network)
     with interruptible(stop):
         found = replan(plan, network, at, job, stop, flags.horizon_steps, constraints)
     print(table(found))
-    if flags.unchanged:
+    if flags.unchanged or run_to_replan:
         found = _with_unchanged(found, unchanged_s(plan, network, at, job))
     if flags.out:
         _write_network(changed(whole, change), flags.out_network)
         facts = {} if percentile is None else {"percentile": percentile}
         write(found.result.plan, flags.out, flags.out_network, **facts)
+    if run_to_replan:
+        print(_how_to_take(flags, found, run_to_replan))
     return 0
+
+
+def _run_to_replan(flags: Namespace) -> RunToReplan | None:
+    """The run of --run_dir, which says what other flags say without it; None for --from."""
+    if not flags.run_dir:
+        if not flags.plan:
+            raise BadInput("--from: missing, expected the plan.json of the plan that runs, or --run_dir of a run")
+        return None
+    for name, flag in OF_THE_RUN.items():
+        if getattr(flags, name) is not None:
+            raise BadInput(f"{flag}: got {getattr(flags, name)} with --run_dir, expected the run's folder to say that")
+    return read(flags.run_dir, flags.network)
+
+
+def _how_to_take(flags: Namespace, found: Replan, run_to_replan: RunToReplan) -> str:
+    """The command that takes the plan; or the reason why there is none."""
+    step_s, now_s = found.result.step_s, found.result.plan.found["replan"]["unchanged_s"]
+    if now_s is not None and step_s >= (1 - GAIN_FRAC_MIN) * now_s:
+        return "no better plan of these members was found"
+    if not flags.out:
+        return "a better plan of these members: --out=plan.json and --out_network=network.json write it"
+    gain = "" if now_s is None else f" ({step_s / now_s - 1:+.0%})"
+    command = run_to_replan.command(flags.out, flags.out_network, is_running=now_s is not None)
+    return f"to take this plan{gain}: {command}"
 
 
 def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job | None:

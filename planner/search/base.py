@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from planner.model.problem import Problem
     from planner.search.incumbent import Incumbent
 
-# Name of a solver -> the module that holds its `ENTRY`, imported when the solver is used.
+# Name of a solver -> the module that holds its `ENTRY`, or MODULE:NAME, imported when the solver is used.
 SOLVERS: dict[str, str] = {
     "auto": "planner.search.portfolio",
     "evolve": "planner.search.evolve",
     "types": "planner.search.types_sat",
     "exact": "planner.search.exact",
-    "kl": "planner.search.kernighan_lin",
+    "kl": "planner.search.evolve:KERNIGHAN_LIN_ENTRY",
     "dtfm": "planner.search.baselines.dtfm",
-    "dtfm_kl": "planner.search.baselines.dtfm_kl",
+    "dtfm_kl": "planner.search.baselines.dtfm:KERNIGHAN_LIN_ENTRY",
     "metis_like": "planner.search.baselines.metis_like",
     "amp_like": "planner.search.baselines.amp_like",
-    "random": "planner.search.baselines.random_partitions",
-    "block": "planner.search.baselines.block",
+    "random": "planner.search.baselines.partitions",
+    "block": "planner.search.layouts",
 }
 # Solvers of pools: their plans have servers and workers, and they choose the number of stages (planner.api.pool).
 POOL_SOLVERS: dict[str, str] = {"cluster": "planner.search.pool.levels"}
@@ -64,4 +64,5 @@ def check_solver(flag: str, name: str) -> None:
 def solver_entry(name: str) -> SolverEntry:
     """The entry of a solver; BadInput for one that does not exist."""
     check_solver("solver", name)
-    return importlib.import_module(SOLVERS[name]).ENTRY
+    module, _, entry = SOLVERS[name].partition(":")
+    return getattr(importlib.import_module(module), entry or "ENTRY")

@@ -221,3 +221,4 @@ def compile_evolve():
 
 
 ENTRY = SolverEntry(functools.partial(solve_by, EVOLVE))
+KERNIGHAN_LIN_ENTRY = SolverEntry(functools.partial(solve_by, KERNIGHAN_LIN))

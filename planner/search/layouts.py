@@ -1,8 +1,11 @@
-"""Placements [S, P] that need no search: runs of consecutive devices, and random ones for comparison."""
+"""Placements [S, P] that need no search: runs of consecutive devices, and random ones for comparison. ENTRY is the
+solver `block`, which only offers the block layout."""
 
 import numpy as np
 
-from planner.model.problem import Problem, placement_terms
+from planner.model.problem import Problem, placement_s, placement_terms
+from planner.search.base import SolverEntry
+from planner.search.incumbent import Incumbent
 
 N_RANDOM = 100
 
@@ -27,3 +30,13 @@ def mean_random(problem: Problem, seed: int) -> tuple[float, float, float]:
     terms = [[term_s if term_s < problem.missing_s else np.inf for term_s in pair] for pair in terms]
     datap_s, pipelinep_s = np.mean(terms, axis=0)
     return float(datap_s + pipelinep_s), float(datap_s), float(pipelinep_s)
+
+
+def offer_block(problem: Problem, incumbent: Incumbent, seed: int):
+    del seed
+    layout = block(problem)
+    incumbent.offer(layout, placement_s(problem, layout), by="block")
+    incumbent.count(1)
+
+
+ENTRY = SolverEntry(offer_block, keeps_placement=True)

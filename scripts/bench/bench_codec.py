@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from jaxdt.cli import memory_settings, script_main
+from jaxdt.cli import environment, script_main
 from jaxdt.codec.base import decode, encode
 from jaxdt.run.codec import AUTO, parse
 from jaxdt.run.errors import BadInput
@@ -104,5 +104,5 @@ def result(name: str, shape: tuple[int, ...], seconds: dict[str, float], n_bytes
 
 
 if __name__ == "__main__":
-    memory_settings.restart()
+    environment.restart_with_malloc_settings()
     script_main.run(main)

@@ -38,12 +38,12 @@ from jaxdt.run.config import RunConfig, default_plan, parse
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.identity.authority import create_missing, peer_file
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
-from jaxdt.runtime.run_folders import ADDRESS
 
 PEERS = flags.DEFINE_integer("peers", 256, "Peers of the fleet, in stages of 32.", 32)
 STEPS = flags.DEFINE_integer("steps", 20, "Steps of the run.", 4)

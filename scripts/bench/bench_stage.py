@@ -19,7 +19,7 @@ import jax
 from absl import flags
 
 from jaxdt.build import memory_options, sync_groups
-from jaxdt.cli import memory_settings, run_flags, script_main
+from jaxdt.cli import environment, run_flags, script_main
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import stage_memory
 from jaxdt.run.work import WorkKind
@@ -68,5 +68,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    memory_settings.restart()
+    environment.restart_with_malloc_settings()
     script_main.run(main)

@@ -43,9 +43,9 @@ from jaxdt.run import plan as plans
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import kept_lines
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whole_checkpoints
-from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sync.matching.mixing import mixing_lines

@@ -10,6 +10,7 @@ from jaxdt.api.launch import LaunchOptions
 from jaxdt.cli import resume_flags
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import LAUNCH
 from jaxdt.runtime import run_dir as run_dirs
 
 CONFIG = parse(
@@ -22,7 +23,7 @@ EMULATED = LaunchOptions(emulate="/a/network.json")
 def run_dir(tmp_path):
     """The folder of a run that was launched with an emulated network."""
     run_dirs.write_job(tmp_path / "run", CONFIG, default_plan(CONFIG))
-    resume_flags.write_json(tmp_path / "run" / resume_flags.LAUNCH, {"emulate": "/a/network.json"})
+    resume_flags.write_json(tmp_path / "run" / LAUNCH, {"emulate": "/a/network.json"})
     return tmp_path / "run"
 
 
@@ -85,7 +86,7 @@ def test_a_damaged_config_is_refused_in_one_line(run_dir, content):
 def test_launch_options_are_kept_where_they_are_not_the_default(tmp_path):
     options = LaunchOptions(pin=1, emulate="configs/networks/four_cities.json", overwrite=True)
     resume_flags.save(tmp_path, options)
-    kept = json.loads((tmp_path / resume_flags.LAUNCH).read_text())["value"]
+    kept = json.loads((tmp_path / LAUNCH).read_text())["value"]
     assert kept["pin"] == "1" and kept.keys() == {"pin", "emulate"}
     assert Path(kept["emulate"]) == Path("configs/networks/four_cities.json").resolve()
 

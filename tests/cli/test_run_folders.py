@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from forks import run_scripts
 
-from jaxdt.cli import resume_flags, run_inputs
+from jaxdt.cli import run_inputs
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
+from jaxdt.run.run_folder import launch_flags
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import TOKEN, Holder
@@ -151,7 +152,7 @@ def test_each_host_is_told_of_every_file_that_it_needs_by_commands_that_a_shell_
     assert "my data.tok" in second and "a b'2/credentials/host_1.token" in second
     assert "--network=a b'2/measured_network.json" in (tmp_path / "a b'2/coordinator.flags").read_text().splitlines()
     (tmp_path / "a b'2").rename(tmp_path / "elsewhere")  # as on a host that keeps it at another place
-    assert resume_flags.kept(tmp_path / "elsewhere")["network"] == str(tmp_path / "elsewhere/measured_network.json")
+    assert launch_flags(tmp_path / "elsewhere")["network"] == str(tmp_path / "elsewhere/measured_network.json")
 
 
 @pytest.mark.parametrize(

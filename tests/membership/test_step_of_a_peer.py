@@ -1,6 +1,9 @@
-"""The docstring of a Peer shows one step, as its machines pass events on: it is the step of a simulation."""
+"""The docstring of a Peer shows one step, as its machines pass events on, and the picture of the docs shows it too: it
+is the step of a simulation."""
 
 import inspect
+import re
+from pathlib import Path
 
 from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.membership import peer as peer_module
@@ -14,6 +17,7 @@ from jaxdt.sim.tensors import NoTensors
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
 
+PICTURE = Path(__file__).parents[2] / "docs" / "picture.svg"
 PEER, STEP = 1, 1  # a replica of the middle stage
 MACHINES = {FixedWiring: "wiring", AllReduce: "sync"}
 ANSWERS = (ev.Run, ev.Sum, ev.Send, ev.Post, ev.InternalEvent)
@@ -32,7 +36,7 @@ def described(thing):
     return name
 
 
-def test_the_docstring_shows_a_step(monkeypatch):
+def test_docstring_and_picture_show_a_step(monkeypatch):
     passed, rows = [], []
 
     def recording(kind, label):
@@ -75,3 +79,5 @@ def test_the_docstring_shows_a_step(monkeypatch):
             rows.append(row)
     shown = [line.strip() for line in inspect.getdoc(Peer).splitlines() if line.startswith("    ")]
     assert shown == [" -> ".join(filter(None, row)) for row in rows]
+    drawn = re.findall(r'<g class="row">(.*?)</g>', PICTURE.read_text())
+    assert [" -> ".join(re.findall(r">([^<]+)</text>", row)) for row in drawn] == shown

@@ -24,7 +24,7 @@ def stop_of(actions):
 
 def test_a_server_that_is_silent_for_too_long_is_lost():
     machine = worker()
-    from_server(machine, 1.0, ev.Enlisted(1, 0))
+    from_server(machine, 1.0, ev.Enlisted(1, 0, 0, 7))
     assert ev.Send(SERVER, ev.Enlist(7, "f")) in machine.handle(1.0 + PATIENCE_S, ev.Woke("heartbeat"))
     stop = stop_of(machine.handle(1.1 + PATIENCE_S, ev.Woke("heartbeat")))
     assert stop and stop.code == NO_SERVER and stop.reason == "worker 4: server 1 was silent for 5 s"
@@ -44,7 +44,7 @@ def test_the_first_answer_may_take_as_long_as_a_run_takes_to_begin():
 
 def test_a_pause_of_the_worker_itself_is_no_silence_of_its_server():
     machine = worker()
-    from_server(machine, 1.0, ev.Enlisted(1, 0))
+    from_server(machine, 1.0, ev.Enlisted(1, 0, 0, 7))
     machine.handle(60.0, ev.Paused(59.0))
     assert stop_of(machine.handle(60.0, ev.Woke("heartbeat"))) is None
 

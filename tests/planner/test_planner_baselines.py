@@ -18,7 +18,7 @@ from planner.report.bench_page import BenchRun, against_first, cell
 from planner.search import crossover, layouts
 from planner.search.baselines.amp_like import tiled
 from planner.search.baselines.dtfm import improve_as_published, offspring, weights_of
-from planner.search.baselines.nodes import nodes_of, stages_in_turn
+from planner.search.baselines.partitions import nodes_of, stages_in_turn
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Pass
 from planner.search.evolve import EVOLVE, KERNIGHAN_LIN
 from planner.search.incumbent import Budget, Incumbent

@@ -26,10 +26,10 @@ STABLE_NAMES = {
     },
     "wiring": {
         "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
-        "rebalance_rule", "replan", "join_rule",
+        "rebalance_rule", "join_rule",
     },
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps", "codec", "groups", "server"},
-    "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s", "copies_gbps"},
+    "net": {"heartbeat_s", "deadline_floor_s", "outage_s", "copies_gbps"},
     "codec": None,
     "error_feedback": None,
     "dtype": None,
@@ -122,7 +122,6 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("net.heartbeat_s", float("inf"), "net.heartbeat_s: got inf, expected a finite number > 0"),
         ("model.preset", 5, "model.preset: got 5, expected one of debug"),
         ("net.deadline_floor_s", -4.0, "net.deadline_floor_s: got -4.0, expected at least two heartbeats"),
-        ("net.queue_bytes", 0, "net.queue_bytes: got 0, expected an integer >= 1"),
         ("net.outage_s", -1.0, "net.outage_s: got -1.0, expected a number > 0"),
         ("codec", "zip", "codec: got 'zip', expected one of none"),
         ("dtype", "float16", "dtype: got 'float16', expected one of float32, bfloat16"),
@@ -153,6 +152,21 @@ def test_an_unknown_name_points_to_the_nearest(path, known):
     with pytest.raises(BadInput) as caught:
         parse(config_with(path, 1))
     assert str(caught.value).startswith(f'{path}: unknown field (did you mean "{known}"?)')
+
+
+@pytest.mark.parametrize(
+    ("path", "neutral", "other", "way_now"),
+    [
+        ("wiring.replan", "off", "advise", "python -m planner replan --run_dir=DIR"),
+        ("net.queue_bytes", 64 << 20, 100, "64 MiB"),
+    ],
+)
+def test_a_field_of_before_is_read_where_it_asks_for_nothing_else_the_way_now_is_named(path, neutral, other, way_now):
+    assert parse(config_with(path, neutral)) == parse(base_config().to_dict())
+    with pytest.raises(BadInput) as caught:
+        parse(config_with(path, other))
+    assert str(caught.value).startswith(f"{path}: got {other!r}, expected no such field, or {neutral!r}; ")
+    assert way_now in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_the_model_may_not_be_left_out():

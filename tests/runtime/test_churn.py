@@ -8,15 +8,9 @@ from fleets import ENDLESS, QUICK, SWARM, alive, assert_equal
 
 from jaxdt.run import plan as plans
 from jaxdt.runtime.storage.checkpoint import newest_whole
+from planner.__main__ import main
 
-pytestmark = pytest.mark.xdist_group("kernels")  # the planner gives advice here, and the tests of it come first
-
-# The search has the run's own priority: beside the other tests of a session the least one may get no time at all.
-BRIEF_SEARCH = """
-import os
-from jaxdt.cli import replan_advice
-replan_advice.SEARCH_S, replan_advice.LEAST_PRIORITY = 1.0, os.nice(0)
-"""
+pytestmark = pytest.mark.xdist_group("kernels")  # the planner searches here, and the tests of it come first
 
 
 def test_equality_under_fire(churning, slow_links, alone):
@@ -42,20 +36,18 @@ def test_equality_under_fire(churning, slow_links, alone):
     assert_equal(fleet, alone)
 
 
-def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_links, alone):
-    """Fixed wiring: kill -9 of a peer, and a newcomer that takes its place. Before it comes there is the real planner's
-    advice for those who are left, and the plan that it is about can be read."""
-    flags = (*ENDLESS, *QUICK, slow_links, "--config.wiring.replan=advise")
-    fleet = churning(*flags, changes={"coordinate.py": BRIEF_SEARCH})
+def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_links, alone, tmp_path, capsys):
+    """Fixed wiring: kill -9 of a peer, and a newcomer that takes its place. Before it comes the planner finds a plan
+    for the peers that are left."""
+    fleet = churning(*ENDLESS, *QUICK, slow_links)
     fleet.wait_for_step(3)
     os.kill(fleet.children()[3], signal.SIGKILL)
     fleet.wait_for(lambda: fleet.views(0) >= 2, "a view without peer 3")
-    fleet.wait_for(lambda: fleet.reports("replan"), "advice", timeout_s=200)
-    (advice,) = fleet.reports("replan")
-    assert advice["present"] == [0, 1, 2] and "problem" not in advice
-    assert 0 < advice["step_s"] < 10 and 0 < advice["step_s_now"] < 10
-    plan = plans.load(fleet.run_dir / "replan" / "1" / "plan.json")
-    assert plan.found["step_s"] == advice["step_s"] and len(plan.peers) == 2
+    out, after = tmp_path / "new.json", tmp_path / "after.json"
+    assert main(["replan", f"--run_dir={fleet.run_dir}", f"--out={out}", f"--out_network={after}"]) == 0
+    plan = plans.load(out)
+    assert "without a new plan: " in capsys.readouterr().out
+    assert 0 < plan.found["step_s"] < 10 and 0 < plan.found["replan"]["unchanged_s"] < 10 and len(plan.peers) == 2
     fleet.join()
     n = len(fleet.losses()) + 2
     fleet.wait_for(lambda: newest_whole(fleet.run_dir, {})[0].version >= n, "a checkpoint with the newcomer's share")
@@ -65,5 +57,4 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     assert not alive(pids)
     assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
     assert "peer 3 (stage 1): lost" in fleet.output
-    assert "replan: peers 0, 1, 2 are predicted" in fleet.output
     assert_equal(fleet, alone)

@@ -8,8 +8,8 @@ import pytest
 from jaxdt.protocol import events as ev
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime import fleet
-from jaxdt.runtime.run_folders import ADDRESS
 
 # Its n-th start does DEATHS[n]: it dies before it has an address, or after; or it ends as it is told on standard input.
 COORDINATOR = """

@@ -16,7 +16,7 @@ PLAN = draw_case(0).plan
 
 
 def shown(capsys, report, on_stage_lost="wait"):
-    wiring = SimpleNamespace(on_stage_lost=on_stage_lost, replan="never")
+    wiring = SimpleNamespace(on_stage_lost=on_stage_lost)
     net = SimpleNamespace(heartbeat_s=0.5)
     config = SimpleNamespace(wiring=wiring, train=SimpleNamespace(steps=9), net=net)
     job = SimpleNamespace(run_dir=Path("runs/x"), config=config, plan=PLAN, run="r")

@@ -1,8 +1,7 @@
 """The summary counts the payload of links that are gone, and names the codec of every link between stages."""
 
 from jaxdt.run.plan import Plan
-from jaxdt.runtime.reporting.link_bytes import LinkBytes
-from jaxdt.runtime.reporting.link_codecs import LinkCodecs
+from jaxdt.runtime.reporting.links import LinkBytes, LinkCodecs
 
 
 def test_links_of_peers_that_left_or_moved_are_counted():

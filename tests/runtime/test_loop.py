@@ -59,9 +59,10 @@ class Congested(Nowhere):
 
 
 @pytest.mark.parametrize(("congested", "begins"), [(0, False), (9, True)])
-def test_only_a_link_to_a_member_holds_work_back(congested, begins):
+def test_only_a_link_to_a_member_holds_work_back(congested, begins, monkeypatch):
     """Peer 9 is a worker of a pool that is paused: nobody waits for it."""
-    loop = Loop(1, None, Trace(lambda line: None, 0), lambda report: None, queue_bytes=100)
+    monkeypatch.setattr("jaxdt.runtime.loop.QUEUE_BYTES_MAX", 100)
+    loop = Loop(1, None, Trace(lambda line: None, 0), lambda report: None)
     loop.transport = Congested({congested: 101, ev.COORDINATOR: 0})
     loop._perform(ev.Meet(VIEW.members))
     loop._perform(ev.Run(Work(1, "F", 0, 1, 0)))

@@ -90,7 +90,7 @@ def test_the_compute_thread_gets_all_in_the_order_in_which_the_machine_asks(monk
     loop.transport, loop.tensors = Transport(), NoTensors(1)
     n_looks = iter([2, 1, *[0] * 9])
     monkeypatch.setattr(Loop, "_queued_bytes_max", lambda self: next(n_looks))
-    monkeypatch.setattr(loop, "_queue_bytes", 0)
+    monkeypatch.setattr("jaxdt.runtime.loop.QUEUE_BYTES_MAX", 0)
     loop.run("")
     handed_over = [loop.work.get() for _ in range(len(asked) + 1)]
     assert handed_over == [*asked, None]

@@ -11,8 +11,8 @@ import time
 import pytest
 from fleets import ROOT, write_config
 
+from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_dir import token_flag
-from jaxdt.runtime.storage.durable import read_json
 
 N_STEPS = 30
 # A killed process is noticed by its broken connection; a slow machine must not be taken for a dead one.

@@ -134,7 +134,7 @@ def test_what_a_person_must_know_is_a_sentence(report, line):
 
 
 # Reports that the live table, the journal or a peer's log show in a way of their own, and reports of the trace alone.
-OTHERWISE = {"step", "view", "lost", "failed", "leaving", "vacant", "rollback", "checkpoint", "done", "ended", "replan"}
+OTHERWISE = {"step", "view", "lost", "failed", "leaving", "vacant", "rollback", "checkpoint", "done", "ended"}
 VALUES = {int: 7, float: 0.25, bool: True, list[int]: [1, 2]}
 OTHERWISE |= {
     "still_waiting",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import EMITTED_RUN_DIR
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.runtime.run_folders import EMITTED_RUN_DIR
 from jaxdt.runtime.storage.durable import FileStore
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -187,6 +187,7 @@ def test_launching(files):
     cases = {
         "unknown field": (["--config.train.stpes=3"], '"steps"'),
         "field of another section": (["--config.train.microbatches=3"], "mean --config.plan.microbatches?"),
+        "field of before": (["--config.wiring.replan=advise"], "python -m planner replan --run_dir=DIR"),
         "unknown field in the file": (["--config={dir}/unknown.py"], "stagse"),
         "out of range": (["--config.train.steps=0"], "train.steps: got 0, expected an integer >= 1"),
         "no number": (["--config.optim.lr=fast"], "--config.optim.lr: got 'fast', expected a number"),

@@ -33,7 +33,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.storage.weight_stash import WeightStash
+from jaxdt.runtime.storage.parameter_versions import WeightStash
 from jaxdt.sim.predict import Conditions, simulate
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")

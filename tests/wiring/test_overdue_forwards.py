@@ -9,11 +9,10 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
-from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
-from jaxdt.wiring.service_time import ServiceTime
 
 STAGE_OF = {0: 0, 1: 1, 2: 1, 3: 2}
 VIEW = ev.View(1, 1, 0, tuple(ev.Member(peer, stage, 1) for peer, stage in STAGE_OF.items()), (1, 1, 1), 0)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
+from jaxdt.wiring.compute_slot import ServiceTime
 from jaxdt.wiring.dispatcher import Dispatcher
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.router import BANNED, Ema, Router, StageQueue
-from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.tasks import Task
 
 costs = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8)

@@ -7,13 +7,29 @@ import ssl
 from collections.abc import Collection
 
 from jaxdt.protocol import events as ev
-from jaxdt.runtime.identity import tls_refusals
 from jaxdt.runtime.identity.certificate import TOKEN, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeRefused
 from jaxdt.runtime.net.options import Issue
+
+# Reasons of OpenSSL, and their meaning for the other side.
+OTHER_RUN = "is of another run: each run has credentials of its own"
+NO_CREDENTIAL = "has shown no credential, expected one of this run"
+NOT_TLS = "does not speak TLS, so it is no process of a run with credentials; is the port right?"
+MEANINGS = {
+    "CERTIFICATE_VERIFY_FAILED": OTHER_RUN,
+    "TLSV1_ALERT_UNKNOWN_CA": OTHER_RUN,
+    "SSLV3_ALERT_BAD_CERTIFICATE": OTHER_RUN,
+    "TLSV1_ALERT_DECRYPT_ERROR": OTHER_RUN,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": NO_CREDENTIAL,
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "expects a credential, and got none",
+    "WRONG_VERSION_NUMBER": NOT_TLS,
+    "HTTP_REQUEST": "speaks HTTP, so it is no process of a run",
+    "RECORD_LAYER_FAILURE": NOT_TLS,
+    "PACKET_LENGTH_TOO_LONG": NOT_TLS,
+}
 
 
 class Authentication:
@@ -45,7 +61,7 @@ class Authentication:
     def explain(self, error: ssl.SSLError) -> str:
         """The meaning of a failed TLS handshake, for people."""
         file = f" (this side has {self._credential.file})" if self._credential else ""
-        return f"the process there {tls_refusals.meaning(error)}{file}"
+        return f"the process there {_meaning(error)}{file}"
 
     def check(self, shown: SignedCertificate | None, peer: int) -> None:
         """HandshakeRefused unless the other side may speak as `peer`."""
@@ -74,3 +90,10 @@ class Authentication:
     def revoke(self, peers: Collection[int]) -> None:
         """Refuse these peers from now on."""
         self._revoked |= frozenset(peers)
+
+
+def _meaning(error: ssl.SSLError) -> str:
+    """A predicate for the other side, such as "is of another run": the library says which check failed, and not what to
+    look at."""
+    reason = error.reason or str(error)
+    return MEANINGS.get(reason) or f"and this side found no way to speak TLS ({reason.lower().replace('_', ' ')})"

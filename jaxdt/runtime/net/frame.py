@@ -31,7 +31,7 @@ from jaxdt.run import versions
 from jaxdt.runtime.net.options import TransportLimits
 
 MAGIC = b"jxdt"
-VERSION = versions.PROTOCOL.major
+VERSION = versions.PROTOCOL
 GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS, REQUEST, CERTIFICATE = range(1, 9)
 KINDS = {
     GREETING: "greeting",

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.protocol import events as ev
-from jaxdt.run import versions
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import certificate
 from jaxdt.runtime.identity.certificate import Holder, SignedCertificate
@@ -44,7 +43,6 @@ _FIELDS = (
     ("oldest", "oldest", int),
     ("have", "received", list),
     ("incarnation", "incarnation", int),
-    ("minor", "minor_version", int),
 )
 
 
@@ -60,7 +58,6 @@ class HandshakeHello:
     `oldest` is the first message that it still holds. `received` lists the messages that the other side has, as
     inclusive ranges. `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
     `dial_back`: this side cannot dial the other side, so that one must open the connections of both directions.
-    `minor_version` is that of the protocol; frames carry the major one.
     """
 
     run: str
@@ -73,7 +70,6 @@ class HandshakeHello:
     received: Sequence[Sequence[int]] = ()
     incarnation: int = 0
     dial_back: bool = False
-    minor_version: int = versions.PROTOCOL.minor
 
 
 def parse_hello(head: dict) -> HandshakeHello:
@@ -92,10 +88,6 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
 
     Newcomers and operators do not know the name of the run; only the coordinator accepts them.
     """
-    try:
-        versions.check_protocol(versions.Version(frame.VERSION, hello.minor_version))
-    except BadInput as error:
-        raise HandshakeRefused(str(error)) from None
     is_outsider = peer_id == ev.COORDINATOR and hello.src >= ev.TEMPORARY_IDS and hello.run == ""
     if hello.run != run and not is_outsider:
         told = f"{name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}"

@@ -28,7 +28,6 @@ from jaxdt.protocol.reports import (
     OperatorReport,
     PipelineEndReport,
     PredictionReport,
-    ReplanReport,
     Report,
     RollbackReport,
     StateMeanReport,
@@ -42,22 +41,19 @@ from jaxdt.protocol.reports import (
     WriteFailedReport,
     names,
 )
-from jaxdt.run.config import ADVISE
 from jaxdt.run.cpus import allowed_cpus, usable_cores
 from jaxdt.run.errors import shell_line
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
+from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.reporting.display import Display
-from jaxdt.runtime.reporting.link_bytes import LinkBytes
-from jaxdt.runtime.reporting.link_codecs import LinkCodecs
+from jaxdt.runtime.reporting.links import LinkBytes, LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
 from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.processor_use import ProcessorUse
-from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.run_history import RunHistory
-from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably
 
@@ -69,9 +65,8 @@ SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
 class Journal:
     """Records the reports of the coordinator's machine. A context manager: the metrics file is open inside it.
 
-    `post` hands a report or an event to the loop; it is set before the loop runs.
+    `post` hands a report to the loop; it is set before the loop runs.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
-    replan: what looks for a better plan after a change of members, if the config asks for advice.
     measured: the links of the plan's devices, for the prediction of a run whose links are not emulated."""
 
     def __init__(
@@ -81,7 +76,6 @@ class Journal:
         durable: FileStore,
         live: bool,
         launched_s: float | None = None,
-        replan: StartSearch | None = None,
         measured: Network | None = None,
     ):
         self._job = job
@@ -94,9 +88,7 @@ class Journal:
         self._prediction = Prediction()
         self._end: EndedReport | None = None
         self._run_s: float | None = None  # from the first view to the end, also under earlier coordinators
-        self.post: Callable[[Report | ev.Advised], None]
-        wants_advice = job.config.wiring.replan == ADVISE
-        self._advice = ReplanAdvice(job.plan, replan) if wants_advice else None
+        self.post: Callable[[Report], None]
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._links = LinkBytes()
@@ -117,8 +109,6 @@ class Journal:
 
     def __exit__(self, *exception):
         self._prediction.end(0.0)
-        if self._advice:
-            self._advice.end()
         self._display.close()
         self._metrics.__exit__(*exception)
 
@@ -171,8 +161,6 @@ class Journal:
                 self._predicted(report)
             case PipelineEndReport():
                 self._pipeline_ended(report)
-            case ReplanReport():
-                self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
                 self._heartbeat(report)
             case OperatorReport(command, answer):
@@ -191,18 +179,12 @@ class Journal:
         on = ", ".join(f"{n} on {device}" for device, n in devices.items())
         self._display.print(f"all {len(report.members)} peers are ready, {on}")
         self._prediction.start(self._prediction_request(), self.post)
-        self._advise(report)
-
-    def _advise(self, report: ViewReport) -> None:
-        if self._advice:
-            self._advice.members(report.members, dict(self._machine.profiles), self.post)
 
     def _view(self, report: ViewReport) -> None:
         self._display.members(report.members, report.joining)
         verb = "fetches" if len(report.joining) == 1 else "fetch"
         joining = f"; {names(report.joining)} {verb} the state of the stage" if report.joining else ""
         self._display.print(f"view {report.view}: {names(report.members)}{joining}")
-        self._advise(report)
 
     def _connected(self, report: ConnectedReport) -> None:
         """A member that was cut off for a moment says hello again, too."""

@@ -28,7 +28,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import serialize, versions
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
-from jaxdt.runtime.storage.durable import DISK_ID, canonical, disk_id, read_json, write_json
+from jaxdt.run.run_folder import canonical, read_json
+from jaxdt.runtime.storage.durable import DISK_ID, disk_id, write_json
 from jaxdt.runtime.storage.parts import (
     Manifest,
     part_name,

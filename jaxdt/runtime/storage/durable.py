@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxdt.run.errors import BadInput, why
-from jaxdt.run.serialize import is_object, parse_json
+from jaxdt.run.run_folder import canonical, older_part, read_json
 
 BUFFERED_BYTES = 1 << 16
 BUFFERED_S = 1.0  # a process that is killed loses at most the output of so many seconds
@@ -149,42 +149,11 @@ def append_whole(file: BinaryIO, content: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def canonical(value: Any) -> bytes:
-    """The one JSON text of plain data, of which checksums are taken."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write plain data durably, beside the SHA-256 of its canonical text. So a damaged bit is found when the file is
     read, and is never taken for another value."""
     checksum = hashlib.sha256(canonical(value)).hexdigest()
     write_durably(path, json.dumps({"sha256": checksum, "value": value}).encode())
-
-
-def read_json(path: Path) -> Any:
-    """The value that write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
-    try:
-        content = parse_json(path.read_bytes())
-        canonical(content)
-    except (OSError, ValueError, RecursionError) as error:  # of JSON that is nested too deep
-        raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
-    if not is_object(content) or set(content) != {"sha256", "value"}:
-        raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
-    checksum = hashlib.sha256(canonical(content["value"])).hexdigest()
-    if checksum != content["sha256"]:
-        raise BadInput(f"{path}: damaged, its content has SHA-256 {checksum:.16}, expected {content['sha256']!r:.18}")
-    return content["value"]
-
-
-def older_part(path: Path) -> Path:
-    """The file to which a trace or a log moves its older lines when it begins anew."""
-    return path.with_name(f"{path.name}.1")
-
-
-def kept_lines(path: Path) -> list[str]:
-    """The lines of a trace that are still there: those of its older part, then its own. OSError if there is no file."""
-    parts = [part for part in (older_part(path), path) if part.exists()] or [path]
-    return [line for part in parts for line in part.read_text().splitlines()]
 
 
 def cut_log(path: Path) -> None:

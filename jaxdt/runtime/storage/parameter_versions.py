@@ -15,6 +15,7 @@ import numpy as np
 from jaxdt.model.averaging import ReplicaState
 from jaxdt.model.stage import StageFunctions
 from jaxdt.run.delay import Delay
+from jaxdt.run.work import Work, WorkKind
 
 
 class ParameterVersions:
@@ -90,3 +91,31 @@ class ParameterVersions:
             params, opt_state = self._functions.update(self.params, self.opt_state, vectors, np.float32(scale))
             self.params, self.opt_state = jax.block_until_ready((params, opt_state))
         self._set(self.version + 1, self.params, self.opt_state, before)
+
+
+class WeightStash:
+    """Weight stashing (PipeDream, Narayanan et al. 2019, Sec. 3.3): a backward computes with its forward's parameters,
+    at a stage where the forwards of `n_ahead` further steps run before a step's backward.
+
+    So the parameters change between the two of a step. Each step in flight keeps those with which its forward computed.
+    They are not copied: an update makes new parameters, and leaves the old ones as they are."""
+
+    def __init__(self, n_ahead: int):
+        self.n_ahead = n_ahead
+        self._by_step: dict[int, Any] = {}
+
+    def of(self, work: Work, versions: ParameterVersions) -> Any:
+        """The parameters with which a Work computes: a forward with the newest ones, whose version is the step's less
+        `n_ahead` (at the start of a run the one with which it begins). RuntimeError for a Work out of order."""
+        step = work.step
+        assert step is not None, "all Work that runs belongs to a step"
+        if work.kind == WorkKind.BACKWARD and step in self._by_step and step == versions.version:
+            return self._by_step.pop(step)
+        if work.kind == WorkKind.FORWARD and versions.version <= step <= versions.version + self.n_ahead:
+            self._by_step[step] = versions.params
+            return versions.params
+        raise RuntimeError(f"{work} is out of order: held is version {versions.version}, stashed {list(self._by_step)}")
+
+    def clear(self) -> None:
+        """Drop all stashed versions: nothing is in flight any more."""
+        self._by_step.clear()

@@ -24,7 +24,8 @@ import numpy as np
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, why
-from jaxdt.runtime.storage.durable import canonical, fsync, fsync_tree, read_json, write_json
+from jaxdt.run.run_folder import canonical, read_json
+from jaxdt.runtime.storage.durable import fsync, fsync_tree, write_json
 from jaxdt.runtime.storage.words import WORD
 
 MANIFEST = "manifest.json"

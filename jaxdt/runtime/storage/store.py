@@ -35,9 +35,8 @@ from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
-from jaxdt.runtime.storage.parameter_versions import ParameterVersions
+from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
-from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.runtime.storage.words import WORD, joined
 from jaxdt.sync.transfer import FetchedStates
 

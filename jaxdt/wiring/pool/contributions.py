@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import AskedContribution, StepUnderWay
+from jaxdt.wiring.pool.task_times import LeaseTimes
 
 NEVER = float("inf")
 CONTRIBUTION = "contribution"  # in LeaseTimes

@@ -7,17 +7,15 @@ from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import sync_groups
 from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, WorkerRole, step_shape
-from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.pool.even_transfer import server_of
-from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.server import Fallback, PoolPlace, PoolServer
 from jaxdt.wiring.pool.server_counts import CountedServer
-from jaxdt.wiring.pool.task_times import LEASES_MIN
+from jaxdt.wiring.pool.task_times import LEASES_MIN, LeaseTimes
 from jaxdt.wiring.pool.worker import PoolWorker
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
-from jaxdt.wiring.service_time import ServiceTime
 
 
 def _build(setup: PeerSetup, n_under_way: int) -> list[CountedServer]:

@@ -49,10 +49,9 @@ from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget
 from jaxdt.wiring.pool.even_transfer import part, part_of
-from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
-from jaxdt.wiring.pool.task_times import LEASES_MIN, Loads, TaskTimes, others_are_sooner, share_of
+from jaxdt.wiring.pool.task_times import LEASES_MIN, LeaseTimes, Loads, TaskTimes, others_are_sooner, share_of
 from jaxdt.wiring.pool.work_stealing import WorkStealing
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
@@ -589,7 +588,7 @@ class PoolServer:
         took_s = now_s - lease.granted_s
         self._times.took(src, lease.kind, took_s)
         self._workers[src].is_late = False
-        if body.work_s is not None and body.held_s is not None and not lease.with_forward:
+        if not lease.with_forward:
             self._task_times.computed(src, lease.kind, body.work_s)
             self._task_times.travelled(src, lease.kind, took_s - body.held_s)
         if lease.kind == WorkKind.BACKWARD:

@@ -20,8 +20,7 @@ import numpy as np
 
 from planner.model.problem import Problem
 from planner.search.base import SolverEntry
-from planner.search.baselines.nodes import nodes_of, stages_in_turn
-from planner.search.baselines.scoring import score
+from planner.search.baselines.partitions import nodes_of, score, stages_in_turn
 from planner.search.incumbent import Incumbent
 
 HOT = 0.1  # the first temperature, as a part of the first strategy's cost

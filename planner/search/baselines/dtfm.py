@@ -19,7 +19,7 @@ import numpy as np
 from planner.cost.compiled import below, compiled, copy_row, generator
 from planner.model.problem import Problem
 from planner.search.base import SolverEntry
-from planner.search.baselines.scoring import score
+from planner.search.baselines.partitions import score
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, count_sizes, groups_of
 from planner.search.incumbent import Incumbent
 
@@ -242,4 +242,9 @@ def dtfm(problem: Problem, incumbent: Incumbent, seed: int):
     search_as_published(problem, incumbent, seed, DTFM_GAIN)
 
 
+def dtfm_kl(problem: Problem, incumbent: Incumbent, seed: int):
+    search_as_published(problem, incumbent, seed, KERNIGHAN_LIN_GAIN)
+
+
 ENTRY = SolverEntry(dtfm)
+KERNIGHAN_LIN_ENTRY = SolverEntry(dtfm_kl)

@@ -19,8 +19,7 @@ import numpy as np
 
 from planner.model.problem import Problem
 from planner.search.base import SolverEntry
-from planner.search.baselines.nodes import nodes_of, stages_in_turn
-from planner.search.baselines.scoring import score
+from planner.search.baselines.partitions import nodes_of, score, stages_in_turn
 from planner.search.incumbent import Incumbent
 
 MOST_ENUMERATED = 50_000  # orders; 8 nodes have 40,320

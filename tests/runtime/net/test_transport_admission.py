@@ -24,7 +24,6 @@ from transport_nodes import (
 )
 
 from jaxdt.protocol import events as ev
-from jaxdt.run import versions
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
@@ -192,8 +191,8 @@ def test_another_version_is_refused_with_a_reason(start):
         hello = bytearray(frame.pack(frame.GREETING, b"\x80"))
         hello[4] = 9
         sock.sendall(hello)
-        assert b"protocol version: got 9, expected 4" in sock.recv(1000)
-    assert "protocol version: got 9, expected 4" in b.link(None, "refused")
+        assert b"protocol version: got 9, expected 5" in sock.recv(1000)
+    assert "protocol version: got 9, expected 5" in b.link(None, "refused")
 
 
 def test_a_greeting_with_a_field_of_the_wrong_kind(start):
@@ -355,32 +354,3 @@ def test_a_bug_in_a_callback_is_reported_and_not_swallowed(monkeypatch, start):
     a.transport.send(1, {}, [np.zeros(3)])
     assert "expect: buffer 0 is float64(9,)" in b.link(None, "refused")
     assert raised.get(timeout=WAIT_S) is ValueError
-
-
-# --- versions ---
-
-
-MINOR = versions.PROTOCOL.minor
-
-
-@pytest.mark.parametrize("minor", [MINOR, MINOR + 1])
-def test_a_peer_of_the_next_minor_version_is_let_in(start, minor):
-    b = start(1)
-    with raw_connection(b) as sock:
-        sender, _ = greeted(b, sock, minor_version=minor)
-        sender.write(message_bytes(1, {"n": 1}, []))
-        assert b.next()[:2] == (7, {"n": 1})
-
-
-@pytest.mark.parametrize("minor", [MINOR + 2, 99])
-def test_a_peer_of_another_minor_version_is_refused(start, minor):
-    b = start(1)
-    with (
-        raw_connection(b) as sock,
-        pytest.raises(
-            handshake.HandshakeRefused,
-            match=f"protocol version: got 4.{minor}, expected 4.{max(0, MINOR - 1)} to 4.{MINOR + 1}",
-        ),
-    ):
-        greeted(b, sock, minor_version=minor)
-    assert f"protocol version: got 4.{minor}" in b.link(None, "refused")

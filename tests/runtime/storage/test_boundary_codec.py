@@ -190,10 +190,10 @@ def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sen
     plan = run_config.default_plan(config)
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     dtype, shape = BoundaryCodec(config, plan, 1, functions_of(config, plan, 1)).wire_leaf(ACT)
-    (buffer,) = store.expect(ev.TaskOutput(ACT, 1, 1, 2), [(dtype, shape)])
+    (buffer,) = store.expect(ev.TaskOutput(ACT, 1, 1, 2, None, 0.0, 0.0), [(dtype, shape)])
     assert (buffer.dtype, buffer.shape) == (dtype, tuple(shape))
     with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of eval, act"):
-        store.expect(ev.TaskOutput(ev.Key("grad", 0, 0, 0), 1, 1, 2), [(dtype, shape)])
+        store.expect(ev.TaskOutput(ev.Key("grad", 0, 0, 0), 1, 1, 2, None, 0.0, 0.0), [(dtype, shape)])
 
 
 def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):

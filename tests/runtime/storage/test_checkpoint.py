@@ -20,12 +20,13 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.optim import OptimConfig
+from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage import parts as parts_module
 from jaxdt.runtime.storage.checkpoint import check_resumable, mark_complete, newest_whole, prune, step_folders
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.runtime.storage.durable import write_json
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.parts import step_folder
 

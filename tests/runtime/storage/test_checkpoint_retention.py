@@ -18,10 +18,11 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.storage.checkpoint import about_run, complete_record, mark_complete, newest_whole, prune
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.runtime.storage.durable import write_json
 from jaxdt.runtime.storage.parts import Manifest, part_name, put_in_place, seal, step_folder, temporary_part
 
 MODEL = dict(n_layers=2, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12)

@@ -7,8 +7,9 @@ import pathlib
 import pytest
 
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.storage import durable
-from jaxdt.runtime.storage.durable import disk_id, fsync, read_json, refusal, write_durably
+from jaxdt.runtime.storage.durable import disk_id, fsync, refusal, write_durably
 
 
 @pytest.fixture

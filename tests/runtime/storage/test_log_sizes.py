@@ -2,8 +2,9 @@
 
 import pytest
 
+from jaxdt.run.run_folder import kept_lines, older_part
 from jaxdt.runtime.storage import durable
-from jaxdt.runtime.storage.durable import LateFile, cut_log, kept_lines, older_part, refusal
+from jaxdt.runtime.storage.durable import LateFile, cut_log, refusal
 
 
 @pytest.fixture(autouse=True)

@@ -204,10 +204,10 @@ class Pool:
         """The worker does all that it has been leased; those tasks."""
         done, self.leases[peer] = self.leases[peer], []
         for lease in done:
-            result = ev.TaskDone(lease.admission, lease.step, lease.number, 1)
+            result = ev.TaskDone(lease.admission, lease.step, lease.number, 1, None, 0.5, 0.5)
             if lease.kind == "F":
                 output = ev.Key("act", lease.step, 1, lease.microbatch)
-                result = ev.TaskOutput(output, lease.admission, lease.number, 1)
+                result = ev.TaskOutput(output, lease.admission, lease.number, 1, None, 0.5, 0.5)
             self.note(told(self.machine, 2.0, peer, result))
         return done
 
