@@ -408,6 +408,28 @@ def updates_at_once():
         yield
 
 
+@contextmanager
+def waits_for_an_update_of_before():
+    """A member begins a generation once its update is done: what others send of that generation meanwhile is lost."""
+    roll_back, advance = AllReduce._roll_back, AllReduce._advance
+    waiting = {}
+
+    def later(self, view):
+        if self._updating:
+            waiting[self] = view
+            return []
+        return roll_back(self, view)
+
+    def then(self, step):
+        if self not in waiting:
+            return advance(self, step)
+        self._updating = None
+        return roll_back(self, waiting.pop(self))
+
+    with mock.patch.object(AllReduce, "_roll_back", later), mock.patch.object(AllReduce, "_advance", then):
+        yield
+
+
 def writes_what_is_replaced() -> AbstractContextManager:
     """A member that takes a checkpoint over writes its state during an update."""
     return mock.patch.object(Membership, "_is_replaced_now", False)
@@ -499,6 +521,12 @@ MUTANTS = {
     "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
     "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
     "an update does not wait for a checkpoint": (unchanged, updates_at_once, {COVER}, (63, 95)),
+    "a generation waits for an update of the one before": (
+        unchanged,
+        waits_for_an_update_of_before,
+        {COVER, PROGRESS},
+        (413,),
+    ),
     "a checkpoint is taken over during an update": (unchanged, writes_what_is_replaced, {COVER}, (306,)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }
