@@ -409,6 +409,28 @@ def updates_at_once():
         yield
 
 
+@contextmanager
+def waits_for_an_update_of_before():
+    """A member begins a generation once its update is done: what others send of that generation meanwhile is lost."""
+    roll_back, advance = AllReduce._roll_back, AllReduce._advance
+    waiting = {}
+
+    def later(self, view):
+        if self._updating:
+            waiting[self] = view
+            return []
+        return roll_back(self, view)
+
+    def then(self, step):
+        if self not in waiting:
+            return advance(self, step)
+        self._updating = None
+        return roll_back(self, waiting.pop(self))
+
+    with mock.patch.object(AllReduce, "_roll_back", later), mock.patch.object(AllReduce, "_advance", then):
+        yield
+
+
 def writes_what_is_replaced() -> AbstractContextManager:
     """A member that takes a checkpoint over writes its state during an update."""
     return mock.patch.object(Membership, "_is_replaced_now", False)
@@ -438,21 +460,26 @@ def second_process_replaces_the_first():
 
 # name: (mutation, patch, invariants that may reveal it, seeds among which they must)
 MUTANTS = {
-    "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
+    "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, (2, *range(20))),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
-    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(360, 366)),
-    "a newcomer's failure ends the run": (of_coordinator(EndsWithANewcomer), nullcontext, {SPARED}, range(30)),
+    "prepared of an old view counts": (
+        of_coordinator(CountsOldPrepared),
+        nullcontext,
+        {APPLICABLE},
+        (363, *range(360, 366)),
+    ),
+    "a newcomer's failure ends the run": (of_coordinator(EndsWithANewcomer), nullcontext, {SPARED}, (2, *range(30))),
     "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
-    "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, range(50)),
+    "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, (3, *range(50))),
     "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, (30, 61)),
-    "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, range(50)),
+    "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, (17, *range(50))),
     "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (9, 15)),
-    "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(120, 140)),
-    "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, range(40)),
-    "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, range(100)),
-    "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, range(20)),
+    "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, (123, *range(120, 140))),
+    "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, (3, *range(40))),
+    "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, (3, *range(100))),
+    "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, (3, *range(20))),
     "only the last record kept": (unchanged, one_record, {PROGRESS}, (227, 321)),
-    "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "no retention": (without_retention, nullcontext, {COVER}, (3, *range(20))),
     "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
     "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
     "a last replica that blocks the run is not replaced": (
@@ -474,9 +501,9 @@ MUTANTS = {
         (1805, 5185, 7304),
     ),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
-    "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, range(20)),
+    "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, (7, *range(20))),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
-    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
+    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, (3, *range(30))),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
     "a second process replaces a living one": (
         unchanged,
@@ -500,6 +527,12 @@ MUTANTS = {
     "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
     "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
     "an update does not wait for a checkpoint": (unchanged, updates_at_once, {COVER}, (63, 95)),
+    "a generation waits for an update of the one before": (
+        unchanged,
+        waits_for_an_update_of_before,
+        {COVER, PROGRESS},
+        (413,),
+    ),
     "a checkpoint is taken over during an update": (unchanged, writes_what_is_replaced, {COVER}, (306,)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

@@ -102,7 +102,7 @@ class AllReduce(RoundPolicy):
         self._is_joining = False
         self._updating: ev.Record | None = None
         self._next_record: ev.Record | None = None  # with a delay it may come before this peer is ready for it
-        self._rollback: ev.View | None = None  # which waits for the update that runs
+        self._void_update: tuple[RoundId, ...] = ()  # which an update of an earlier generation reads while it runs
         self._abandoned: tuple[RoundId, ...] = ()  # which were under way beside an update when this peer was evicted
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
@@ -165,8 +165,7 @@ class AllReduce(RoundPolicy):
 
     def _adopt(self, view: ev.View) -> ev.Actions:
         if view.rolled_back:
-            self._rollback = view
-            return [] if self._updating else self._roll_back(view)
+            return self._roll_back(view)
         if self._view is None:
             return self._enter(view)
         # Committed steps are applied before anything is given up because of the view (step protocol, Sec. 5.3).
@@ -213,16 +212,16 @@ class AllReduce(RoundPolicy):
         actions: ev.Actions = []
         if self._view:
             actions += [action for record in view.records for action in self._on_committed(record)]
-        if self._next_record and not (self._updating and not self._rollback and self._is_prepared(self._next_record)):
+        if self._next_record and not (self._updating and self._is_prepared(self._next_record)):
             self._next_record = None
         n_applied = bool(self._updating) + bool(self._next_record)
-        self._view = self._rollback = None
+        self._view = None
         self._drained.clear()
         free = self._free(self._steps[n_applied:])
         if self._updating:  # the rest is freed with its step
             self._abandoned = free.rounds
             return actions
-        return [*actions, free, ev.Holds(self._state)]
+        return [*actions, *self._void(free), ev.Holds(self._state)]
 
     def _set_version(self, version: int) -> None:
         """This peer may hold data of as many steps as may be under way at once, and of as many again, since other peers
@@ -238,9 +237,14 @@ class AllReduce(RoundPolicy):
         return ev.Free(steps[-1], self._drop(steps))
 
     def _roll_back(self, view: ev.View) -> ev.Actions:
-        """A new generation voids everything that is under way, and begins with the checkpoint's state."""
+        """A new generation voids everything that is under way, and begins with the checkpoint's state. Members that are
+        there already send parts of its rounds, so nothing here may wait for the update that runs: only the rounds that
+        it reads stay until it is done, and its result is replaced by the state that is restored after it."""
+        if self._updating:
+            self._void_update, self._updating = self._own_rounds(self._updating), None
         free = self._free(self._steps)
-        self._rollback = None
+        void = self._void(ev.Free(free.step, free.rounds + self._abandoned))
+        self._abandoned = ()
         self._view = view
         self._generation = view.generation
         self._state = self._next_record = None
@@ -248,7 +252,11 @@ class AllReduce(RoundPolicy):
         self._set_version(view.n_committed)
         self._drained.clear()
         self._is_joining = False
-        return [free, ev.GoBack(view)]
+        return [*void, ev.GoBack(view)]
+
+    def _void(self, free: ev.Free) -> ev.Actions:
+        """The same without what an update reads. A Free would take all earlier rounds too, and that update's may be."""
+        return [ev.Free(free.step), *[ev.Forget(round) for round in free.rounds if round not in self._void_update]]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -400,6 +408,10 @@ class AllReduce(RoundPolicy):
         work = Work(self._stage, WorkKind.UPDATE, None, self._peer, record.step)
         return [ev.Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
+    def _own_rounds(self, record: ev.Record) -> tuple[RoundId, ...]:
+        """The rounds of a record that are of this peer's groups."""
+        return tuple([round for round in record.rounds if round.stage in self._groups])
+
     def _is_prepared(self, record: ev.Record) -> bool:
         """Whether the results that a record names are here."""
         exchanges = self._exchanges(record.step)
@@ -407,15 +419,14 @@ class AllReduce(RoundPolicy):
 
     def _advance(self, step: int) -> ev.Actions:
         """The update of a step is done."""
-        done = self._updating
-        assert done is not None  # an update runs from here on only after `_on_committed`
-        self._updating = None
-        if self._rollback:
-            return self._roll_back(self._rollback)
+        done, self._updating = self._updating, None
+        if done is None:  # its generation was given up meanwhile
+            void, self._void_update = self._void_update, ()
+            return [ev.Forget(round) for round in void]
         if self._view and (done.generation, step) != (self._view.generation, self._version):
             # This peer was evicted meanwhile, and joins at a later version. A result that it fetches now may be of a
             # round that it has abandoned, so only the rounds of the step are over; earlier ones go with a later step.
-            return [ev.Free(step, tuple([round for round in done.rounds if round.stage in self._groups]))]
+            return [ev.Free(step, self._own_rounds(done))]
         self._set_version(step + 1)
         self._state = ev.StateName(done.generation, step + 1, done.rounds)
         free = self._free(range(step, step + 1))

@@ -182,7 +182,7 @@ class HeldOutLosses:
         assert self.version is not None  # one is under way
         able = [pipeline for pipeline in self._pipelines.whole if self._pipelines.was_whole(pipeline, self.version)]
         if not able:
-            return self._end(ev.Tally())
+            return self._end(ev.Tally(), [members for _, members in self._whole.values()])
         self._measuring = able[0]
         peers = self._pipelines.peers(self._measuring)
         return [ev.Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
@@ -200,22 +200,23 @@ class HeldOutLosses:
         """The loss is known: rows, and what the members are told."""
         if message.version != self.version:
             return []
-        told: list[ev.Action] = []
         measuring = self._pipelines.peers(self._pipelines.whole[0] if self._measuring is None else self._measuring)
-        for stage, (round, members) in self._whole.items():
-            holders = sorted({measuring[stage], *members})
-            told += [
-                ev.Send(holder, ev.GroupClosed(round)) for holder in holders if not self._pipelines.has_lost(holder)
-            ]
-        return [*self._end(message.tally), *told]
+        return self._end(message.tally, [(measuring[stage], *members) for stage, (_, members) in self._whole.items()])
 
-    def _end(self, tally: ev.Tally) -> list[ev.Action]:
+    def _end(self, tally: ev.Tally, holders: Sequence[Sequence[int]]) -> list[ev.Action]:
+        """The loss is known, or left out: rows, and what those who may hold each stage's sum are told."""
         version, self.version, self._measuring = self.version, None, None
         assert version is not None  # one is under way
+        told = [
+            ev.Send(holder, ev.GroupClosed(round))
+            for (round, _), of_stage in zip(self._whole.values(), holders, strict=True)
+            for holder in sorted(set(of_stage))
+            if not self._pipelines.has_lost(holder)
+        ]
         self._wanted.discard(version)
         self._whole.clear()
         self._losses[version] = _mean_loss(tally)
-        return list(self._released())
+        return [*self._released(), *told]
 
 
 def _mean_loss(tally: ev.Tally) -> float | None:

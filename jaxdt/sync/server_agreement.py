@@ -54,7 +54,7 @@ class ServerAgreement(ReplicaBook):
         stage, _ = self._plan.seat(group.members[0])
         contributions = tuple(zip(self._plan.placement[stage], group.member_steps, strict=True))
         if round.kind == RoundKind.HELD_OUT:
-            return self._snapshots.held_out.whole(stage, round, group.members, contributions)
+            return self._snapshots.on_mean(stage, round, group.members, contributions)
         if round.number <= self._n_complete:
             return group.closed()
         self._snapshots.holds(round.number, stage, contributions)

@@ -17,7 +17,7 @@ says:
 Under "stash" (PipeDream, Narayanan et al. 2019, Sec. 3.2) a step is one microbatch of the pipeline's own, and pipelines
 are never flushed: n_ahead(stage) further steps are forwarded before a step's backward, so a stage's order is F0..Fd B0
 F(d+1) B1 ... without an end. The forward of step n runs when n - d local steps are done, and its backward computes with
-the same parameters (jaxdt.runtime.storage.weight_stash).
+the same parameters (jaxdt.runtime.storage.parameter_versions).
 """
 
 from collections import deque

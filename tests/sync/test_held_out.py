@@ -11,10 +11,16 @@ from test_stash import stashing
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
+from jaxdt.sync.scheduling.open_groups import OpenGroups
+from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
+from jaxdt.sync.scheduling.step_budget import StepBudget
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -71,6 +77,43 @@ def test_rows_are_told_in_order_though_every_one_wants_a_loss():
     assert [report.step for report in rows] == list(range(8))
     assert rows[0].eval_loss is not None and rows[-1].eval_loss is not None
     assert rows[-1].eval_loss < rows[0].eval_loss
+
+
+def test_a_mean_that_no_pipeline_can_measure_is_closed_and_its_row_is_told():
+    """Pipeline 1 comes back after row 2 and takes part in that row's mean. The coordinator does not know that it does,
+    so when pipeline 0 is lost while it measures the loss, nobody can."""
+    config = evaluated(make_config("all", 2), 2)
+    plan, peers = run_config.default_plan(config), lambda pipeline: {row[pipeline] for row in plan.placement}
+    stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
+    terms = CoordinatorConfig("r", "f", stages, 2, 0, 0, config.train.steps, config.seq_lengths, "stop", 1.0, 4.0)
+    pipelines, groups = Pipelines(plan), OpenGroups()
+    budget = StepBudget(terms, plan, pipelines)
+    snapshots = Snapshots(terms, config, plan, pipelines, budget, groups, Keepers(pipelines.replicas, RoundKind.STATE))
+    budget.rows.begin(0.0)
+    pipelines.keep(peers(0))
+    pipelines.joined(ev.PipelineJoin(1, donor=0, step=0, admission=2, n_rows=2))
+
+    def do_rows(steps):
+        done = [(step, src) for step in steps for src in plan.placement[0]]
+        heard = [budget.hear(1.0, src, ev.StepDone(step, 1, ev.Tally(1.0, 1), 1.0)) for step, src in done]
+        return [action for actions in heard for action in snapshots.after_rows(actions)]
+
+    formed = {action.body.round.stage: action.body for action in do_rows(range(3)) if isinstance(action, ev.Send)}
+    assert [row.step for row in budget.untold().new] == [0]  # row 2 waits for its loss, and row 3 for row 2
+    told = []
+    for stage, body in formed.items():
+        assert body.round == RoundId(RoundKind.HELD_OUT, stage, 2)
+        told = snapshots.on_mean(stage, body.round, body.members, [(member, 2) for member in body.members])
+    asked = [action for action in told if isinstance(action, ev.Send)]
+    assert {action.dst for action in asked} == peers(0) and {type(action.body) for action in asked} == {ev.EvaluateMean}
+    pipelines.keep(peers(1))
+    actions = snapshots.on_lost()
+    assert {action.dst: action.body for action in actions} == {
+        peer: ev.GroupClosed(formed[stages[peer]].round) for peer in peers(1)
+    }
+    assert [(row.step, row.eval_loss) for row in budget.untold().new] == [(0, None), (1, None), (2, None)]
+    do_rows(range(3, 4))
+    assert RoundId(RoundKind.HELD_OUT, 0, 4) in groups.rounds  # the next loss is measured
 
 
 @pytest.mark.parametrize("every", (0, 1, 3))

@@ -209,6 +209,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
     case = _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
     case = _with_operator(random.Random(f"operator {seed}"), case, run_s)
+    case = _with_slow_updates(random.Random(f"updates {seed}"), case, run_s / N_STEPS)
     return _with_stop(random.Random(f"stop {seed}"), case, run_s)
 
 
@@ -357,6 +358,17 @@ def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
     if fault.may_lose and not spares_every_stage([*case.faults, fault], case.plan.placement):
         return case
     return replace(case, faults=in_order([*case.faults, fault]))
+
+
+def _with_slow_updates(rng: random.Random, case: Case, step_s: float) -> Case:
+    """In the cases that delay updates and go back because of a gradient, the updates of one replica take about as long
+    as a step. So the next generation may begin at the others while such an update runs."""
+    if case.config.train.on_nonfinite != "rollback" or not case.config.sync.delay:
+        return case
+    peer, update_s = rng.choice(sorted(case.plan.peers)), rng.uniform(0.5, 2.0) * step_s
+    seconds = {**case.seconds, peer: {**case.seconds[peer], "U": update_s}}
+    extra_s = case.extra_s + 3 * case.config.train.steps * update_s
+    return replace(case, seconds=seconds, extra_s=extra_s)
 
 
 def _with_stop(rng: random.Random, case: Case, run_s: float) -> Case:

@@ -160,7 +160,7 @@ class ReplicaBook(ABC):
         actions += [*self._formed_again(told), *self._snapshots.begin_again(deserted), *self._gone(now_s, lost)]
         for group in whole:
             actions += self._whole(group)
-        return [*actions, *self._snapshots.held_out.lose(), *self._end_steps()]
+        return [*actions, *self._snapshots.on_lost(), *self._end_steps()]
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 

@@ -116,7 +116,7 @@ class GroupBook(ReplicaBook):
         reports: list[ev.Action] = [*self._pipelines.did(members, steps)]
         if round.kind == RoundKind.HELD_OUT:
             contributions = tuple(zip(members, steps, strict=True))
-            return [*reports, *self._snapshots.held_out.whole(stage, round, members, contributions)]
+            return [*reports, *self._snapshots.on_mean(stage, round, members, contributions)]
         if round.kind == RoundKind.STATE:
             self._snapshots.holds(round.number, stage, tuple(zip(members, steps, strict=True)))
             reports.append(StateMeanReport(stage, round.number, list(members), list(steps), round.view))

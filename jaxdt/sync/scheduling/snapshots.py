@@ -92,8 +92,21 @@ class Snapshots:
         return self._next()
 
     def evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
-        """A held-out loss is measured. Rows wait until they are durable."""
-        actions = self.held_out.hear(message)
+        """A held-out loss is measured."""
+        return self._after_losses(self.held_out.hear(message))
+
+    def on_mean(
+        self, stage: int, round: RoundId, members: Sequence[int], contributions: Contributions
+    ) -> list[ev.Action]:
+        """A stage has its sum for a held-out loss."""
+        return self._after_losses(self.held_out.whole(stage, round, members, contributions))
+
+    def on_lost(self) -> list[ev.Action]:
+        """Pipelines are lost."""
+        return self._after_losses(self.held_out.lose())
+
+    def _after_losses(self, actions: Sequence[ev.Action]) -> list[ev.Action]:
+        """A held-out loss may be known, or left out. Rows wait until they are durable."""
         self._budget.tell(action for action in actions if isinstance(action, StepReport))
         return [*(action for action in actions if not isinstance(action, StepReport)), *self._next()]
 
