@@ -25,7 +25,7 @@ from jaxdt.membership.liveness.vacancies import Vacancies
 from jaxdt.membership.liveness.waiting import Waiting
 from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
-from jaxdt.membership.roster import Roster
+from jaxdt.membership.roster import Roster, Standing
 from jaxdt.membership.worker_places import WorkerPlaces
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
@@ -266,7 +266,7 @@ class Coordinator:
             return self._state_lost(src, header)
         if header.coordinator_term > self.coordinator_term:
             return self._superseded(src, header.coordinator_term)
-        if src in self.roster.stage_of:
+        if src in self.roster.peers:
             return self._from_peer(now_s, header, body)
         if isinstance(body, ev.Hello) and self.view:
             return self._from_stranger(src, body.address)
@@ -279,7 +279,7 @@ class Coordinator:
         if src in self._refused:
             return [self.roster.reach(src), self._send(src, ev.Ended(2, self._refused[src][1]))]
         is_astray = self._is_astray(header)
-        if is_astray and src not in self.roster.lost | self.roster.missing and not isinstance(body, ev.Failed):
+        if is_astray and not self.roster.peers[src].is_given_up and not isinstance(body, ev.Failed):
             lost = self._lost(now_s, src, UNKNOWN_VIEW, is_dead=False)
             return [*lost, *([] if self._ended else self._from_peer(now_s, header, body))]
         if isinstance(body, ev.Hello):
@@ -287,11 +287,11 @@ class Coordinator:
         if isinstance(body, ev.Failed):
             return self._on_failed(now_s, src, body.reason)
         if isinstance(body, ev.Saved):  # a fact, also from a peer that has left meanwhile
-            if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
+            if body.stage == self.roster.peers[src].stage:  # not a copy of another stage's part
                 self._failures.saved(src)
             is_of_run = self.view and header.generation == self.view.generation and not is_astray
             return self._on_saved(src, body) if is_of_run else []
-        if src in self.roster.missing and src not in self._leases and not is_astray:
+        if self._is_missing(src) and src not in self._leases and not is_astray:
             returned = self._returned(now_s, src)
             return [*returned, *([] if self._ended else self._from_peer(now_s, header, body))]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
@@ -315,7 +315,7 @@ class Coordinator:
         if stages := self._vacancies.stages:
             what = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
             return f"the run stands still: {what} no peer that is there"
-        if peer in self.roster.leaving and self.roster.is_last_of_stage(peer):
+        if self.roster.peers[peer].is_leaving and self.roster.is_last_of_stage(peer):
             return "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
         return ""
 
@@ -334,7 +334,7 @@ class Coordinator:
             case ev.WorkerGone(worker, reason, n_redone) if self._worker_places:
                 self._worker_places.gone(worker)
                 return [WorkerGoneReport(worker, src, reason, n_redone)]
-            case ev.Profiled(process=process) if process == self.roster.processes.get(src):
+            case ev.Profiled(process=process) if process == self.roster.peers[src].process:
                 return self._on_profiled(src, body)
             case ev.Load():
                 self.roster.balance.report(now_s, src, body)
@@ -350,9 +350,9 @@ class Coordinator:
                 return self._left_early(src)
             case ev.Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
                 return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
-            case ev.Leaving() if src not in self.roster.leaving:
-                report = LeavingReport(src, self.roster.leaves(src))
-                self.roster.put_aside(self._agreement.leave_with(src))
+            case ev.Leaving() if not self.roster.peers[src].is_leaving:
+                report = LeavingReport(src, self.roster.on_leaving(src))
+                self.roster.withdraw(self._agreement.leave_with(src))
                 return [report, *self._change_view()]
             case ev.PartMissing(digest, reason):
                 return self._on_part_missing(src, digest, reason)
@@ -384,14 +384,14 @@ class Coordinator:
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[ev.Action]:
         """Two members have no way to each other: one of them is evicted, and told so when it speaks again. While the
         other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
-        if peer not in self.roster.members - self.roster.lost - self.roster.missing:
+        if peer not in self.roster.present:
             return []
         silent_s = now_s - self._leases.heard_s(peer, now_s)
         if now_s < self._patient_until_s or silent_s > HEARD_HEARTBEATS * self.config.heartbeat_s:
             return []  # it is said again
         out = self._link_suspicion.preferred(src, peer, self.roster, self._replaceable)
         reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
-        self._refused[out] = self.roster.processes.get(out, 0), reason
+        self._refused[out] = self.roster.peers[out].process or 0, reason
         return self._lost(now_s, out, reason, is_dead=False)
 
     def _knows_both(self, header: ev.Header, peer: int) -> bool:
@@ -401,7 +401,7 @@ class Coordinator:
 
     def _claims_a_place(self, join: ev.Join) -> bool:
         """Whether a process asks for the place of a peer that is known, or says that it is one."""
-        return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
+        return join.peer is not None and (join.peer in self.roster.peers or not join.is_new)
 
     def _on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run. Where it could only
@@ -443,27 +443,27 @@ class Coordinator:
         certified = join.peer
         if self._worker_places is None:
             return [self._send(src, ev.Ended(2, "asks to be a worker, and the wiring of this run has none"))]
-        if certified in self.roster.stage_of:
+        if certified in self.roster.peers:
             name = self.roster.name(certified)
             return [self._send(src, ev.Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
-        worker = self.roster.new_id() if certified is None else certified
+        worker = self.roster.ids.new_id() if certified is None else certified
         gbps = None if join.gbps is None else dict(join.gbps)
         to_measure = self._worker_places.to_measure(worker, self.roster.servers, gbps)
-        addresses = tuple((server, self.roster.addresses[server]) for server in to_measure)
+        addresses = tuple((server, self.roster.peers[server].address or "") for server in to_measure)
         if any(address for _, address in addresses):
             answer = self.config.answer(worker, 0, self.n_committed)
             return [self._send(src, replace(answer, servers=addresses))]
         stage, server = self._worker_places.place(worker, self.roster.servers, gbps)
         if server is not None:
             self._worker_places.asked(now_s, worker)
-        address = "" if server is None else self.roster.addresses[server]
+        address = "" if server is None else self.roster.peers[server].address or ""
         answer = replace(self.config.answer(worker, stage, self.n_committed), server=server, server_address=address)
         report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]
         return [*report, self._send(src, answer)]
 
     def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
-        if join.peer not in self.roster.stage_of:
+        if join.peer not in self.roster.peers:
             return [self._send(src, ev.Ended(ExitCode.FORGOTTEN, self._unknown(join.peer)))]
         self._claims.ask(now_s, src, join)
         return self._settle_claims(now_s)
@@ -473,14 +473,14 @@ class Coordinator:
         for claim, is_granted in self._claims.settle(now_s, self._leases):
             peer = claim.peer
             if is_granted:
-                stage = self.roster.stage_of[peer]
+                stage = self.roster.peers[peer].stage
                 answer = ev.Welcome(self.config.run, peer, stage, "", {})
                 if claim.is_new:
                     answer = self.config.answer(peer, stage, self.n_committed)
                     actions.append(JoinRequestReport(peer, stage))
                 actions.append(self._send(claim.temporary_id, answer))
                 continue
-            runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
+            runs_at = self.roster.peers[peer].address or "an address that nobody can dial"
             reason = (
                 f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is refused: "
                 "another peer needs a token of its own"
@@ -489,7 +489,7 @@ class Coordinator:
         return actions
 
     def _on_hello(self, now_s: float, src: int, hello: ev.Hello, is_astray: bool = False) -> list[ev.Action]:
-        stage = self.roster.stage_of[src]
+        stage = self.roster.peers[src].stage
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, ev.Ended(2, reason))]
         if problem := why_undialable(hello.address, self._address):
@@ -499,18 +499,19 @@ class Coordinator:
             return [ev.Connect(src, hello.address), self._send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)
         self._claims.arrived(src)
-        is_new_process = self.roster.hello(src, hello)
+        is_new_process = self.roster.on_hello(src, hello)
         actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
-        if src in self.roster.missing and not is_new_process and not is_astray:
+        if self._is_missing(src) and not is_new_process and not is_astray:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
         actions.append(ev.Connect(src, hello.address))
         if self._operations.state.revoked:
             actions.append(self._send(src, ev.Revoked(self._operations.state.revoked)))
-        actions += [ev.Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
-        if self.roster.misplaced(hello):
+        actions += [ev.Disconnect(temporary_id) for temporary_id in self.roster.ids.take_temporary_ids(src)]
+        if hello.stage != stage:
+            self.roster.forget_process(src)
             return [*actions, self._send(src, ev.Reassign(stage))]
         actions.append(ConnectedReport(src, hello.stage))
         if src in self.roster.members:
@@ -525,9 +526,12 @@ class Coordinator:
     def _unknown(self, peer: int | None) -> str:
         return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
+    def _is_missing(self, peer: int) -> bool:
+        return self.roster.peers[peer].standing is Standing.MISSING
+
     def _returned(self, now_s: float, src: int) -> list[ev.Action]:
         """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
-        self.roster.returned(src)
+        self.roster.on_returned(src)
         self._leases.arrived(src, now_s)
         return [ReturnedReport(src), self.roster.reach(src), *self._change_view()]
 
@@ -546,10 +550,10 @@ class Coordinator:
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
-            is_member = src in self.roster.members and src not in self.roster.lost | self.roster.missing
-            if is_member and src not in self.roster.joining:
+            is_member = self.roster.peers[src].is_present
+            if is_member and not self.roster.peers[src].is_joining:
                 return []
-            self.roster.ready(src, profiled.state)
+            self.roster.on_ready(src, profiled.state)
             report = CandidateReport(src, profiled.device, bool(self._agreement.NO_RETURN))
             return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
@@ -637,7 +641,7 @@ class Coordinator:
 
     def _judge(self, now_s: float) -> list[ev.Action]:
         """Evict a member whose time is over, or begin a move that is due."""
-        self.roster.let_go(now_s, self._leases)
+        self.roster.forget_the_gone(now_s, self._leases)
         actions = self._change_view() if self.roster.absences.expire(now_s) else []
         if self._ended:
             return actions
@@ -645,7 +649,7 @@ class Coordinator:
         may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
         if may_evict and (evictions := self._evict(now_s)):
             return [*actions, *evictions, *self._change_view()]
-        return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
+        return [*actions, *self._watch_vacancies(now_s), *self.roster.begin_moves(now_s)]
 
     def _evict(self, now_s: float) -> list[ev.Action]:
         """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
@@ -684,7 +688,7 @@ class Coordinator:
         line = f"{self.roster.name(src)}: {reason}"
         if self.view is None and src in self.config.stage_of:
             return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
-        stage = self.roster.stage_of[src]
+        stage = self.roster.peers[src].stage
         self._failures.failed(src, stage, reason)
         if self.view is None or src not in self.roster.members:
             actions = self._dismiss(src, line)
@@ -718,7 +722,7 @@ class Coordinator:
         if n_in_a_row < SAVE_FAILURES_MAX:
             return [report]
         reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {reason}"
-        if not self.roster.live(self.roster.stage_of[src]) - {src}:
+        if not self.roster.live(self.roster.peers[src].stage) - {src}:
             return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
         return [report, *self._put_out(now_s, src, reason)]
 
@@ -746,7 +750,7 @@ class Coordinator:
 
     def _can_spare(self, peer: int) -> bool:
         """Whether the stage of a member can continue without it."""
-        stage = self.roster.stage_of[peer]
+        stage = self.roster.peers[peer].stage
         next_view = self._being_persisted.get(VIEW)
         staying = next_view if isinstance(next_view, ev.View) else self.roster.current_view
         others = (self.roster.live(stage) & staying.by_peer.keys()) - {peer}
@@ -755,7 +759,7 @@ class Coordinator:
     def _put_out(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
         """Go on without a member of a stage that has another, and have its process end."""
         self._failures.put_out(peer)
-        self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        self._refused[peer] = (self.roster.peers[peer].process or 0, f"{self.roster.name(peer)}: {reason}")
         return self._lost(now_s, peer, reason, is_dead=True)
 
     def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
@@ -768,7 +772,7 @@ class Coordinator:
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended:
             return []
-        if peer in self.roster.lost or peer in self.roster.missing:
+        if self.roster.peers[peer].is_given_up:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
@@ -778,15 +782,16 @@ class Coordinator:
         actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
         has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, ev.View) else None)
-        self.roster.put_aside(self._agreement.leave_with(peer))
-        self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
+        self.roster.withdraw(self._agreement.leave_with(peer))
+        self._vacancies.lost(peer, self.roster.peers[peer].stage, reason, not has_others)
         self.roster.absences.expire(now_s)
         return actions + self._watch_vacancies(now_s)
 
     @property
     def _lost_stage(self) -> int | None:
         """A stage that no peer can fill, in a run that does not wait for a newcomer."""
-        return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
+        lost = [] if self.config.waits else self.roster.lost_stages(self.n_committed, self._agreement.records)
+        return lost[0] if lost else None
 
     def _change_view(self, between_steps: bool = False) -> list[ev.Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
@@ -794,7 +799,7 @@ class Coordinator:
             return []
         if (lost := self._lost_stage) is not None:
             return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
-        wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
+        wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
         actions: list[ev.Action] = [self._send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
         intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
@@ -811,8 +816,8 @@ class Coordinator:
     def _may_roll_back(self, actions: list[ev.Action]) -> bool:
         """Whether the peers that are there hold the whole checkpoint together. If not, a lost stage waits for a disk
         with its part, too; a report of that is added to `actions`."""
-        disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
-        is_lost = self.roster.lost_stage(self.n_committed, self._agreement.records) is not None
+        disks = self.roster.live_disks | {self.roster.peers[peer].disk for peer in self.roster.candidates}
+        is_lost = bool(self.roster.lost_stages(self.n_committed, self._agreement.records))
         without = self._checkpoints.without_holder(disks) if is_lost else []
         if without and without != self._without_holder:
             actions.append(NoHolderReport(self._checkpoints.checkpoint.version, without))
@@ -877,7 +882,7 @@ class Coordinator:
     def _committed(self, now_s: float, record: ev.Record) -> list[ev.Action]:
         announcement, reports = self._agreement.committed(now_s, record)
         self._operations.committed(record)
-        self.roster.committed(self.n_committed)
+        self.roster.on_committed(self.n_committed)
         self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
@@ -889,11 +894,11 @@ class Coordinator:
         return [*self._to_all(announcement), *reports, *ends]
 
     def _on_saved(self, src: int, saved: ev.Saved) -> list[ev.Action]:
-        self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
+        self._checkpoints.saved(saved, self.roster.peers[src].disk)
         return self._complete_checkpoint()
 
     def _on_part_missing(self, src: int, digest: str, reason: str) -> list[ev.Action]:
-        self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
+        self._checkpoints.missing(digest, self.roster.peers[src].disk)
         return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
 
     def _complete_checkpoint(self) -> list[ev.Action]:

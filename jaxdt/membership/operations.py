@@ -100,7 +100,7 @@ class Operations:
                 return f"{roster.name(peer)} is revoked, and will not be let in again"
             case "evict":
                 assert peer is not None
-                self._evicted[peer] = roster.processes.get(peer, 0)
+                self._evicted[peer] = roster.peers[peer].process or 0
                 return f"{roster.name(peer)} is put out; its process ends, and may be started again"
             case "drain":
                 assert peer is not None
@@ -169,7 +169,7 @@ class Operations:
                 "peer": member.peer,
                 "stage": member.stage,
                 "address": member.address,
-                "state": _state_of(member.peer, roster),
+                "state": roster.state_in_words(member.peer),
                 "silent_s": self.silences.get(member.peer),
             }
             for member in (view.members if view else ())
@@ -199,9 +199,3 @@ def _expected_peer(command: str) -> str:
 
 def _last_of_stage(peer: int, roster: Roster) -> str:
     return "; it is the last of its stage, and stays until another joins" if roster.is_last_of_stage(peer) else ""
-
-
-def _state_of(peer: int, roster: Roster) -> str:
-    states = {"lost": roster.lost, "missing": roster.missing, "joining": roster.joining, "leaving": roster.leaving}
-    states["moving"] = set(roster.moving)
-    return next((name for name, peers in states.items() if peer in peers), "live")
