@@ -145,20 +145,20 @@ class Operations:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""
         return replace(record, checkpoint=True) if self._wants_checkpoint else record
 
-    def committed(self, record: ev.Record) -> None:
+    def on_committed(self, record: ev.Record) -> None:
         """The record is durable."""
         if record.checkpoint and self._wants_checkpoint:
             self._wants_checkpoint = False
             if self._stop:
                 self.stops_at = record.step + 1
 
-    def rolled_back(self) -> None:
+    def on_rolled_back(self) -> None:
         """The run goes back: a stop waits for the next step again."""
         if self.stops_at is not None:
             self.stops_at = None
             self._wants_checkpoint = True
 
-    def put_out(self, hello: ev.Hello) -> bool:
+    def has_evicted(self, hello: ev.Hello) -> bool:
         """Whether this is the process that an operator has evicted; another process of the peer may come."""
         return self._evicted.get(hello.peer) == hello.process
 

@@ -232,7 +232,7 @@ def test_the_third_time_a_peer_is_put_out():
             view = run.machine.roster.first_view(1, ev.Checkpoint())
             members = tuple(replace(m, admission=n + 2) if m.peer == 2 else m for m in view.members)
             run.machine.roster.adopt(replace(view, members=members))  # peer 2 is admitted again
-            run.machine._leases.arrived(2, 1.0)
+            run.machine._leases.on_message(2, 1.0)
     why = WHY.replace("3:", f"{OVERDUE_MAX - 1}:")
     assert told == ev.Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
 
