@@ -329,9 +329,9 @@ def silence_is_death() -> AbstractContextManager:
     return mock.patch.object(Absences, "of_stage", lambda absences, stage: [])
 
 
-def no_stand_ins() -> AbstractContextManager:
+def no_replacements() -> AbstractContextManager:
     """A peer outside of the view that holds the committed version of a vacant stage does not take its place."""
-    return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
+    return mock.patch.object(Roster, "_replacements", lambda *arguments: set())
 
 
 def nobody_replaces_the_last_replica() -> AbstractContextManager:
@@ -481,7 +481,7 @@ MUTANTS = {
     "only the last record kept": (unchanged, one_record, {PROGRESS}, (227, 321)),
     "no retention": (without_retention, nullcontext, {COVER}, (3, *range(20))),
     "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
-    "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
+    "no return to a vacant stage": (unchanged, no_replacements, {SPARED}, (7, 8, 34)),
     "a last replica that blocks the run is not replaced": (
         unchanged,
         nobody_replaces_the_last_replica,

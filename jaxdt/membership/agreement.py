@@ -4,9 +4,10 @@ The coordinator owns the view, the checkpoints and what is made durable. An agre
 members say of them, and decides when one is committed. It is given to the coordinator by jaxdt.build.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import Report, StepReport
@@ -74,117 +75,127 @@ class RepairReplicas:
 Decision = ev.Record | CountedRows | EndRun | RollBack | RepairReplicas
 
 
-class Agreement(Protocol):
-    """A pure state machine. `n_committed`: steps of the run that are committed."""
+class Agreement(ABC):
+    """A pure state machine. `n_committed`: steps of the run that are committed. The defaults are those of replicas that
+    stay equal, and of a policy that does without the part in question.
 
-    READS: frozenset[type]  # messages of members that are for the agreement
-    HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
-    COUNTS_ROWS: bool  # it decides on rows, which are told also while no further step may be committed
-    HAS_FIXED_PLACES: bool  # members are peers of the plan: a newcomer gets the id and the place of one that was lost
-    NO_RETURN: str  # why none of these comes back once it was evicted, in one line; '' where it may
+    READS                what members say that is for the agreement
+    REPLICAS_MAY_DIFFER  then it decides on rows, and reports them also while no further step may be committed; what a
+                         member said in an earlier view counts (else it says that again in the next one); members are
+                         peers of the plan, and a newcomer gets the id and the place of one that was lost
+    NO_RETURN            why no such peer comes back once it was evicted, in one line; '' where it may
+
+    Where a method returns actions, these are reports, WakeAt with a tag that begins with TIMER, and Send, whose headers
+    the coordinator fills in."""
+
+    READS: frozenset[type]
+    REPLICAS_MAY_DIFFER: bool = False
+    NO_RETURN: str = ""
     n_committed: int
 
-    def start(self, now_s: float) -> list[ev.Action]:
-        """A coordinator continues where an earlier one has died: reports of what that one may not have reported."""
-        ...
+    # -------------------------------------------------------------------------------------------- what members agree on
 
-    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
-        """Take over what an earlier coordinator made durable: its last view, its last steps, and the last rows."""
-        ...
-
+    @abstractmethod
     def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
-        """A member has said something. `admissions`: member -> its present admission. The answer:
-        reports, WakeAt with a tag that begins with TIMER, and Send, whose headers the coordinator fills in."""
-        ...
+        """A member has said something. `admissions`: member -> its present admission."""
 
-    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
+    def on_woke(self, now_s: float, tag: str) -> list[ev.Action]:
         """The time of an earlier WakeAt has come."""
-        ...
+        raise AssertionError("it sets no timer")
 
-    def paused(self, until_s: float) -> None:
+    def on_pause(self, until_s: float) -> None:
         """The coordinator did not run; until then it hears of what its members did meanwhile."""
-        ...
+        return
+
+    @abstractmethod
+    def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
+        """The decision of the members, or None while they have none. The coordinator makes a Record or CountedRows
+        durable, and then calls `on_durable`."""
+
+    def durable_form(self, record: ev.Record) -> Any:
+        """What is made durable for `record`: plain data and frozen dataclasses."""
+        return record
+
+    @abstractmethod
+    def on_durable(self, now_s: float, value: Any) -> tuple[ev.Message, list[ev.Action]]:
+        """A record or rows that it has decided on are durable. Returns the message to all members, and reports."""
+
+    @abstractmethod
+    def has_unreported_rows(self, n_rows: int) -> bool:
+        """Whether one of the first `n_rows` rows is done and not durable and reported yet. A run that ends after so
+        many does not end before that, and their checkpoint is not complete: a run that continues from it has all
+        rows."""
+
+    # -------------------------------------------------------------------------------------------------- who takes part
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         """'' if the run continues without this peer, else why it does not. `present`: the members that are there."""
-        ...
+        return ""
 
     def leave_with(self, peer: int) -> Collection[int]:
         """Members that have to leave the view together with this one, itself among them. () where the others of a stage
         do the work of one that is gone; then it leaves between two steps, if it can choose."""
-        ...
+        return ()
 
     def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
         """Whom a view that is made now takes in beside those whom the roster would. `candidates`: who may become a
         member; `states`: what joining members hold."""
-        ...
+        return NO_INTAKE
+
+    @property
+    def records(self) -> tuple[ev.Record, ...]:
+        """The last records, which a new view carries."""
+        return ()
+
+    def results_held(self, members: Collection[int]) -> Results:
+        """A new view of these members is about to be made durable. Returns the results of steps under way that the view
+        carries over."""
+        return ()
+
+    def on_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
+        """A view is durable. The actions go to members after the view."""
+        return []
+
+    def roll_back(self) -> None:
+        """Messages and commits since the last complete checkpoint do not count any more."""
+        raise AssertionError("a run that would have to go back ends (`cannot_lose`)")
+
+    # ------------------------------------------------------------------------------------- checkpoints and operators
 
     def refusal(self, command: str) -> str:
         """'' if an operator may ask for this, else why not."""
-        ...
-
-    def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        """The decision of the members, or None while they have none. The coordinator makes a Record or CountedRows
-        durable, and then calls `committed` or `counted`."""
-        ...
+        return ""
 
     def promise_checkpoint(self, promised: int = 0) -> int | None:
         """An operator wants a checkpoint. Returns the version that it will have, or None if that is the version of the
         next record. `promised`: the version that an earlier coordinator promised and may not have made; 0 for a new
         request."""
-        ...
+        return None
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Checkpoint.mean_of, () where replicas are equal."""
-        ...
+        return ()
 
-    def durable_form(self, record: ev.Record) -> Any:
-        """The value that is made durable for `record`: plain data and frozen dataclasses."""
-        ...
+    def on_checkpoint(self, version: int) -> list[ev.Action]:
+        """The checkpoint of this version is complete, also when a coordinator continues after another."""
+        return []
 
-    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
-        """The record is durable. Returns the message to all members, and reports."""
-        ...
+    # ------------------------------------------------------------------------------------------ a coordinator's restart
 
-    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
-        """These rows are durable. Returns the message to all members, and reports."""
-        ...
+    @abstractmethod
+    def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+        """Take over what an earlier coordinator made durable: its last view, its last steps, and the last rows."""
+
+    @abstractmethod
+    def start(self, now_s: float) -> list[ev.Action]:
+        """A coordinator continues where an earlier one has died: reports of what that one may not have reported."""
 
     @property
     def is_asking(self) -> bool:
         """Whether a coordinator that was started again waits for members to say what they know. Until then no
         checkpoint becomes complete, and the run does not end."""
-        ...
+        return False
 
-    def has_untold_rows(self, n_rows: int) -> bool:
-        """Whether one of the first `n_rows` rows is done and not durable and reported yet. A run that ends after so
-        many does not end before that, and their checkpoint is not complete: a run that continues from it has all
-        rows."""
-        ...
-
-    @property
-    def records(self) -> tuple[ev.Record, ...]:
-        """The last records, which a new view carries."""
-        ...
-
-    def missed(self) -> list[ev.Message]:
+    @abstractmethod
+    def missed_messages(self) -> list[ev.Message]:
         """The messages to a member that was out of reach: those that it may have missed, and questions."""
-        ...
-
-    def leave_view(self, members: Collection[int]) -> Results:
-        """A new view of these members is about to be made durable. Returns the results of steps under way that the view
-        carries over."""
-        ...
-
-    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
-        """A view is durable. The answer, as that of `hear`, goes to members after the view."""
-        ...
-
-    def roll_back(self) -> None:
-        """Messages and commits since the last complete checkpoint do not count any more."""
-        ...
-
-    def checkpoint_complete(self, version: int) -> list[ev.Action]:
-        """The checkpoint of this version is complete, also when a coordinator continues after another. The answer: as
-        that of `hear`."""
-        ...

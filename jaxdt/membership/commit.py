@@ -8,12 +8,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
-    NO_INTAKE,
+    Agreement,
     CommittedStep,
     CountedRows,
     Decision,
     EndRun,
-    Intake,
     RepairReplicas,
     Results,
     RollBack,
@@ -35,14 +34,10 @@ class Disagreement(Exception):
     """One line: which member holds another result than the others."""
 
 
-class TwoPhaseCommit:
+class TwoPhaseCommit(Agreement):
     """The agreement of `sync.kind = "allreduce"`: all members commit each step, in order."""
 
     READS = frozenset({ev.Prepared, ev.HeldOutMeasured})
-    HEARS_ACROSS_VIEWS: bool = False
-    COUNTS_ROWS: bool = False
-    HAS_FIXED_PLACES: bool = False
-    NO_RETURN: str = ""
 
     def __init__(self, config: CoordinatorConfig, rows: HeldOutRows | None = None):
         self.n_committed = config.start_version
@@ -76,24 +71,6 @@ class TwoPhaseCommit:
             self._votes.add(src, message, admissions)
         return []
 
-    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
-        return []
-
-    def paused(self, until_s: float) -> None:
-        pass  # members wait for the record of each step, so their steps did take so long
-
-    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
-        return ""
-
-    def leave_with(self, peer: int) -> Collection[int]:
-        return ()
-
-    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
-        return NO_INTAKE
-
-    def refusal(self, command: str) -> str:
-        return ""
-
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         """The record of the next step once every member is prepared for it."""
         step = self.n_committed
@@ -126,48 +103,35 @@ class TwoPhaseCommit:
             return EndRun(ExitCode.DIVERGED, f"step {step}: the gradient is not finite")
         return RollBack()
 
-    def promise_checkpoint(self, promised: int = 0) -> int | None:
-        return None
-
-    def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        return ()
-
     def durable_form(self, record: ev.Record) -> tuple[CommittedStep, ...]:
         step = CommittedStep(record, self._votes.tally(record.step))
         return (*self._steps, step)[-KEPT_STEPS:]
 
-    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
-        self._steps = self.durable_form(record)
-        votes = self._votes.pop(record.step)
-        self.n_committed = record.step + 1
+    def on_durable(self, now_s: float, value: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
+        self._steps = self.durable_form(value)
+        votes = self._votes.pop(value.step)
+        self.n_committed = value.step + 1
         step_s = now_s - self._last_commit_s
         self._last_commit_s = now_s
-        return ev.Committed(record), [*self._unequal_bits.reports(votes), *self._row(self._steps[-1], step_s)]
+        return ev.Committed(value), [*self._unequal_bits.reports(votes), *self._row(self._steps[-1], step_s)]
 
-    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
-        raise AssertionError("its steps are recorded")
-
-    @property
-    def is_asking(self) -> bool:
-        return False
-
-    def has_untold_rows(self, n_rows: int) -> bool:
-        return self._rows.has_untold(n_rows)
+    def has_unreported_rows(self, n_rows: int) -> bool:
+        return self._rows.has_unreported(n_rows)
 
     @property
     def records(self) -> tuple[ev.Record, ...]:
         return tuple(step.record for step in self._steps)
 
-    def missed(self) -> list[ev.Message]:
+    def missed_messages(self) -> list[ev.Message]:
         return [ev.Committed(record) for record in self.records]
 
-    def leave_view(self, members: Collection[int]) -> Results:
+    def results_held(self, members: Collection[int]) -> Results:
         """Results that members hold stay good; who is prepared says so again in the new view."""
         held = self._votes.held(members)
         self._votes.clear()
         return held
 
-    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
+    def on_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         if view.number == 1 or view.rolled_back:
             self._last_commit_s = now_s
         if view.rolled_back:
@@ -179,7 +143,7 @@ class TwoPhaseCommit:
         self._votes.clear()
         self._steps = ()
 
-    def checkpoint_complete(self, version: int) -> list[ev.Action]:
+    def on_checkpoint(self, version: int) -> list[ev.Action]:
         self._n_rollbacks = 0
         return []
 

@@ -10,14 +10,15 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from jaxdt.membership.admission import Admission, unknown
 from jaxdt.membership.agreement import TIMER, Agreement, CountedRows, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
-from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS, Claims
+from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS
 from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.liveness.leases import Leases
 from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
@@ -25,8 +26,7 @@ from jaxdt.membership.liveness.vacancies import Vacancies
 from jaxdt.membership.liveness.waiting import Waiting
 from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
-from jaxdt.membership.roster import Roster
-from jaxdt.membership.worker_places import WorkerPlaces
+from jaxdt.membership.roster import Roster, Standing
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
@@ -39,7 +39,6 @@ from jaxdt.protocol.reports import (
     EndedReport,
     FailedReport,
     HeartbeatReport,
-    JoinRequestReport,
     LeavingReport,
     LostReport,
     NoHolderReport,
@@ -58,18 +57,20 @@ from jaxdt.protocol.reports import (
     WaitingReport,
     WorkerGoneReport,
     WorkerHereReport,
-    WorkerPlacedReport,
 )
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.
 TERM, VIEW, STEPS, ROWS, CHECKPOINT = "coordinator_term", "view", "steps", "rows", "checkpoint"
 OPERATOR = "operator"
+LEFT_EARLY = "left before it was let in"
 UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
+
+
+Handler = Callable[[Any, float, ev.Header, Any], list[ev.Action]]  # a method of Coordinator
 
 
 class Coordinator:
@@ -99,19 +100,20 @@ class Coordinator:
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
         self._failures = Failures()
-        self._claims = Claims(config.heartbeat_s)
-        self._worker_places = None if config.workers is None else WorkerPlaces(config.workers, config.join_rule)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
         self._waiting = Waiting()
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
-        self._operations = Operations(OperatorState(revoked=config.revoked))
+        self._operations = Operations(
+            durable_state.operator if durable_state else OperatorState(revoked=config.revoked)
+        )
+        self._admission = Admission(config, self.roster, agreement, self._leases, self._operations)
         self._answer_once_durable: ev.Send | None = None  # to an operator
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, ev.View | ev.Record | CountedRows | ev.Checkpoint | OperatorState | int] = {}
+        self._being_persisted: dict[str, Any] = {}
         self._ended = False
-        self._held: list[ev.Event] = []  # what came before the term was durable
+        self._early_events: list[ev.Event] = []  # those that came before the term was durable
         self._patient_until_s = 0.0
         self._address = ""  # at which the peers reach this coordinator
         if durable_state:
@@ -125,23 +127,37 @@ class Coordinator:
     def n_committed(self) -> int:
         return self._agreement.n_committed
 
+    def newcomer_ids(self) -> Sequence[int] | None:
+        """See Admission. Any thread may ask."""
+        return self._admission.newcomer_ids()
+
     def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
         if self._ended:
             return []
         if TERM in self._being_persisted and event != ev.Persisted(TERM):
-            self._held.append(event)
+            self._early_events.append(event)
             return []
+        return [self._with_header(action) for action in self._handle(now_s, event)]
+
+    def _with_header(self, action: ev.Action) -> ev.Action:
+        if not isinstance(action, ev.Send) or action.header is not None:
+            return action
+        generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
+        header = ev.Header(self.config.run, generation, number, ev.COORDINATOR, self.coordinator_term)
+        return replace(action, header=header)
+
+    def _handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
         match event:
             case ev.Started(address):
                 self._address = address
                 return [self._persist(TERM, self.coordinator_term)]
             case ev.Woke(tag) if tag.startswith(TIMER):
-                return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
+                return [*self._agreement.on_woke(now_s, tag), *self._decide()]
             case ev.Woke(tag):
-                judged = [*self._judge(now_s), *self._settle_claims(now_s)]
+                judged = [*self._judge(now_s), *self._admission.settle_claims(now_s)]
                 return [*judged, *([*self._remind(now_s), self._next_tick(now_s)] if tag == "tick" else [])]
             case ev.Persisted(name):
-                return self._persisted(now_s, name)
+                return self._when_durable[name](self, now_s, self._being_persisted.pop(name))
             case ev.Refused(_, reason):
                 self._waiting.refused(reason)
                 return [RefusedReport(reason)]
@@ -177,14 +193,14 @@ class Coordinator:
             return []
         patience_s = self.config.deadline_floor_s
         self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
-        self._agreement.paused(self._patient_until_s)
+        self._agreement.on_pause(self._patient_until_s)
         return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[ev.Action]:
         self._leases.link(now_s, peer, up, gone)
         if up:
             return []
-        self._claims.withdrawn(peer)
+        self._admission.claims.withdraw(peer)
         if peer not in self._leases and self._vacancies.dials(peer):
             return self._dead(now_s, peer) if gone else []
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
@@ -198,12 +214,11 @@ class Coordinator:
         self.roster.recall(view, any(step.record.step >= view.n_committed for step in durable_state.steps))
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
-            self._agreement.checkpoint_complete(durable_state.checkpoint.version)
-        self._operations = Operations(durable_state.operator)
+            self._agreement.on_checkpoint(durable_state.checkpoint.version)
         if promised := self._operations.restore(self._checkpoints.checkpoint.version):
             self._agreement.promise_checkpoint(promised)
 
-    def _begin_term(self, now_s: float) -> list[ev.Action]:
+    def _begin_term(self, now_s: float, coordinator_term: int) -> list[ev.Action]:
         """The term is durable, so no later coordinator will have the same: this one may speak. It evicts no peer before
         a whole lease of this term is over (step protocol, Sec. 7.1)."""
         actions: list[ev.Action] = [self._next_tick(now_s)]
@@ -213,37 +228,21 @@ class Coordinator:
             actions += self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
-                self._leases.arrived(member.peer, now_s)
+                self._leases.on_message(member.peer, now_s)
                 actions.append(ev.Connect(member.peer, member.address))
             members = [member.peer for member in self.view.members]
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed, members))
             actions += self._decide()
-        held = self._held
-        self._held = []
-        return actions + [action for event in held for action in self.handle(now_s, event)]
+        early, self._early_events = self._early_events, []
+        return actions + [action for event in early for action in self.handle(now_s, event)]
 
-    def _persist(
-        self, name: str, value: ev.View | ev.Record | CountedRows | ev.Checkpoint | OperatorState | int
-    ) -> ev.Persist:
+    def _persist(self, name: str, value: Any) -> ev.Persist:
+        """Make a value durable; `_when_durable` says what follows."""
         self._being_persisted[name] = value
         if isinstance(value, int):
             return ev.Persist(name, value)
         form: Any = self._agreement.durable_form(value) if isinstance(value, ev.Record) else value
         return ev.Persist(name, serialize.write(form))
-
-    def _persisted(self, now_s: float, name: str) -> list[ev.Action]:
-        match self._being_persisted.pop(name):
-            case ev.View() as view:
-                return self._adopt(now_s, view)
-            case ev.Record() as record:
-                return self._committed(now_s, record)
-            case CountedRows() as rows:
-                return self._counted(rows)
-            case ev.Checkpoint() as checkpoint:
-                return self._completed(checkpoint)
-            case OperatorState() as state:
-                return self._operator_state_durable(now_s, state)
-        return self._begin_term(now_s)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -253,20 +252,20 @@ class Coordinator:
             return [DroppedReport(src, run=header.run)]
         if isinstance(body, ev.OperatorRequest) and src >= ev.OPERATOR_IDS:
             return self._on_request(now_s, src, body)
-        if isinstance(body, ev.Join) and body.is_worker:
-            return self._on_worker(now_s, src, body)
         if isinstance(body, ev.Join):
-            return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
+            return self._admission.on_join(now_s, src, body)
         if header.run != self.config.run:
             return [DroppedReport(src, run=header.run)]
         if header.view and self.view is None:
             return self._state_lost(src, header)
         if header.coordinator_term > self.coordinator_term:
             return self._superseded(src, header.coordinator_term)
-        if src in self.roster.stage_of:
+        if src in self.roster.peers:
             return self._from_peer(now_s, header, body)
         if isinstance(body, ev.Hello) and self.view:
-            return self._from_stranger(src, body.address)
+            reason = unknown(src)
+            stop = ev.Send(src, ev.Ended(ExitCode.FORGOTTEN, reason))
+            return [RefusedReport(reason), ev.Connect(src, body.address), stop]
         return [DroppedReport(src, run=header.run)]
 
     def _from_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
@@ -274,29 +273,26 @@ class Coordinator:
         if isinstance(body, ev.Hello) and body.process != self._refused.get(src, (body.process,))[0]:
             del self._refused[src]  # another process, perhaps with another address
         if src in self._refused:
-            return [self.roster.reach(src), self._send(src, ev.Ended(2, self._refused[src][1]))]
-        is_astray = self._is_astray(header)
-        if is_astray and src not in self.roster.lost | self.roster.missing and not isinstance(body, ev.Failed):
+            return [self.roster.reach(src), ev.Send(src, ev.Ended(2, self._refused[src][1]))]
+        is_superseded = self._is_superseded(header)
+        if is_superseded and not self.roster.peers[src].is_given_up and not isinstance(body, ev.Failed):
             lost = self._lost(now_s, src, UNKNOWN_VIEW, is_dead=False)
             return [*lost, *([] if self._ended else self._from_peer(now_s, header, body))]
-        if isinstance(body, ev.Hello):
-            return self._on_hello(now_s, src, body, is_astray)
-        if isinstance(body, ev.Failed):
-            return self._on_failed(now_s, src, body.reason)
-        if isinstance(body, ev.Saved):  # a fact, also from a peer that has left meanwhile
-            if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
-                self._failures.saved(src)
-            is_of_run = self.view and header.generation == self.view.generation and not is_astray
-            return self._on_saved(src, body) if is_of_run else []
-        if src in self.roster.missing and src not in self._leases and not is_astray:
+        if handler := self._of_known_peers.get(type(body)):
+            return handler(self, now_s, header, body)
+        if self._is_missing(src) and src not in self._leases and not is_superseded:
             returned = self._returned(now_s, src)
             return [*returned, *([] if self._ended else self._from_peer(now_s, header, body))]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
-            return [self.roster.reach(src), self._send(src, self.view)] if self.view else []
-        self._leases.arrived(src, now_s)
-        return self._from_leased_peer(now_s, header, body)
+            return [self.roster.reach(src), ev.Send(src, self.view)] if self.view else []
+        self._leases.on_message(src, now_s)
+        if type(body) in self._agreement.READS:
+            return self._on_agreement(now_s, header, body)
+        early, late = self._of_leased_peers.get(type(body), (None, None))
+        handler = late if self.view else early
+        return handler(self, now_s, header, body) if handler else []
 
-    def _is_astray(self, header: ev.Header) -> bool:
+    def _is_superseded(self, header: ev.Header) -> bool:
         """Whether a member is in a view that this coordinator does not know, since a superseded coordinator made it.
         The member's work in that view does not fit the work of the others."""
         admission = self.roster.admissions.get(header.src)
@@ -312,61 +308,75 @@ class Coordinator:
         if stages := self._vacancies.stages:
             what = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
             return f"the run stands still: {what} no peer that is there"
-        if peer in self.roster.leaving and self.roster.is_last_of_stage(peer):
+        if self.roster.peers[peer].is_leaving and self.roster.is_last_of_stage(peer):
             return "stays until another joins, as the last of its stage; fleet.py stop ends the run with a checkpoint"
         return ""
 
-    def _from_leased_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
-        src = header.src
-        match body:
-            case ev.Heartbeat(count, status, bytes_to, bytes_from, workers):
-                self._leases.heartbeat(now_s, src, status)
-                if self._worker_places and ev.WORKERS in status:
-                    self._worker_places.counted(now_s, src, int(status[ev.WORKERS]), workers)
-                worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
-                report = HeartbeatReport(src, status, bytes_to, bytes_from or None, worker_cpu_s)
-                return [self._send(src, ev.HeartbeatAck(count, now_s, self._note(src))), report]
-            case ev.WorkerHere(worker) if self._worker_places:
-                return [WorkerHereReport(worker, src, self._worker_places.here(worker))]
-            case ev.WorkerGone(worker, reason, n_redone) if self._worker_places:
-                self._worker_places.gone(worker)
-                return [WorkerGoneReport(worker, src, reason, n_redone)]
-            case ev.Profiled(process=process) if process == self.roster.processes.get(src):
-                return self._on_profiled(src, body)
-            case ev.Load():
-                self.roster.balance.report(now_s, src, body)
-            case ev.SaveFailed(version, reason):
-                return self._on_save_failed(now_s, src, version, reason)
-            case ev.Overdue(work, seconds, deadline_s, blocks) if src in self.roster.members:
-                report = OverdueReport(src, work, seconds, deadline_s, blocks)
-                return [report, *self._on_overdue(now_s, src, body)]
-            case ev.Done():
-                self._checkpoints.done(src)
-                return [DoneReport(src, body.bytes_to, body.totals, body.bytes_from or None), *self._end_if_over()]
-            case ev.Leaving() if self.view is None or src not in self.roster.members:
-                return self._left_early(src)
-            case ev.Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
-                return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
-            case ev.Leaving() if src not in self.roster.leaving:
-                report = LeavingReport(src, self.roster.leaves(src))
-                self.roster.put_aside(self._agreement.leave_with(src))
-                return [report, *self._change_view()]
-            case ev.PartMissing(digest, reason):
-                return self._on_part_missing(src, digest, reason)
-            case ev.Suspect(peer, reason) if self._knows_both(header, peer):
-                return [ev.WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
-            case ev.CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
-                return self._refuse_pair(now_s, src, peer, reason)
-            case _ if type(body) in self._agreement.READS and self._counts(header):
-                was_asking = self._agreement.is_asking
-                said = self._agreement.hear(now_s, src, body, self.roster.admissions)
-                actions = [*self._addressed(said), *self._decide()]
-                if was_asking and not self._agreement.is_asking:
-                    actions += [*self._complete_checkpoint(), *self._end_if_over(), *self._change_view()]
-                elif any(isinstance(action, StepReport) for action in said):  # its checkpoint has waited for the row
-                    actions += [*self._complete_checkpoint(), *self._end_if_over()]
-                return actions
+    def _on_heartbeat(self, now_s: float, header: ev.Header, beat: ev.Heartbeat) -> list[ev.Action]:
+        src, workers = header.src, beat.workers
+        self._leases.heartbeat(now_s, src, beat.status)
+        if self._admission.workers and ev.WORKERS in beat.status:
+            self._admission.workers.on_workers(now_s, src, int(beat.status[ev.WORKERS]), workers)
+        worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
+        report = HeartbeatReport(src, beat.status, beat.bytes_to, beat.bytes_from or None, worker_cpu_s)
+        return [ev.Send(src, ev.HeartbeatAck(beat.count, now_s, self._note(src))), report]
+
+    def _on_worker_here(self, now_s: float, header: ev.Header, here: ev.WorkerHere) -> list[ev.Action]:
+        places = self._admission.workers
+        return [WorkerHereReport(here.worker, header.src, places.on_here(here.worker))] if places else []
+
+    def _on_worker_gone(self, now_s: float, header: ev.Header, gone: ev.WorkerGone) -> list[ev.Action]:
+        if not self._admission.workers:
+            return []
+        self._admission.workers.on_gone(gone.worker)
+        return [WorkerGoneReport(gone.worker, header.src, gone.reason, gone.n_redone)]
+
+    def _on_load(self, now_s: float, header: ev.Header, load: ev.Load) -> list[ev.Action]:
+        self.roster.balance.report(now_s, header.src, load)
         return []
+
+    def _on_done(self, now_s: float, header: ev.Header, done: ev.Done) -> list[ev.Action]:
+        self._checkpoints.done(header.src)
+        report = DoneReport(header.src, done.bytes_to, done.totals, done.bytes_from or None)
+        return [report, *self._end_if_over()]
+
+    def _on_leaving(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
+        src = header.src
+        if src not in self.roster.admissions:
+            return self._dismiss(src, f"{self.roster.name(src)}: {LEFT_EARLY}")
+        if problem := self._agreement.cannot_lose(src, self.roster.present):
+            return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
+        if self.roster.peers[src].is_leaving:
+            return []
+        report = LeavingReport(src, self.roster.on_leaving(src))
+        self.roster.withdraw(self._agreement.leave_with(src))
+        return [report, *self._change_view()]
+
+    def _on_leaving_early(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
+        line = f"{self.roster.name(header.src)}: {LEFT_EARLY}"
+        if header.src not in self.config.stage_of:
+            return self._dismiss(header.src, line)
+        return self._end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
+
+    def _on_suspect(self, now_s: float, header: ev.Header, suspect: ev.Suspect) -> list[ev.Action]:
+        """It counts if the view of the message has its sender and the suspect in it as they were admitted last."""
+        admissions, src = self.roster.admissions, header.src
+        if header.view < max(admissions.get(src, header.view + 1), admissions.get(suspect.peer, 0)):
+            return []
+        due_s = self._link_suspicion.accuse(now_s, src, suspect.peer, suspect.reason)
+        return [ev.WakeAt(due_s, "suspicion")]
+
+    def _on_agreement(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
+        """A message for the agreement. After a restart, when the last member has answered, and when a checkpoint has
+        waited for a row that is reported now, more may follow than the next step."""
+        if not self._counts(header):
+            return []
+        was_asking = self._agreement.is_asking
+        actions = self._agreement.hear(now_s, header.src, body, self.roster.admissions)
+        has_answers = was_asking and not self._agreement.is_asking
+        if has_answers or any(isinstance(action, StepReport) for action in actions):
+            return [*actions, *self._continue()]
+        return [*actions, *self._decide()]
 
     def _counts(self, header: ev.Header) -> bool:
         """Whether the agreement hears a message. Members send a message of an earlier view again, and one that came
@@ -374,168 +384,75 @@ class Coordinator:
         view = self.view
         if view is None or header.generation != view.generation:
             return False
-        if self._agreement.HEARS_ACROSS_VIEWS:
+        if self._agreement.REPLICAS_MAY_DIFFER:
             return header.view >= self.roster.admissions.get(header.src, header.view + 1)
         return header.view == view.number and VIEW not in self._being_persisted
 
-    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[ev.Action]:
+    def _on_cannot_reach(self, now_s: float, header: ev.Header, broken: ev.CannotReach) -> list[ev.Action]:
         """Two members have no way to each other: one of them is evicted, and told so when it speaks again. While the
         other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
-        if peer not in self.roster.members - self.roster.lost - self.roster.missing:
+        src, peer = header.src, broken.peer
+        if header.view < self.roster.admissions.get(src, header.view + 1) or peer not in self.roster.present:
             return []
         silent_s = now_s - self._leases.heard_s(peer, now_s)
         if now_s < self._patient_until_s or silent_s > HEARD_HEARTBEATS * self.config.heartbeat_s:
             return []  # it is said again
         out = self._link_suspicion.preferred(src, peer, self.roster, self._replaceable)
-        reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
-        self._refused[out] = self.roster.processes.get(out, 0), reason
+        reason = f"peer {src} and peer {peer} have no way to each other: {broken.reason}; {NO_WAY_HINT}"
+        self._refused[out] = self.roster.peers[out].process or 0, reason
         return self._lost(now_s, out, reason, is_dead=False)
 
-    def _knows_both(self, header: ev.Header, peer: int) -> bool:
-        """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
-        admissions = self.roster.admissions
-        return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
-
-    def _claims_a_place(self, join: ev.Join) -> bool:
-        """Whether a process asks for the place of a peer that is known, or says that it is one."""
-        return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
-
-    def _on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
-        """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run. Where it could only
-        wait for the end it is refused."""
-        try:
-            ids = self.newcomer_ids()
-            if ids is not None and join.peer is not None:
-                raise BadInput(f"its credential is of peer {join.peer}, expected one of a lost peer, by a new token")
-        except BadInput as refusal:
-            return [RefusedReport(f"a newcomer: {refusal}"), self._send(src, ev.Ended(2, str(refusal)))]
-        if ids is not None:
-            return self._on_claim(now_s, src, replace(join, peer=ids[0], is_new=True))
-        peer, stage = self.roster.newcomer(now_s, src, join.peer)
-        self._claims.grant(now_s, peer)
-        answer = self.config.answer(peer, stage, self.n_committed)
-        return [JoinRequestReport(peer, stage), self._send(src, answer)]
-
-    def newcomer_ids(self) -> Sequence[int] | None:
-        """Ids of lost peers of the plan, of which a newcomer gets one and the place; None where it gets an id of its
-        own. BadInput if there is none to get. Any thread may ask."""
-        if not self._agreement.HAS_FIXED_PLACES:
-            return None
-        where = "replicas may differ in this run, so a newcomer takes the place of a peer that was lost"
-        if self._agreement.NO_RETURN:
-            raise BadInput(f"{where}, and nobody does here: {self._agreement.NO_RETURN}")
-        ids = [peer for peer in self.config.stage_of if self._is_vacant(peer)]
-        if not ids:
-            raise BadInput(f"{where}, and none of the {len(self.config.stage_of)} peers of the plan is lost")
-        return ids
-
-    def _is_vacant(self, peer: int) -> bool:
-        """Whether no process has the id of a peer of the plan, or is about to have it."""
-        is_taken = peer in self.roster.admissions or peer in self._leases or self._claims.is_granted(peer)
-        return self.view is not None and not is_taken and not self._operations.is_revoked(peer)
-
-    def _on_worker(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
-        """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run. It may have to
-        measure its links first."""
-        certified = join.peer
-        if self._worker_places is None:
-            return [self._send(src, ev.Ended(2, "asks to be a worker, and the wiring of this run has none"))]
-        if certified in self.roster.stage_of:
-            name = self.roster.name(certified)
-            return [self._send(src, ev.Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
-        worker = self.roster.new_id() if certified is None else certified
-        gbps = None if join.gbps is None else dict(join.gbps)
-        to_measure = self._worker_places.to_measure(worker, self.roster.servers, gbps)
-        addresses = tuple((server, self.roster.addresses[server]) for server in to_measure)
-        if any(address for _, address in addresses):
-            answer = self.config.answer(worker, 0, self.n_committed)
-            return [self._send(src, replace(answer, servers=addresses))]
-        stage, server = self._worker_places.place(worker, self.roster.servers, gbps)
-        if server is not None:
-            self._worker_places.asked(now_s, worker)
-        address = "" if server is None else self.roster.addresses[server]
-        answer = replace(self.config.answer(worker, stage, self.n_committed), server=server, server_address=address)
-        report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]
-        return [*report, self._send(src, answer)]
-
-    def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
-        """A process asks, under a temporary id, whether it may be a peer that has an id already."""
-        if join.peer not in self.roster.stage_of:
-            return [self._send(src, ev.Ended(ExitCode.FORGOTTEN, self._unknown(join.peer)))]
-        self._claims.ask(now_s, src, join)
-        return self._settle_claims(now_s)
-
-    def _settle_claims(self, now_s: float) -> list[ev.Action]:
-        actions: list[ev.Action] = []
-        for claim, is_granted in self._claims.settle(now_s, self._leases):
-            peer = claim.peer
-            if is_granted:
-                stage = self.roster.stage_of[peer]
-                answer = ev.Welcome(self.config.run, peer, stage, "", {})
-                if claim.is_new:
-                    answer = self.config.answer(peer, stage, self.n_committed)
-                    actions.append(JoinRequestReport(peer, stage))
-                actions.append(self._send(claim.temporary_id, answer))
-                continue
-            runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
-            reason = (
-                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is refused: "
-                "another peer needs a token of its own"
-            )
-            actions += [RefusedReport(reason), self._send(claim.temporary_id, ev.Ended(2, reason))]
-        return actions
-
-    def _on_hello(self, now_s: float, src: int, hello: ev.Hello, is_astray: bool = False) -> list[ev.Action]:
-        stage = self.roster.stage_of[src]
+    def _on_hello(self, now_s: float, header: ev.Header, hello: ev.Hello) -> list[ev.Action]:
+        src = header.src
+        stage = self.roster.peers[src].stage
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
-            return [RefusedReport(reason), self._send(src, ev.Ended(2, reason))]
+            return [RefusedReport(reason), ev.Send(src, ev.Ended(2, reason))]
         if problem := why_undialable(hello.address, self._address):
             reason = f"{self.roster.name(src)}: {problem}; expected --listen=HOST:PORT that the other hosts can dial"
-            return [RefusedReport(reason), ev.Connect(src, hello.address), self._send(src, ev.Ended(2, reason))]
-        if self._operations.put_out(hello):
-            return [ev.Connect(src, hello.address), self._send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
+            return [RefusedReport(reason), ev.Connect(src, hello.address), ev.Send(src, ev.Ended(2, reason))]
+        if self._operations.has_evicted(hello):
+            return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)
-        self._claims.arrived(src)
-        is_new_process = self.roster.hello(src, hello)
+        self._admission.claims.on_hello(src)
+        is_new_process = self.roster.on_hello(src, hello)
         actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
-        if src in self.roster.missing and not is_new_process and not is_astray:
+        if self._is_missing(src) and not is_new_process and not self._is_superseded(header):
             actions += self._returned(now_s, src)
-        self._leases.arrived(src, now_s)
+        self._leases.on_message(src, now_s)
         actions.append(ev.Connect(src, hello.address))
         if self._operations.state.revoked:
-            actions.append(self._send(src, ev.Revoked(self._operations.state.revoked)))
-        actions += [ev.Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
-        if self.roster.misplaced(hello):
-            return [*actions, self._send(src, ev.Reassign(stage))]
+            actions.append(ev.Send(src, ev.Revoked(self._operations.state.revoked)))
+        actions += [ev.Disconnect(temporary_id) for temporary_id in self.roster.ids.take_temporary_ids(src)]
+        if hello.stage != stage:
+            self.roster.forget_process(src)
+            return [*actions, ev.Send(src, ev.Reassign(stage))]
         actions.append(ConnectedReport(src, hello.stage))
         if src in self.roster.members:
             return actions + ([] if is_new_process else self._send_missed(src))
-        return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
+        return actions + ([ev.Send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
-    def _from_stranger(self, src: int, address: str) -> list[ev.Action]:
-        """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
-        reason = self._unknown(src)
-        return [RefusedReport(reason), ev.Connect(src, address), self._send(src, ev.Ended(ExitCode.FORGOTTEN, reason))]
-
-    def _unknown(self, peer: int | None) -> str:
-        return f"peer {peer}: is not known any more, and may join again as a newcomer"
+    def _is_missing(self, peer: int) -> bool:
+        return self.roster.peers[peer].standing is Standing.MISSING
 
     def _returned(self, now_s: float, src: int) -> list[ev.Action]:
         """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
-        self.roster.returned(src)
-        self._leases.arrived(src, now_s)
+        self.roster.on_returned(src)
+        self._leases.on_message(src, now_s)
         return [ReturnedReport(src), self.roster.reach(src), *self._change_view()]
 
     def _send_missed(self, src: int) -> list[ev.Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
         complete = ev.CheckpointComplete(self._checkpoints.checkpoint)
-        missed: list[ev.Message] = [self.roster.current_view, *self._agreement.missed(), complete]
-        return [self._send(src, body) for body in missed]
+        missed: list[ev.Message] = [self.roster.current_view, *self._agreement.missed_messages(), complete]
+        return [ev.Send(src, body) for body in missed]
 
-    def _on_profiled(self, src: int, profiled: ev.Profiled) -> list[ev.Action]:
+    def _on_profiled(self, now_s: float, header: ev.Header, profiled: ev.Profiled) -> list[ev.Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
+        src = header.src
+        if profiled.process != self.roster.peers[src].process:
+            return []
         is_planned = src in self.config.stage_of
         if is_planned:
             self.profiles[src] = profiled.seconds
@@ -543,10 +460,10 @@ class Coordinator:
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
-            is_member = src in self.roster.members and src not in self.roster.lost | self.roster.missing
-            if is_member and src not in self.roster.joining:
+            is_member = self.roster.peers[src].is_present
+            if is_member and not self.roster.peers[src].is_joining:
                 return []
-            self.roster.ready(src, profiled.state)
+            self.roster.on_ready(src, profiled.state)
             report = CandidateReport(src, profiled.device, bool(self._agreement.NO_RETURN))
             return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
@@ -566,16 +483,16 @@ class Coordinator:
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
         if reason:
-            return [RefusedReport(reason), self._send(src, ev.OperatorAnswer(False, reason))]
+            return [RefusedReport(reason), ev.Send(src, ev.OperatorAnswer(False, reason))]
         before = self._operations.state
         self._operations.silences = self._leases.silences(now_s)
-        if self._worker_places:
-            self._operations.workers = self._worker_places.rows(now_s, self.roster.servers)
-            self._operations.workers_coming = self._worker_places.coming(now_s)
+        if self._admission.workers:
+            self._operations.workers = self._admission.workers.rows(now_s, self.roster.servers)
+            self._operations.workers_coming = self._admission.workers.coming(now_s)
         text = self._operations.accept(request, self.roster, progress)
         if request.command in ("checkpoint", "stop"):
             self._promise_checkpoint()
-        answer = self._send(src, ev.OperatorAnswer(True, text))
+        answer = ev.Send(src, ev.OperatorAnswer(True, text))
         done: list[ev.Action] = []
         if request.command != "status":
             done.append(OperatorReport(request.command, text, request.peer))
@@ -613,10 +530,10 @@ class Coordinator:
 
     def _remove(self, now_s: float, peer: int, command: str) -> list[ev.Action]:
         if command == "drain":
-            return [self._send(peer, ev.Drain())]
+            return [ev.Send(peer, ev.Drain())]
         return self._lost(now_s, peer, "put out by an operator", is_dead=True)
 
-    def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
+    def _on_operator_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
         """A pause begins or ends, or a peer is revoked. The others hear of it before it is evicted. The operator is
         answered only now: else a coordinator that is started again might have forgotten it."""
         actions: list[ev.Action] = [ev.Revoke(state.revoked)]
@@ -628,13 +545,13 @@ class Coordinator:
         for peer in state.revoked:
             if peer in self._leases or peer in self.roster.members:
                 actions += self._lost(now_s, peer, "revoked by an operator", is_dead=True)
-        return [*actions, *self._change_view(), *self._decide()]
+        return [*actions, *self._continue()]
 
     # --------------------------------------------------------------------------------------------------------- views
 
     def _judge(self, now_s: float) -> list[ev.Action]:
         """Evict a member whose time is over, or begin a move that is due."""
-        self.roster.let_go(now_s, self._leases)
+        self.roster.forget_the_gone(now_s, self._leases)
         actions = self._change_view() if self.roster.absences.expire(now_s) else []
         if self._ended:
             return actions
@@ -642,7 +559,7 @@ class Coordinator:
         may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
         if may_evict and (evictions := self._evict(now_s)):
             return [*actions, *evictions, *self._change_view()]
-        return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
+        return [*actions, *self._watch_vacancies(now_s), *self.roster.begin_moves(now_s)]
 
     def _evict(self, now_s: float) -> list[ev.Action]:
         """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
@@ -668,20 +585,21 @@ class Coordinator:
         actions = self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
         # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
         dialled = [action.peer for action in actions if isinstance(action, ev.Connect)]
-        return [*actions, *(self._send(peer, self.roster.current_view) for peer in dialled)]
+        return [*actions, *(ev.Send(peer, self.roster.current_view) for peer in dialled)]
 
     def _dead(self, now_s: float, peer: int) -> list[ev.Action]:
         """A silent peer's process has ended: the run no longer waits for it."""
         self.roster.absences.end(peer)
         return self._watch_vacancies(now_s) + self._change_view()
 
-    def _on_failed(self, now_s: float, src: int, reason: str) -> list[ev.Action]:
+    def _on_failed(self, now_s: float, header: ev.Header, failed: ev.Failed) -> list[ev.Action]:
         """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
         left to continue, or if a person has to mend the same for every peer that tries."""
+        src, reason = header.src, failed.reason
         line = f"{self.roster.name(src)}: {reason}"
         if self.view is None and src in self.config.stage_of:
             return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
-        stage = self.roster.stage_of[src]
+        stage = self.roster.peers[src].stage
         self._failures.failed(src, stage, reason)
         if self.view is None or src not in self.roster.members:
             actions = self._dismiss(src, line)
@@ -694,47 +612,46 @@ class Coordinator:
         left = self.roster.members | self.roster.candidates | self.roster.coming
         return actions + (self._end(2, line) if self._failures.is_final(stage, is_deserted, left) else [])
 
-    def _left_early(self, src: int) -> list[ev.Action]:
-        """A peer's process has left on request, and was no member yet."""
-        line = f"{self.roster.name(src)}: left before it was let in"
-        if self.view is None and src in self.config.stage_of:
-            return self._end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
-        return self._dismiss(src, line)
-
     def _dismiss(self, src: int, line: str) -> list[ev.Action]:
         """A peer that was no member yet does not come."""
         self._leases.end(src)
         self.roster.dismiss(src)
         return [FailedReport(src, line), ev.Disconnect(src)]
 
-    def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[ev.Action]:
+    def _on_save_failed(self, now_s: float, header: ev.Header, failed: ev.SaveFailed) -> list[ev.Action]:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is evicted, and
         another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
+        src, version = header.src, failed.version
         n_in_a_row = self._failures.save_failed(src)
-        report = SaveFailedReport(src, version, reason, n_in_a_row)
+        report = SaveFailedReport(src, version, failed.reason, n_in_a_row)
         if n_in_a_row < SAVE_FAILURES_MAX:
             return [report]
-        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {reason}"
-        if not self.roster.live(self.roster.stage_of[src]) - {src}:
+        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {failed.reason}"
+        if not self.roster.live(self.roster.peers[src].stage) - {src}:
             return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
-        return [report, *self._put_out(now_s, src, reason)]
+        return [report, *self._evict_for_good(now_s, src, reason)]
 
-    def _on_overdue(self, now_s: float, src: int, overdue: ev.Overdue) -> list[ev.Action]:
+    def _on_overdue(self, now_s: float, header: ev.Header, overdue: ev.Overdue) -> list[ev.Action]:
         """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
         is awaited, until another peer has its state."""
+        src = header.src
+        if src not in self.roster.admissions:
+            return []
+        report = OverdueReport(src, overdue.work, overdue.seconds, overdue.deadline_s, overdue.blocks)
         if not self._can_spare(src):
             if overdue.blocks:
                 self._admit_in_mid_step()
-            return self._change_view()
+            return [report, *self._change_view()]
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
         n_times = self._failures.overdue(src, self.n_committed, overdue.work)
         if n_times >= OVERDUE_MAX:
-            return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
-        return self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else []
+            reason = f"{reason}; its Work was overdue {n_times} times of late"
+            return [report, *self._evict_for_good(now_s, src, reason)]
+        return [report, *(self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else [])]
 
     def _admit_in_mid_step(self) -> None:
         """Candidates need not wait for the end of the step, in a run where they can take a place."""
-        if not self._agreement.HAS_FIXED_PLACES:
+        if not self._agreement.REPLICAS_MAY_DIFFER:
             self.roster.admit_in_mid_step()
 
     @property
@@ -743,16 +660,16 @@ class Coordinator:
 
     def _can_spare(self, peer: int) -> bool:
         """Whether the stage of a member can continue without it."""
-        stage = self.roster.stage_of[peer]
+        stage = self.roster.peers[peer].stage
         next_view = self._being_persisted.get(VIEW)
         staying = next_view if isinstance(next_view, ev.View) else self.roster.current_view
         others = (self.roster.live(stage) & staying.by_peer.keys()) - {peer}
         return bool(others) or stage in self._replaceable
 
-    def _put_out(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
+    def _evict_for_good(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
         """Go on without a member of a stage that has another, and have its process end."""
-        self._failures.put_out(peer)
-        self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        self._failures.on_evicted(peer)
+        self._refused[peer] = (self.roster.peers[peer].process or 0, f"{self.roster.name(peer)}: {reason}")
         return self._lost(now_s, peer, reason, is_dead=True)
 
     def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
@@ -765,7 +682,7 @@ class Coordinator:
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended:
             return []
-        if peer in self.roster.lost or peer in self.roster.missing:
+        if self.roster.peers[peer].is_given_up:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
@@ -775,15 +692,16 @@ class Coordinator:
         actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
         has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, ev.View) else None)
-        self.roster.put_aside(self._agreement.leave_with(peer))
-        self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
+        self.roster.withdraw(self._agreement.leave_with(peer))
+        self._vacancies.lost(peer, self.roster.peers[peer].stage, reason, not has_others)
         self.roster.absences.expire(now_s)
         return actions + self._watch_vacancies(now_s)
 
     @property
     def _lost_stage(self) -> int | None:
         """A stage that no peer can fill, in a run that does not wait for a newcomer."""
-        return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
+        lost = [] if self.config.waits else self.roster.lost_stages(self.n_committed, self._agreement.records)
+        return lost[0] if lost else None
 
     def _change_view(self, between_steps: bool = False) -> list[ev.Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
@@ -791,8 +709,8 @@ class Coordinator:
             return []
         if (lost := self._lost_stage) is not None:
             return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
-        wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
-        actions: list[ev.Action] = [self._send(peer, ev.Reassign(stage)) for peer, stage in wanted]
+        wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
+        actions: list[ev.Action] = [ev.Send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
         intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
         view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, intake)
@@ -802,14 +720,14 @@ class Coordinator:
             return actions + self._roll_back(view)
         # A member that is admitted again has given up the results that it held.
         staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
-        view = replace(view, results=self._agreement.leave_view(staying))
+        view = replace(view, results=self._agreement.results_held(staying))
         return [*actions, self._persist(VIEW, view)]
 
     def _may_roll_back(self, actions: list[ev.Action]) -> bool:
         """Whether the peers that are there hold the whole checkpoint together. If not, a lost stage waits for a disk
         with its part, too; a report of that is added to `actions`."""
-        disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
-        is_lost = self.roster.lost_stage(self.n_committed, self._agreement.records) is not None
+        disks = self.roster.live_disks | {self.roster.peers[peer].disk for peer in self.roster.candidates}
+        is_lost = bool(self.roster.lost_stages(self.n_committed, self._agreement.records))
         without = self._checkpoints.without_holder(disks) if is_lost else []
         if without and without != self._without_holder:
             actions.append(NoHolderReport(self._checkpoints.checkpoint.version, without))
@@ -819,33 +737,32 @@ class Coordinator:
     def _roll_back(self, view: ev.View) -> list[ev.Action]:
         """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
-        self._operations.rolled_back()
+        self._operations.on_rolled_back()
         self._checkpoints.roll_back()
         again = list(range(view.n_committed, self.n_committed))
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
         return [report, self._persist(VIEW, view)]
 
-    def _adopt(self, now_s: float, view: ev.View) -> list[ev.Action]:
+    def _on_view_durable(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view, now_s)
         self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
-        said = self._addressed(self._agreement.adopt_view(now_s, view))
+        said = self._agreement.on_view(now_s, view)
         if view.rolled_back:
             self._checkpoints.roll_back()
-        outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
+        outsiders = [ev.Send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
         self._checkpoints.view_changed()
-        actions = [report, *self._to_all(view), *outsiders, *said, *self._end_if_over(), *self._change_view()]
-        return [*actions, *self._decide(), *self._complete_checkpoint()]
+        return [report, *self._to_all(view), *outsiders, *said, *self._continue()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
     def _decide(self) -> list[ev.Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        tells_rows = self._agreement.COUNTS_ROWS and self._agreement.has_untold_rows(self.config.n_steps)
+        tells_rows = self._agreement.REPLICAS_MAY_DIFFER and self._agreement.has_unreported_rows(self.config.n_steps)
         is_held = self._operations.holds_steps and not tells_rows
         if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, ROWS, CHECKPOINT}:
             return []
@@ -857,7 +774,7 @@ class Coordinator:
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RepairReplicas(repairs, reports):
-                return [*reports, *(self._send(peer, repair) for peer, repair in repairs.items())]
+                return [*reports, *(ev.Send(peer, repair) for peer, repair in repairs.items())]
             case RollBack():
                 return self._other_samples()
         return []
@@ -871,27 +788,39 @@ class Coordinator:
         view = self.roster.roll_back(checkpoint)
         return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
-    def _committed(self, now_s: float, record: ev.Record) -> list[ev.Action]:
-        announcement, reports = self._agreement.committed(now_s, record)
-        self._operations.committed(record)
-        self.roster.committed(self.n_committed)
-        self._failures.committed()
-        more_steps = self.n_committed < self.config.n_steps
-        changes = self._change_view(between_steps=more_steps)
-        return [*self._to_all(announcement), *reports, *changes, *self._decide(), *self._complete_checkpoint()]
+    def _on_step_durable(self, now_s: float, record: ev.Record) -> list[ev.Action]:
+        announcement, reports = self._agreement.on_durable(now_s, record)
+        self._operations.on_committed(record)
+        self.roster.on_committed(self.n_committed)
+        self._failures.on_committed()
+        has_more = self.n_committed < self.config.n_steps
+        return [*self._to_all(announcement), *reports, *self._continue(between_steps=has_more)]
 
-    def _counted(self, rows: CountedRows) -> list[ev.Action]:
-        announcement, reports = self._agreement.counted(rows)
-        ends = [*self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
-        return [*self._to_all(announcement), *reports, *ends]
+    def _on_rows_durable(self, now_s: float, rows: CountedRows) -> list[ev.Action]:
+        announcement, reports = self._agreement.on_durable(now_s, rows)
+        return [*self._to_all(announcement), *reports, *self._continue()]
 
-    def _on_saved(self, src: int, saved: ev.Saved) -> list[ev.Action]:
-        self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
+    def _continue(self, between_steps: bool = False) -> list[ev.Action]:
+        """What follows from where the run stands now: its end, or the next view, step or checkpoint."""
+        if self.view is None:
+            return []
+        actions = [*self._end_if_over(), *self._change_view(between_steps)]
+        return [*actions, *self._decide(), *self._complete_checkpoint()]
+
+    def _on_saved(self, now_s: float, header: ev.Header, saved: ev.Saved) -> list[ev.Action]:
+        """A part of a checkpoint is durable: a fact, also if a peer says so that has left meanwhile."""
+        src = header.src
+        if saved.stage == self.roster.peers[src].stage:  # not a copy of another stage's part
+            self._failures.saved(src)
+        if self.view is None or header.generation != self.view.generation or self._is_superseded(header):
+            return []
+        self._checkpoints.saved(saved, self.roster.peers[src].disk)
         return self._complete_checkpoint()
 
-    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[ev.Action]:
-        self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
-        return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
+    def _on_part_missing(self, now_s: float, header: ev.Header, missing: ev.PartMissing) -> list[ev.Action]:
+        self._checkpoints.missing(missing.digest, self.roster.peers[header.src].disk)
+        report = PartMissingReport(header.src, missing.digest, missing.reason)
+        return [report, *self._complete_checkpoint()]
 
     def _complete_checkpoint(self) -> list[ev.Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
@@ -902,25 +831,25 @@ class Coordinator:
             return []
         view, holders = self.roster.current_view, self.roster.holders
         found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
-        if found and self._agreement.has_untold_rows(found.version):
+        if found and self._agreement.has_unreported_rows(found.version):
             return []
         if found:
             return [self._persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
-        return [self._send(peer, ev.CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
+        return [ev.Send(peer, ev.CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
-    def _completed(self, checkpoint: ev.Checkpoint) -> list[ev.Action]:
+    def _on_checkpoint_durable(self, now_s: float, checkpoint: ev.Checkpoint) -> list[ev.Action]:
         save_s = self._checkpoints.complete(checkpoint)
-        said = self._addressed(self._agreement.checkpoint_complete(checkpoint.version))
+        orders = self._agreement.on_checkpoint(checkpoint.version)
         report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
-        told = [ev.MarkCheckpoint(checkpoint), report, *self._to_all(ev.CheckpointComplete(checkpoint)), *said]
-        return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
+        told = [ev.MarkCheckpoint(checkpoint), report, *self._to_all(ev.CheckpointComplete(checkpoint))]
+        return [*told, *orders, *self._continue()]
 
     def _end_if_over(self) -> list[ev.Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop. Steps that
         are done after a stop's checkpoint are not awaited: the run continues from the checkpoint."""
         ending, progress = self._operations.ending(self._progress), self._progress
         n_rows = progress.checkpoint if ending else progress.n_steps
-        if self._agreement.has_untold_rows(n_rows) or self._agreement.is_asking:
+        if self._agreement.has_unreported_rows(n_rows) or self._agreement.is_asking:
             return []
         if ending:
             return self._end(*ending)
@@ -932,7 +861,7 @@ class Coordinator:
         if self._ended:
             return []
         self._ended = True
-        sends = [self._send(peer, ev.Ended(code, reason)) for peer in self._leases]
+        sends = [ev.Send(peer, ev.Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, ev.Stop(code, reason)]
 
     def _superseded(self, src: int, coordinator_term: int) -> list[ev.Action]:
@@ -952,15 +881,39 @@ class Coordinator:
         reason = f"coordinator: {reason}"
         return [SteppedDownReport(reason), ev.Stop(code, reason)]
 
-    def _addressed(self, actions: list[ev.Action]) -> list[ev.Action]:
-        """The actions of the agreement, with headers on the messages among them."""
-        return [self._send(action.dst, action.body) if isinstance(action, ev.Send) else action for action in actions]
-
     def _to_all(self, body: ev.Message) -> list[ev.Action]:
-        return [self._send(member.peer, body) for member in self.roster.current_view.members]
+        return [ev.Send(member.peer, body) for member in self.roster.current_view.members]
 
-    def _send(self, dst: int, body: ev.Message) -> ev.Send:
-        generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return ev.Send(
-            dst, body, header=ev.Header(self.config.run, generation, number, ev.COORDINATOR, self.coordinator_term)
-        )
+    # ------------------------------------------------------------------------------------------------------- the tables
+
+    # The answers to what a peer says that the roster knows, in the run or not.
+    _of_known_peers: ClassVar[Mapping[type, Handler]] = {
+        ev.Hello: _on_hello,
+        ev.Failed: _on_failed,
+        ev.Saved: _on_saved,
+    }
+    # The answers to the other messages, of peers with a lease: before the first view, and after it. What the agreement
+    # reads goes there. A message without an answer in its column is ignored.
+    _of_leased_peers: ClassVar[Mapping[type, tuple[Handler | None, Handler | None]]] = {
+        ev.Heartbeat: (_on_heartbeat, _on_heartbeat),
+        ev.Profiled: (_on_profiled, _on_profiled),
+        ev.Leaving: (_on_leaving_early, _on_leaving),
+        ev.Load: (_on_load, _on_load),
+        ev.WorkerHere: (_on_worker_here, _on_worker_here),
+        ev.WorkerGone: (_on_worker_gone, _on_worker_gone),
+        ev.SaveFailed: (None, _on_save_failed),
+        ev.PartMissing: (None, _on_part_missing),
+        ev.Overdue: (None, _on_overdue),
+        ev.Done: (None, _on_done),
+        ev.Suspect: (None, _on_suspect),
+        ev.CannotReach: (None, _on_cannot_reach),
+    }
+    # What follows once a value is durable, by the name under which it is.
+    _when_durable: ClassVar[Mapping[str, Callable[[Any, float, Any], list[ev.Action]]]] = {
+        TERM: _begin_term,
+        VIEW: _on_view_durable,
+        STEPS: _on_step_durable,
+        ROWS: _on_rows_durable,
+        CHECKPOINT: _on_checkpoint_durable,
+        OPERATOR: _on_operator_durable,
+    }

@@ -37,7 +37,7 @@ class HeldOutRows:
             self._losses[said.version] |= {m: (n_samples, loss_sum) for m, n_samples, loss_sum in said.losses}
         return self._released(n_committed)
 
-    def has_untold(self, n_rows: int) -> bool:
+    def has_unreported(self, n_rows: int) -> bool:
         return any(row.step < n_rows for row in self._rows)
 
     def roll_back(self, n_committed: int) -> None:

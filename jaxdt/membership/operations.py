@@ -98,7 +98,7 @@ class Operations:
                 return f"{roster.name(peer)} is revoked, and will not be let in again"
             case "evict":
                 assert peer is not None
-                self._evicted[peer] = roster.processes.get(peer, 0)
+                self._evicted[peer] = roster.peers[peer].process or 0
                 return f"{roster.name(peer)} is put out; its process ends, and may be started again"
             case "drain":
                 assert peer is not None
@@ -143,20 +143,20 @@ class Operations:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""
         return replace(record, checkpoint=True) if self._wants_checkpoint else record
 
-    def committed(self, record: ev.Record) -> None:
+    def on_committed(self, record: ev.Record) -> None:
         """The record is durable."""
         if record.checkpoint and self._wants_checkpoint:
             self._wants_checkpoint = False
             if self._stop:
                 self.stops_at = record.step + 1
 
-    def rolled_back(self) -> None:
+    def on_rolled_back(self) -> None:
         """The run goes back: a stop waits for the next step again."""
         if self.stops_at is not None:
             self.stops_at = None
             self._wants_checkpoint = True
 
-    def put_out(self, hello: ev.Hello) -> bool:
+    def has_evicted(self, hello: ev.Hello) -> bool:
         """Whether this is the process that an operator has evicted; another process of the peer may come."""
         return self._evicted.get(hello.peer) == hello.process
 
@@ -167,7 +167,7 @@ class Operations:
                 "peer": member.peer,
                 "stage": member.stage,
                 "address": member.address,
-                "state": _state_of(member.peer, roster),
+                "state": roster.state_in_words(member.peer),
                 "silent_s": self.silences.get(member.peer),
             }
             for member in (view.members if view else ())
@@ -196,9 +196,3 @@ def _expected_peer(command: str) -> str:
 
 def _last_of_stage(peer: int, roster: Roster) -> str:
     return "; it is the last of its stage, and stays until another joins" if roster.is_last_of_stage(peer) else ""
-
-
-def _state_of(peer: int, roster: Roster) -> str:
-    states = {"lost": roster.lost, "missing": roster.missing, "joining": roster.joining, "leaving": roster.leaving}
-    states["moving"] = set(roster.moving)
-    return next((name for name, peers in states.items() if peer in peers), "live")

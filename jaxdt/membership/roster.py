@@ -1,34 +1,100 @@
-"""The roster of a run: the members of the view, the peers that want in or out, and the members that are missing.
+"""The roster of a run: what each peer is to it, and which view the changes so far ask for.
 
-The coordinator keeps the roster. A change needs a view, and `next_view` makes one when there is a change to make. A
-lost member leaves at once if its stage has another replica. Peers that want to leave or to join wait for the end of a
-step, where that costs nothing. A member that moves to another stage leaves like that and comes back as a newcomer,
-under its own id.
+The coordinator keeps the roster. Each peer that it knows has one `Standing`. A change needs a view, and `next_view`
+makes one when there is a change to make:
 
-The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it. A peer
-outside of the view that holds the committed version of a stage without a live replica takes its place at once, and
-nothing is lost (Sec. 6.2). All members go back to the last complete checkpoint, with a newcomer in the stage, only if
-no peer is left that may hold that version.
+- A lost member leaves at once if its stage has another replica.
+- Peers that want to leave or to join wait for the end of a step, where that costs nothing.
+- A member that moves to another stage leaves like that and comes back as a newcomer, under its own id.
+- The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it.
+- A peer outside of the view that holds the committed version of a stage without a live replica takes its place at
+  once, and nothing is lost (Sec. 6.2).
+- All members go back to the last complete checkpoint, with a newcomer in the stage, only if no peer is left that may
+  hold that version.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from jaxdt.membership.agreement import NO_INTAKE, Intake
 from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.eviction_history import EvictionHistory
-from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
+from jaxdt.membership.newcomers import IDS_PER_TERM, NewcomerIds
 from jaxdt.membership.rebalance_api import Balance, ByNumber
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import MoveReport
 
+OUT = -1  # the destination of a member that leaves the run
+
+
+class Standing(Enum):
+    """What a peer is to the run. The last four are those of the members of the view."""
+
+    ABSENT = auto()  # it is expected nowhere; it may be a candidate all the same
+    COMING = auto()  # a newcomer that was told a stage
+    REDIRECTED = auto()  # like COMING, but sent to another stage than the one it was at or came for
+    MEMBER = auto()
+    MISSING = auto()  # silent, and the last replica of its stage: it stays a member, and the run waits for it
+    LOST = auto()  # the next view leaves it out
+    WITHDRAWN = auto()  # alive; the next view leaves it out since it leaves others out. It may be a candidate then
+
+
+EXPECTED = (Standing.COMING, Standing.REDIRECTED)
+LEFT_OUT = (Standing.LOST, Standing.WITHDRAWN)
+
+
+@dataclass
+class KnownPeer:
+    """What the roster knows of a peer. `address`, `process` and `disk` are those of its last hello, None before it (and
+    `process` is None once that process was sent elsewhere).
+
+    is_candidate  its process is ready, and may be admitted; no peer whose standing is MEMBER is one
+    state         what a candidate or a joining member holds of the run
+    is_joining    of a member: no step was committed since its admission, and its state may still be on its way
+    destination   of a member: the stage that it will leave its own for, OUT if it leaves the run, None if it stays"""
+
+    stage: int
+    standing: Standing = Standing.ABSENT
+    address: str | None = None
+    process: int | None = None
+    disk: str = ""
+    is_candidate: bool = False
+    state: ev.StateName | None = None
+    is_joining: bool = False
+    destination: int | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it wants to leave the run."""
+        return self.destination == OUT
+
+    @property
+    def is_present(self) -> bool:
+        return self.standing is Standing.MEMBER
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is a member that is not there, or that leaves with the next view."""
+        return self.standing in (Standing.MISSING, *LEFT_OUT)
+
+    def forget_state(self) -> None:
+        """Its process is another one than before, or is not ready: what that one held does not count."""
+        self.is_candidate = False
+        self.state = None
+
+    def admit(self, is_joining: bool) -> None:
+        """A view has it as a member that is there."""
+        self.standing = Standing.MEMBER
+        self.is_candidate = False
+        self.state = self.state if is_joining else None
+
 
 class Roster:
-    """`stage_of` is the plan's; newcomers are added to it. `delay_steps`: how many steps are under way beside the first
-    that is not committed. `balance` says which stage needs a peer; `moving[p]` is the stage for which member p will
-    leave its own. `absences`: the silent peers that the run waits for. `workers`: of a pool, None without
-    one; no newcomer may get their ids."""
+    """`stage_of` is the plan's; newcomers are added to `peers`. `delay_steps`: how many steps are under way beside the
+    first that is not committed. `balance` says which stage needs a peer. `absences`: the silent peers that the run
+    waits for. `workers`: of a pool, None without one; no newcomer may get their ids."""
 
     def __init__(
         self,
@@ -40,27 +106,15 @@ class Roster:
         stage_grace_s: float = 0.0,
         workers: Collection[int] | None = None,
     ):
-        self.stage_of = dict(stage_of)
+        self.peers = {peer: KnownPeer(stage) for peer, stage in stage_of.items()}
         self.balance = balance or ByNumber()
-        self.moving: dict[int, int] = {}
-        self.addresses: dict[int, str] = {}
-        self.processes: dict[int, int] = {}  # of the last hello
-        self.disks: dict[int, str] = {}  # on which each peer keeps its parts of checkpoints
         self.view: ev.View | None = None
-        self.admissions: dict[int, int] = {}  # of the members
-        self.candidates: set[int] = set()
-        self.leaving: set[int] = set()
-        self.lost: set[int] = set()
-        self.missing: set[int] = set()
+        self.admissions: Mapping[int, int] = {}  # of the members of the view
         self.absences = Absences(stage_grace_s)
-        self._states: dict[int, ev.StateName] = {}  # what candidates and joining members hold
         self._delay_steps = delay_steps
-        self._member_processes: dict[int, int] = {}
-        self._joining: set[int] = set()
-        self._aside: set[int] = set()  # living members that leave with the next view, since others do
         self._admits_in_mid_step = False
         self._is_pool = workers is not None
-        self._newcomers = Newcomers(max([*stage_of, *(workers or ())]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
+        self.ids = NewcomerIds(max([*stage_of, *(workers or ())]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
         self._n_stages = n_stages
         self._coordinator_term = coordinator_term
@@ -74,35 +128,51 @@ class Roster:
         assert self.view is not None
         return self.view
 
+    def _with(self, *standings: Standing) -> set[int]:
+        return {peer for peer, known in self.peers.items() if known.standing in standings}
+
     @property
     def members(self) -> set[int]:
         return set(self.admissions)
 
     @property
-    def coming(self) -> set[int]:
-        """Newcomers that were told a stage, and members on their way to another one."""
-        return self._newcomers.coming
-
-    @property
     def present(self) -> set[int]:
         """The members that are there."""
-        return self.members - self.lost - self.missing
+        return self._with(Standing.MEMBER)
+
+    @property
+    def missing(self) -> set[int]:
+        return self._with(Standing.MISSING)
+
+    @property
+    def lost(self) -> set[int]:
+        """The members that the next view leaves out, wherever they are."""
+        return self._with(*LEFT_OUT)
 
     @property
     def joining(self) -> set[int]:
-        """Members whose state may still be on its way: the step waits for it."""
-        return set(self._joining)
+        """The members that are there and whose state may still be on its way: the step waits for it."""
+        return {peer for peer in self.present if self.peers[peer].is_joining}
+
+    @property
+    def candidates(self) -> set[int]:
+        """The peers that are ready to compute, and that a view may admit."""
+        return {peer for peer, known in self.peers.items() if known.is_candidate}
+
+    @property
+    def coming(self) -> set[int]:
+        """Newcomers that were told a stage, and members on their way to another one."""
+        return self._with(*EXPECTED)
 
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
-        absent = self.lost | self.missing | self._joining
-        return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
+        in_stage = ((peer, self.peers[peer]) for peer in self.current_view.stage_peers(stage))
+        return {peer for peer, known in in_stage if known.is_present and not known.is_joining}
 
     @property
     def holders(self) -> list[Holder]:
         """The members that are there, with their disks."""
-        present = sorted(self.members - self.lost - self.missing)
-        return [Holder(peer, self.stage_of[peer], self.disks.get(peer, "")) for peer in present]
+        return [Holder(peer, self.peers[peer].stage, self.peers[peer].disk) for peer in sorted(self.present)]
 
     @property
     def live_disks(self) -> set[str]:
@@ -116,55 +186,75 @@ class Roster:
     @property
     def stages(self) -> list[set[int]]:
         """The peers of each stage that are there or on their way to it."""
-        present = (self.members - self.lost - self.missing - self.leaving) | self.coming
-        stage_of = {peer: self.moving.get(peer, self.stage_of[peer]) for peer in present}
-        return [{peer for peer in present if stage_of[peer] == stage} for stage in range(self._n_stages)]
+        stages: list[set[int]] = [set() for _ in range(self._n_stages)]
+        for peer in self.present | self.coming:
+            known = self.peers[peer]
+            if known.destination != OUT:
+                stages[known.stage if known.destination is None else known.destination].add(peer)
+        return stages
+
+    def _stages_of(self, peers: Iterable[int]) -> set[int]:
+        return {self.peers[peer].stage for peer in peers}
 
     def name(self, peer: int) -> str:
         """A peer, for people."""
-        return f"peer {peer} (stage {self.stage_of.get(peer, '?')})"
+        return f"peer {peer} (stage {self.peers[peer].stage if peer in self.peers else '?'})"
+
+    def state_in_words(self, peer: int) -> str:
+        """What a member is, for people."""
+        known = self.peers[peer]
+        if not known.is_present:
+            return "missing" if known.standing is Standing.MISSING else "lost"
+        if known.is_joining:
+            return "joining"
+        return {None: "live", OUT: "leaving"}.get(known.destination, "moving")
 
     # --------------------------------------------------------------------------------------------------- who comes
 
     def recall(self, view: ev.View, steps_since: bool) -> None:
         """The last view of a coordinator that has died; `steps_since`: a step was committed in that view."""
-        self.stage_of |= {member.peer: member.stage for member in view.members}
-        self.addresses |= {member.peer: member.address for member in view.members}
-        self.processes |= {member.peer: member.process for member in view.members}
-        self.disks |= {member.peer: member.disk for member in view.members}
+        for member in view.members:
+            known = self.peers.setdefault(member.peer, KnownPeer(member.stage))
+            known.stage, known.disk = member.stage, member.disk
+            known.address, known.process = member.address, member.process
         self.adopt(view)
         if steps_since:
-            self._joining.clear()
+            self._end_joining()
 
-    def hello(self, peer: int, hello: ev.Hello) -> bool:
+    def on_hello(self, peer: int, hello: ev.Hello) -> bool:
         """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
-        process = hello.process
-        if self.processes.get(peer) != process:
-            self.candidates.discard(peer)  # its earlier process was ready, this one is not
-            self._states.pop(peer, None)
+        known = self.peers[peer]
+        if known.process != hello.process:
+            known.forget_state()  # its earlier process may have been ready, this one is not
             self.absences.end(peer)
-        self.addresses[peer] = hello.address
-        self.processes[peer] = process
-        self.disks[peer] = hello.disk
-        return self._member_processes.get(peer, process) != process
+        known.address, known.process, known.disk = hello.address, hello.process, hello.disk
+        member = self.view.by_peer.get(peer) if self.view else None
+        return member is not None and member.process != hello.process
+
+    def forget_process(self, peer: int) -> None:
+        """A peer's process prepares for a stage that the peer is not meant for any more: its state does not count."""
+        self.absences.end(peer)
+        self.peers[peer].forget_state()
+        self.peers[peer].process = None
 
     def reach(self, peer: int) -> ev.Connect:
         """Connect again to a peer whose connections were ended, at the address that it gave."""
-        return ev.Connect(peer, self.addresses.get(peer, ""))
+        return ev.Connect(peer, self.peers[peer].address or "")
 
-    def ready(self, peer: int, state: ev.StateName | None) -> None:
+    def on_ready(self, peer: int, state: ev.StateName | None) -> None:
         """A peer outside of the view is ready to compute, or a joining member has its state. `state`: what it holds of
         the run, if it holds something. A lost member is as good as outside, also one that was joining."""
         self.absences.end(peer)
-        if peer not in self._joining - self.lost:
-            self.candidates.add(peer)
+        known = self.peers[peer]
+        known.is_candidate = not known.is_present
         if state is not None:
-            self._states[peer] = state
+            known.state = state
 
-    def returned(self, peer: int) -> None:
+    def on_returned(self, peer: int) -> None:
         """The last replica of a stage was silent, and is there again."""
-        self.missing.discard(peer)
         self.absences.end(peer)
+        if self.peers[peer].standing is Standing.MISSING:
+            self.peers[peer].admit(is_joining=False)
 
     @property
     def servers(self) -> list[set[int]]:
@@ -172,59 +262,32 @@ class Roster:
         hello."""
         if self.view:
             return [self.live(stage) for stage in range(self._n_stages)]
-        return [{p for p in self.addresses if self.stage_of.get(p) == stage} for stage in range(self._n_stages)]
-
-    def new_id(self) -> int:
-        """An unused peer id."""
-        return self._newcomers.new_id()
-
-    @property
-    def first_newcomer(self) -> int:
-        """The least peer id that a newcomer may get in this term."""
-        return self._newcomers.first_id
+        here = {peer: known.stage for peer, known in self.peers.items() if known.address is not None}
+        return [{peer for peer in here if here[peer] == stage} for stage in range(self._n_stages)]
 
     def newcomer(self, now_s: float, temporary_id: int, certified: int | None) -> tuple[int, int]:
         """A newcomer's peer id, and the stage that needs a peer most. `certified`: the id in its certificate."""
-        known = self._newcomers.known_as(temporary_id)
-        if known is not None:
-            return known, self.stage_of[known]
-        stage = self.balance.stage_for(self.stages)
-        peer = self._newcomers.admit(now_s, temporary_id, certified)
-        self.stage_of[peer] = stage
-        return peer, stage
+        peer = self.ids.known_as(temporary_id)
+        if peer is None:
+            stage = self.balance.stage_for(self.stages)
+            peer = self.ids.grant(now_s, temporary_id, certified)
+            self.peers[peer] = KnownPeer(stage, Standing.COMING)
+        return peer, self.peers[peer].stage
 
-    def arrived(self, peer: int) -> list[int]:
-        """A peer has come under its own id; the temporary ids that it asked under."""
-        return self._newcomers.arrived(peer)
-
-    def misplaced(self, hello: ev.Hello) -> bool:
-        """Whether a peer says hello for a stage that it is not meant for any more; its state then does not count."""
-        if self.stage_of[hello.peer] == hello.stage:
-            return False
-        self.absences.end(hello.peer)
-        self._states.pop(hello.peer, None)
-        self.candidates.discard(hello.peer)
-        self.processes.pop(hello.peer, None)
-        return True
-
-    def reassign(self) -> list[tuple[int, int]]:
+    def redirect_newcomers(self) -> list[tuple[int, int]]:
         """Newcomers that are ready but are needed more at another stage, and that stage. One that was sent to another
         stage before is sent on only to a stage without any peer: loads change while it prepares, and back again."""
         found: list[tuple[int, int]] = []
         for peer in sorted(self.candidates & self.coming):
             stage = self.balance.better(self.stages, peer)
-            if stage is not None and (peer not in self._newcomers.sent or not self.stages[stage]):
-                self._send_to(peer, stage)
+            if stage is not None and (self.peers[peer].standing is Standing.COMING or not self.stages[stage]):
+                self._redirect(peer, stage)
                 found.append((peer, stage))
         return found
 
-    def _send_to(self, peer: int, stage: int) -> None:
-        self.stage_of[peer] = stage
-        self._newcomers.coming.add(peer)
-        self._newcomers.sent.add(peer)
-        self._states.pop(peer, None)
-        self.candidates.discard(peer)
-        self.processes.pop(peer, None)
+    def _redirect(self, peer: int, stage: int) -> None:
+        self.peers[peer].stage, self.peers[peer].standing = stage, Standing.REDIRECTED
+        self.forget_process(peer)
 
     def admit_in_mid_step(self) -> None:
         """The step cannot continue because of the last replica of a stage. Newcomers do not wait for the end of the
@@ -233,74 +296,81 @@ class Roster:
 
     # ---------------------------------------------------------------------------------------------------- who goes
 
-    def move_due(self, now_s: float) -> list[MoveReport]:
+    def begin_moves(self, now_s: float) -> list[MoveReport]:
         """Members that begin to move now: they will leave their stages between two steps."""
         if self.view is None or self.vacant:
             return []
-        live = [self.live(stage) - self.leaving - set(self.moving) for stage in range(self._n_stages)]
+        staying = {peer for peer in self.present if self.peers[peer].destination is None}
+        live = [self.live(stage) & staying for stage in range(self._n_stages)]
         may_move = {peer for peers in live if len(peers) > 1 for peer in peers}
         moves = self.balance.moves(now_s, self.stages, may_move)
-        self.moving |= {move.peer: move.dst for move in moves}
+        for move in moves:
+            self.peers[move.peer].destination = move.dst
         return [MoveReport(move.peer, move.src, move.dst) for move in moves]
 
-    def leaves(self, peer: int) -> bool:
+    def on_leaving(self, peer: int) -> bool:
         """A member wants to leave. True if its stage has no other replica."""
-        self.leaving.add(peer)
+        self.peers[peer].destination = OUT
         return self.is_last_of_stage(peer)
 
     def is_last_of_stage(self, peer: int) -> bool:
         """Whether no other replica of a member's stage is there."""
-        return not self.live(self.stage_of[peer]) - {peer}
+        return not self.live(self.peers[peer].stage) - {peer}
 
     def lose(self, now_s: float, peer: int, is_dead: bool, next_view: ev.View | None = None) -> bool:
         """A peer is gone; `is_dead`: its process has ended. False if it was the last replica of its stage: then it
         stays a member, and is missing. `next_view` is being made durable: a peer that leaves with it does not count as
         a replica."""
-        state = self._states.pop(peer, None)
+        known = self.peers[peer]
+        state, is_member = known.state, peer in self.admissions
         if is_dead:
             self.absences.end(peer)
-        elif state or peer in self.members - self._joining or peer in self.absences:
-            self.absences.add(now_s, peer, self.stage_of[peer], state.version if state else None)
+        elif state or is_member and not known.is_joining or peer in self.absences:
+            self.absences.add(now_s, peer, known.stage, state.version if state else None)
         self.dismiss(peer)
-        staying = (next_view or self.current_view).by_peer.keys()
-        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & staying - {peer}:
-            self.lost |= {peer} & self.members
+        known.state = None
+        if not is_member:
             return True
-        self.missing.add(peer)
-        return False
+        others = self.live(known.stage) & (next_view or self.current_view).by_peer.keys() - {peer}
+        known.standing = Standing.LOST if known.is_joining or others else Standing.MISSING
+        return known.standing is Standing.LOST
 
-    def put_aside(self, peers: Collection[int]) -> None:
+    def withdraw(self, peers: Collection[int]) -> None:
         """Members that are there leave with the next view: a stage of theirs continues without them. They are not
         disconnected, and may be candidates afterwards."""
-        self._aside |= self.present.intersection(peers)
-        self.lost |= self._aside
+        for peer in self.present.intersection(peers):
+            self.peers[peer].standing = Standing.WITHDRAWN
 
     def dismiss(self, peer: int) -> None:
-        """A peer that is no member is gone."""
-        self.candidates.discard(peer)
-        self._newcomers.coming.discard(peer)
+        """A peer is gone: it is no candidate, and is not expected."""
+        known = self.peers[peer]
+        known.is_candidate = False
+        if known.standing in EXPECTED:
+            known.standing = Standing.ABSENT
 
-    def let_go(self, now_s: float, reachable: Container[int]) -> None:
+    def forget_the_gone(self, now_s: float, reachable: Container[int]) -> None:
         """Stop to expect newcomers that asked and did not come, and forget the longest gone of those that are neither
         in the run nor reachable. A peer that was evicted is known by its stage and address if it comes back; once it is
         forgotten it has to ask again. Peers of the plan are always known."""
-        self._newcomers.expire(now_s)
-        known = self.members | self.coming | set(self._planned) | {p for p in self.stage_of if p in self.absences}
-        for peer in self._newcomers.forget(list(self.stage_of), known, reachable):
-            for entries in (self.stage_of, self.addresses, self.processes, self.disks):
-                entries.pop(peer, None)
+        for peer in self.ids.expire(now_s):
+            self.dismiss(peer)
+        kept = self.members | self.coming | set(self._planned) | {p for p in self.peers if p in self.absences}
+        for peer in self.ids.forget(list(self.peers), kept, reachable):
+            del self.peers[peer]
             self._evictions.forget(peer)
-            self.leaving.discard(peer)
 
     # ------------------------------------------------------------------------------------------------------- views
 
-    def committed(self, n_committed: int) -> None:
+    def on_committed(self, n_committed: int) -> None:
         """A step is committed, so every member that was joining has taken part in it."""
-        for peer in self._joining:
-            self._states.pop(peer, None)
-        self._joining.clear()
+        self._end_joining()
         self._admits_in_mid_step = False
-        self.absences.committed(n_committed)
+        self.absences.on_committed(n_committed)
+
+    def _end_joining(self) -> None:
+        for known in self.peers.values():
+            if known.is_joining:
+                known.is_joining, known.state = False, None
 
     def first_view(self, coordinator_term: int, start: ev.Checkpoint) -> ev.View:
         """All peers of the plan, with the state of the checkpoint `start`."""
@@ -315,7 +385,7 @@ class Roster:
     @property
     def joining_states(self) -> dict[int, ev.StateName]:
         """The states that joining members hold."""
-        return {peer: state for peer, state in self._states.items() if peer in self._joining - self.lost}
+        return {peer: state for peer in self.joining if (state := self.peers[peer].state)}
 
     def next_view(
         self,
@@ -328,22 +398,26 @@ class Roster:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
         the last complete one, to which the run may go back; None if it cannot."""
         records = tuple(records)
-        stand_ins = self._stand_ins(n_committed, records)
-        filled = {self.stage_of[peer] for peer in stand_ins}
+        replacements = self._replacements(n_committed, records)
+        filled = self._stages_of(replacements)
         vacant = set(self.vacant) - filled
-        orphans = self._orphans(vacant)
-        if checkpoint and not stand_ins and not orphans and self._must_roll_back(vacant):
+        lost = self.lost_stages(n_committed, records)
+        orphans = {peer for peer in self.joining if self.peers[peer].stage in lost}  # no peer can give them a state
+        if checkpoint and lost and not replacements and not orphans and vacant <= self._stages_of(self.candidates):
             return self.roll_back(checkpoint)
-        leaving = self._leaving_now(between_steps, filled) | orphans
+        leaving = self._leaving_now(between_steps, filled)
+        if between_steps:
+            self._call_off_moves(leaving)
+        leaving |= orphans
         admits = (between_steps or self._admits_in_mid_step) and not vacant
-        joining = self.returning(n_committed) - stand_ins if admits else set[int]()
-        if not leaving and not joining and not stand_ins and not intake.joining and not intake.joined:
+        joining = self.returning(n_committed) - replacements if admits else set[int]()
+        if not leaving and not joining and not replacements and not intake.joining and not intake.joined:
             return None
         number, continued = self.current_view.next_number(self._coordinator_term)
-        changed = {self.stage_of[peer] for peer in leaving - self._joining} | filled
-        staying = self._staying(leaving | stand_ins, n_committed, changed)
+        changed = self._stages_of(peer for peer in leaving if not self.peers[peer].is_joining) | filled
+        staying = self._staying(leaving | replacements, n_committed, changed)
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
-        new = [self._member(peer, number, n_committed) for peer in stand_ins]
+        new = [self._member(peer, number, n_committed) for peer in replacements]
         new += [self._member(peer, number, first_step) for peer in joining]
         new += [self._member(peer, number, intake.first_step) for peer in intake.joining]
         joining |= intake.joining
@@ -352,73 +426,70 @@ class Roster:
         # The servers of a pool share the rest of a step again, also with one that has sent what it had: its part has to
         # be sent in another round, whatever its stage. A step may be under way even if the view comes between two:
         # the members begin the next one while the view is made durable.
-        anew = set(range(self._n_stages)) if self._is_pool else changed
+        again = set(range(self._n_stages)) if self._is_pool else changed
         return replace(
             self.current_view,
             number=number,
             continued=continued,
             members=_in_order([*staying, *new]),
-            stage_views=tuple(number if s in anew else v for s, v in enumerate(self.current_view.stage_views)),
+            stage_views=tuple(number if s in again else v for s, v in enumerate(self.current_view.stage_views)),
             n_committed=n_committed,
             records=records,
             rolled_back=False,
             results=(),
-            joining=tuple(sorted((self._joining - leaving - stand_ins - joined) | joining)),
+            joining=tuple(sorted((self.joining - leaving - replacements - joined) | joining)),
             joins=self.current_view.joins if intake.joins is None else intake.joins,
         )
 
-    def _standing_by(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
+    def _up_to_date(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
         """Peers that hold the committed version of their stage and have no part in its steps yet: candidates, and
         members that have just joined."""
         if self.view is None:
             return set()
         rounds = records[-1].rounds if records and records[-1].step == n_committed - 1 else ()
         committed = ev.StateName(self.view.generation, n_committed, rounds)
-        return {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
+        return {peer for peer in self.candidates | self.joining if self.peers[peer].state == committed}
 
-    def _stand_ins(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
-        """The given peers whose stage is vacant."""
+    def _replacements(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
+        """The peers that fill a vacant stage."""
         vacant = self.vacant
-        return {peer for peer in self._standing_by(n_committed, records) if self.stage_of[peer] in vacant}
+        return {peer for peer in self._up_to_date(n_committed, records) if self.peers[peer].stage in vacant}
 
     def replaceable(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:
-        """Stages that can continue without any of their replicas, since somebody stands by who holds their state."""
-        return {self.stage_of[peer] for peer in self._standing_by(n_committed, records)}
-
-    def _orphans(self, vacant: Collection[int]) -> set[int]:
-        """Joining members that nobody is left to give a state to. They are evicted, and say whether they have it."""
-        lost = {stage for stage in vacant if not self.absences.of_stage(stage)}
-        return {peer for peer in self._joining - self.lost if self.stage_of[peer] in lost}
-
-    def _must_roll_back(self, vacant: Collection[int]) -> bool:
-        """Whether no peer is left that may hold a stage's committed version, and all vacant stages have newcomers."""
-        is_lost = any(not self.absences.of_stage(stage) for stage in vacant)
-        return is_lost and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}
+        """Stages that can continue without any of their replicas, since another peer holds their state."""
+        return self._stages_of(self._up_to_date(n_committed, records))
 
     @property
     def deserted(self) -> list[int]:
         """Vacant stages that no peer may fill: no silent peer is awaited, and no candidate or joining member is
         there."""
-        coming = {self.stage_of[peer] for peer in self.candidates | (self._joining - self.lost)}
-        return [stage for stage in self.vacant if stage not in coming and not self.absences.of_stage(stage)]
+        fillers = self._stages_of(self.candidates | self.joining)
+        return [stage for stage in self.vacant if stage not in fillers and not self.absences.of_stage(stage)]
 
-    def lost_stage(self, n_committed: int, records: Sequence[ev.Record]) -> int | None:
-        """A vacant stage whose committed version is lost, as far as is known."""
-        filled = {self.stage_of[peer] for peer in self._stand_ins(n_committed, records)}
-        lost = [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
-        return lost[0] if lost else None
+    def lost_stages(self, n_committed: int, records: Sequence[ev.Record]) -> list[int]:
+        """Vacant stages whose committed version is lost, as far as is known: no peer that is there holds it, and no
+        silent peer is awaited that may hold it."""
+        filled = self._stages_of(self._replacements(n_committed, records))
+        return [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
 
     def _leaving_now(self, between_steps: bool, filled: Collection[int]) -> set[int]:
         """Lost members, missing ones whose stage has a replica again or is one of `filled`, and between two steps those
         that want to go and leave another replica behind."""
-        leaving = set(self.lost)
-        leaving |= {p for p in self.missing if self.stage_of[p] in filled or self.live(self.stage_of[p])}
-        if between_steps:
-            for peer in sorted(self.members & (self.leaving | set(self.moving))):
-                if self.live(self.stage_of[peer]) - leaving - {peer}:
-                    leaving.add(peer)
-            self.moving = {peer: stage for peer, stage in self.moving.items() if peer in leaving}
+        leaving = self.lost
+        for peer in self.missing:
+            if self.peers[peer].stage in filled or self.live(self.peers[peer].stage):
+                leaving.add(peer)
+        for peer in sorted(self.members) if between_steps else ():
+            known = self.peers[peer]
+            if known.destination is not None and self.live(known.stage) - leaving - {peer}:
+                leaving.add(peer)
         return leaving
+
+    def _call_off_moves(self, leaving: Collection[int]) -> None:
+        """Members that cannot move between these two steps, since their stage has no other replica, stay."""
+        for peer in self.members.difference(leaving):
+            if not self.peers[peer].is_leaving:
+                self.peers[peer].destination = None
 
     def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[ev.Member]:
         """The members that stay. In `changed` stages rounds start again, and every member with the state takes part."""
@@ -426,7 +497,7 @@ class Roster:
         for member in self.current_view.members:
             if member.peer in leaving:
                 continue
-            if member.stage in changed and member.peer not in self._joining:
+            if member.stage in changed and not self.peers[member.peer].is_joining:
                 member = replace(member, first_step=min(member.first_step, n_committed))
             staying.append(member)
         return staying
@@ -435,11 +506,11 @@ class Roster:
         """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
         stage would be empty without it."""
         number, continued = self.current_view.next_number(self._coordinator_term)
-        present = [peer for peer in self.members - self.lost - self.missing] + list(self.candidates)
-        has_others = {self.stage_of[peer] for peer in present}
-        missing = {peer for peer in self.missing if self.stage_of[peer] in has_others}
+        candidates = self.candidates
+        has_others = self._stages_of(self.present | candidates)
+        missing = {peer for peer in self.missing if self.peers[peer].stage in has_others}
         staying = self._staying(self.lost | missing, checkpoint.version, set())
-        joining = [self._member(peer, number, 0) for peer in self.candidates]
+        joining = [self._member(peer, number, 0) for peer in candidates]
         return replace(
             self.current_view,
             number=number,
@@ -456,43 +527,50 @@ class Roster:
         )
 
     def _member(self, peer: int, admission: int, first_step: int) -> ev.Member:
-        address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
-        disk = self.disks.get(peer, "")
-        return ev.Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
+        known = self.peers[peer]
+        return ev.Member(peer, known.stage, admission, known.address or "", known.process or 0, first_step, known.disk)
 
     def adopt(self, view: ev.View, now_s: float = 0.0) -> set[int]:
         """The view is durable; the peers that wanted to go and have left with it."""
-        before = self.admissions
-        for peer in self._joining - view.by_peer.keys() - self.lost - self.leaving - set(self.moving):
-            self.absences.add(now_s, peer, self.stage_of[peer])
+        before, self.view = self.view, view
+        left_out = self.members - view.by_peer.keys()
+        evicted = {peer for peer in left_out if self.peers[peer].standing in (Standing.LOST, Standing.MISSING)}
+        for peer in left_out & self.joining:
+            if self.peers[peer].destination is None:
+                self.absences.add(now_s, peer, self.peers[peer].stage)
         if view.rolled_back:
             self._admits_in_mid_step = False
             self._evictions.clear()
-            self._states.clear()
-            self.absences.rolled_back(view.by_peer.keys())
-        evicted = (self.lost | self.missing) - view.by_peer.keys() - self._aside
+            for known in self.peers.values():
+                known.state = None
+            self.absences.on_rolled_back(view.by_peer.keys())
         self._evictions.add(evicted, view.n_committed)
-        self.absences.evicted(self.members - view.by_peer.keys(), view.n_committed)
-        staying = {member.peer for member in view.members if self._member_processes.get(member.peer) == member.process}
-        self.view = view
+        self.absences.on_evicted(left_out, view.n_committed)
         self.admissions = {member.peer: member.admission for member in view.members}
-        self._member_processes = {member.peer: member.process for member in view.members}
-        self._joining = set(view.joining)
-        self._newcomers.became_members(self.members)
-        left = (self.leaving | set(self.moving)) - self.members - evicted
-        for peer in left & set(self.moving) - self.leaving:
-            self._send_to(peer, self.moving[peer])
-        self.moving = {peer: stage for peer, stage in self.moving.items() if peer in self.members}
-        self._aside &= self.members
-        for peer in before:
-            if self.admissions.get(peer) != before[peer]:  # gone, or admitted again
-                self.lost.discard(peer)
-                self.missing.discard(peer)
-                self.leaving -= {peer} - staying  # a stand-in still wants to leave
-        full_members = self.members - self.lost - self.missing  # others may have said already that they are ready
-        self.candidates -= full_members
-        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in full_members}
-        return left
+        for member in view.members:
+            self._on_membership(member, before.by_peer.get(member.peer) if before else None)
+        gone_by_choice = {peer for peer in left_out - evicted if self.peers[peer].destination is not None}
+        for peer in left_out:
+            self._on_left_out(peer, peer in gone_by_choice)
+        return gone_by_choice
+
+    def _on_membership(self, member: ev.Member, before: ev.Member | None) -> None:
+        """A view has this member; `before`: as the last view had it."""
+        known = self.peers[member.peer]
+        known.is_joining = member.peer in self.current_view.joining
+        if before is None or before.process != member.process:
+            known.destination = None  # what a replacement that was a member wants stays
+        is_admitted = before is None or before.admission != member.admission
+        if is_admitted or known.is_present:
+            known.admit(known.is_joining)
+
+    def _on_left_out(self, peer: int, is_by_choice: bool) -> None:
+        """The view leaves out this member."""
+        known = self.peers[peer]
+        destination, known.destination = known.destination, None
+        known.standing, known.is_joining = Standing.ABSENT, False
+        if is_by_choice and destination is not None and destination != OUT:
+            self._redirect(peer, destination)
 
 
 def _in_order(members: Iterable[ev.Member]) -> tuple[ev.Member, ...]:

@@ -55,23 +55,23 @@ class WorkerPlaces:
         self._lost: set[int] = set()  # workers that may come back
         self._asked_s: dict[int, float] = {}  # when those got a place that no server has admitted since
 
-    def counted(self, now_s: float, server: int, n_workers: int, statuses: tuple[ev.WorkerStatus, ...]) -> None:
+    def on_workers(self, now_s: float, server: int, n_workers: int, statuses: tuple[ev.WorkerStatus, ...]) -> None:
         """A server says how many workers it has, and which."""
         self._n_workers[server] = n_workers
         self._statuses[server] = now_s, statuses
 
-    def here(self, worker: int) -> bool:
+    def on_here(self, worker: int) -> bool:
         """A server has let the worker in. Whether it was lost before."""
         self._asked_s.pop(worker, None)
         is_back = worker in self._lost
         self._lost.discard(worker)
         return is_back
 
-    def gone(self, worker: int) -> None:
+    def on_gone(self, worker: int) -> None:
         """A server has lost the worker."""
         self._lost.add(worker)
 
-    def asked(self, now_s: float, worker: int) -> None:
+    def on_asked(self, now_s: float, worker: int) -> None:
         """The worker has got a place, and gets ready."""
         self._asked_s[worker] = now_s
 

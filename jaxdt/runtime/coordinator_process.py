@@ -91,4 +91,4 @@ def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | N
     """The issuer of certificates for processes that come with a token; None for a run in plaintext."""
     if job.credential is None:
         return None
-    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer, machine.newcomer_ids)
+    return Issuer(load_signer(job.credential), durable, machine.roster.ids.first_id, machine.newcomer_ids)

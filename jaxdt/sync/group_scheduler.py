@@ -60,7 +60,7 @@ class GroupScheduler(GroupBook):
         matched = [(f, matcher.joined(now_s, peer, donor)) for f, matcher in enumerate(self._matchers[stage])]
         return [action for fragment, one in matched for action in self._form(stage, fragment, one)]
 
-    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
+    def on_woke(self, now_s: float, tag: str) -> list[ev.Action]:
         stage, fragment, matcher_tag = map(int, tag.removeprefix(TIMER).split())
         return self._form(stage, fragment, self._matchers[stage][fragment].timer(now_s, matcher_tag))
 

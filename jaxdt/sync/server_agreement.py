@@ -81,7 +81,7 @@ class ServerAgreement(ReplicaBook):
         is_server = any(peer in row for row in self._plan.roles.servers)
         return NO_SERVER if is_server else self._pipelines.cannot_lose(peer, present)
 
-    def checkpoint_complete(self, version: int) -> list[ev.Action]:
+    def on_checkpoint(self, version: int) -> list[ev.Action]:
         """What is kept for this one and older ones can go."""
         self._n_complete = max(version, self._n_complete)
         over = [self._kept.pop(other) for other in sorted(self._kept) if other <= version]

@@ -61,7 +61,7 @@ class Churned(Driver):
         """All members are prepared, and the step is committed."""
         step, roster = self.machine.n_committed, self.machine.roster
         for peer in sorted(roster.members):
-            result = ev.GroupResult(RoundId(RoundKind.GRADIENT, roster.stage_of[peer], step, view=1), 5, 9.0, 4)
+            result = ev.GroupResult(RoundId(RoundKind.GRADIENT, roster.peers[peer].stage, step, view=1), 5, 9.0, 4)
             self.say(peer, ev.Prepared(step, roster.admissions[peer], (result,)))
         assert sent(self.event(ev.Persisted("steps"), self.now_s), ev.Committed)
         self.durable()
@@ -156,7 +156,7 @@ def test_a_peer_of_the_plan_is_known_for_ever():
         run.tick(1.0)
         run.ask(name)
         run.tick(ASKED_S + 1.0)
-    assert 3 in run.machine.roster.stage_of
+    assert 3 in run.machine.roster.peers
     assert reports(run.say(3, ev.Hello(3, 1, "f", "h3:1")), "connected")
 
 

@@ -51,7 +51,7 @@ def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(mess
     run = begun()
     peer = newcomer(run)
     actions = run.message(peer, message)
-    stage = run.machine.roster.stage_of[peer]
+    stage = run.machine.roster.peers[peer].stage
     assert reports(actions, "failed") == [{"peer": peer, "reason": f"peer {peer} (stage {stage}): {words}"}]
     assert ev.Disconnect(peer) in actions and not of(actions, ev.Stop) and not of(actions, ev.Persist)
     run.commit(0)
@@ -229,9 +229,10 @@ def test_the_third_time_a_peer_is_put_out():
         told = run.message(2, ev.Heartbeat(9, {}))[-1].body
         if n + 1 < OVERDUE_MAX:
             assert type(told) is ev.View
-            run.machine.roster.admissions[2] = n + 2  # admitted again
-            run.machine._leases.arrived(2, 1.0)
-            run.machine.roster.view = run.machine.roster.first_view(1, ev.Checkpoint())
+            view = run.machine.roster.first_view(1, ev.Checkpoint())
+            members = tuple(replace(m, admission=n + 2) if m.peer == 2 else m for m in view.members)
+            run.machine.roster.adopt(replace(view, members=members))  # peer 2 is admitted again
+            run.machine._leases.on_message(2, 1.0)
     why = WHY.replace("3:", f"{OVERDUE_MAX - 1}:")
     assert told == ev.Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
 

@@ -27,12 +27,12 @@ def test_a_row_waits_for_all_microbatches_and_those_after_it_wait_too():
     rows = HeldOutRows(TRAIN, Delay(1))
     assert told(rows.add(row(0), 1)) == [(0, None)]
     assert told(rows.add(row(1), 2)) == []
-    assert rows.has_untold(2) and not rows.has_untold(1)
+    assert rows.has_unreported(2) and not rows.has_unreported(1)
     assert told(rows.measured(measured(2, 1), 2)) == []
     assert told(rows.add(row(2), 3)) == []
     assert told(rows.measured(measured(2, 1), 3)) == []  # a member says it again in another view
     assert told(rows.measured(measured(2, 0, 1), 3)) == [(1, 3.0), (2, None)]  # (4 + 8) / 4
-    assert not rows.has_untold(5)
+    assert not rows.has_unreported(5)
 
 
 @pytest.mark.parametrize(("delay", "n_committed"), [(NO_DELAY, 3), (Delay(1), 4)])
@@ -46,7 +46,7 @@ def test_a_row_whose_loss_is_lost_waits_until_the_step_that_measures_it_is_commi
 
 def test_the_last_row_waits_without_a_further_step():
     rows = HeldOutRows(TRAIN)
-    assert told(rows.add(row(4), 5)) == [] and rows.has_untold(5)
+    assert told(rows.add(row(4), 5)) == [] and rows.has_unreported(5)
     assert told(rows.measured(measured(5, 0, 1), 5)) == [(4, 6.0)]
 
 

@@ -109,18 +109,18 @@ def test_an_eviction_long_ago_is_forgiven():
         here.lose(0.0, 1, is_dead=True)
         view = here.next_view(False, step, (), 0)
         here.adopt(view)
-        here.candidates.add(1)
+        here.on_ready(1, None)
         waited = 0
         while (back := here.next_view(True, step + waited, (), 0)) is None:
             waited += 1
         assert waited == (0 if n == 1 else min(2 ** (n - 1), BACKOFF_STEPS_MAX))
         here.adopt(back)
-        here.committed(200)
+        here.on_committed(200)
         step += waited
     step += 1000
     here.lose(0.0, 1, is_dead=True)
     here.adopt(here.next_view(False, step, (), 0))
-    here.candidates.add(1)
+    here.on_ready(1, None)
     assert here.next_view(True, step, (), 0) is not None
     assert set(here._evictions._evicted) == {1}
 

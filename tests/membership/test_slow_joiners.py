@@ -146,12 +146,12 @@ def test_no_joiner_is_evicted_while_its_stage_has_no_peer_to_fetch_from():
     judge = Judge()
     judge.roster.lose(0.0, 0, is_dead=True)
     assert judge.at(1e3) is None
-    judge.roster.missing.discard(0)
+    judge.roster.on_returned(0)
     assert judge.at(1e3 + 1.0) is None
     assert judge.at(1e3 + 1.0 + 2 * FLOOR_S)
 
 
 def test_a_step_that_is_committed_waits_for_no_joiner():
     judge = Judge()
-    judge.roster.committed(1)
+    judge.roster.on_committed(1)
     assert judge.at(1e4) is None and not judge.joiners._joining

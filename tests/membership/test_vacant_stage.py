@@ -6,6 +6,7 @@ import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, prepared, reports, sent
 
 from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.membership.roster import KnownPeer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -26,7 +27,7 @@ class Vacant(Driver):
         self.event(ev.Persisted("view"), 2.0)
         self.now_s = 2.0
         self.commit_in_view()
-        self.machine.roster.stage_of[NEWCOMER] = 1
+        self.machine.roster.peers[NEWCOMER] = KnownPeer(1)
         self.ready(NEWCOMER)
 
     def say(self, peer, body):
@@ -34,9 +35,13 @@ class Vacant(Driver):
         return self.message(peer, body, self.now_s, generation=view.generation, view=view.number)
 
     def ready(self, peer, state=None, process=0):
-        stage = self.machine.roster.stage_of[peer]
+        stage = self.machine.roster.peers[peer].stage
         actions = self.say(peer, ev.Hello(peer, stage, "f", f"h{peer}:1", process))
         return actions + self.say(peer, ev.Profiled({"F": 1.0}, 1, process, state=state))
+
+    def forget_candidates(self):
+        for known in self.machine.roster.peers.values():
+            known.is_candidate = False
 
     def commit_in_view(self):
         step, roster = self.machine.n_committed, self.machine.roster
@@ -148,7 +153,7 @@ def test_a_stage_whose_grace_is_over_is_refilled_as_soon_as_no_other_one_is_vaca
 
 def test_without_a_newcomer_the_run_waits_after_the_grace_too():
     run = Vacant()
-    run.machine.roster.candidates.clear()
+    run.forget_candidates()
     actions = run.cut(1) + run.tick(GRACE_S, 1)
     assert not reports(actions, "rollback") and not of(actions, ev.Stop)
     assert [report["waits_for"] for report in reports(actions, "vacant")] == [[1], []]
@@ -172,7 +177,7 @@ class FalselyEvicted(Vacant):
 
     def __init__(self):
         super().__init__()
-        self.machine.roster.candidates.clear()
+        self.forget_candidates()
         self.ready(3)
         self.commit_in_view()
         self.durable()
@@ -221,7 +226,7 @@ def test_one_with_another_state_does_not(state):
 
 def test_what_an_evicted_peer_holds_is_outdated_after_another_step():
     run = FalselyEvicted()
-    run.machine.roster.candidates.clear()
+    run.forget_candidates()
     run.commit_in_view()
     assert 3 not in run.machine.roster.absences
     run.ready(NEWCOMER)
@@ -252,7 +257,7 @@ BLOCKS = ev.Overdue("1:1B1@p1", 4.5, 4.0, blocks=True)
 
 def test_a_peer_with_the_state_takes_over_from_a_last_replica_whose_work_is_overdue():
     run = FalselyEvicted()
-    run.machine.roster.candidates.clear()
+    run.forget_candidates()
     assert not reports(run.say(1, BLOCKS), "lost")
     run.ready(3, run.held)
     (lost,) = reports(run.say(1, BLOCKS), "lost")
@@ -274,7 +279,7 @@ def test_newcomers_join_in_mid_step_if_a_last_replica_blocks_it_and_then_take_ov
 
 def test_after_the_step_newcomers_wait_for_the_end_of_the_next_one_again():
     run = Vacant()
-    run.machine.roster.candidates.clear()
+    run.forget_candidates()
     run.say(1, BLOCKS)
     run.commit_in_view()
     assert not of(run.ready(NEWCOMER), ev.Persist)
@@ -309,7 +314,7 @@ def test_a_joining_member_whose_donor_has_died_is_put_out_and_says_what_it_has()
 
 def test_a_rollback_for_other_reasons_keeps_a_silent_member_whose_stage_has_nobody_else():
     run = Vacant(on_nonfinite="rollback", n_steps=4)
-    run.machine.roster.candidates.clear()
+    run.forget_candidates()
     run.say(1, prepared(1, 1))
     run.cut(1)
     for peer in (0, 2):

@@ -31,7 +31,7 @@ def test_any_other_worker_gets_the_server_with_the_fewest_and_keeps_its_stage():
     places = WorkerPlaces(PLANNED)
     assert places.place(7, (set(), set())) == (0, None)
     for server, n_workers in ((0, 2), (2, 3), (1, 1), (3, 1)):
-        places.counted(0.0, server, n_workers, ())
+        places.on_workers(0.0, server, n_workers, ())
     assert places.place(7, ({0, 2}, {1, 3})) == (1, 1)
     assert places.place(8, ({0, 2}, {1, 3})) == (1, 3)  # the one before is on its way to server 1
     assert places.place(7, ({0, 2}, {3})) == (1, 3)
@@ -43,7 +43,7 @@ def test_by_bandwidth_a_worker_gets_the_stage_to_whose_servers_its_links_are_fas
     assert places.to_measure(7, servers, None) == [0, 1, 2, 3]
     assert places.to_measure(7, (set(), set()), None) == []
     gbps = {0: 1.0, 2: 0.0, 1: 0.4, 3: 0.5}
-    places.counted(0.0, 0, 9, ())
+    places.on_workers(0.0, 0, 9, ())
     assert places.to_measure(7, servers, gbps) == []
     assert places.place(7, servers, gbps) == (0, 2)  # 0.5 to 0.45; of its servers that with the fewest
     assert places.place(8, servers, gbps | {2: 0.5, 3: 1.5}) == (1, 1)
@@ -56,10 +56,10 @@ def test_by_bandwidth_a_worker_gets_the_stage_to_whose_servers_its_links_are_fas
 
 def test_workers_that_get_ready_are_known_until_a_server_has_let_them_in():
     places = WorkerPlaces(PLANNED)
-    places.asked(1.0, 7)
-    places.asked(2.0, 8)
+    places.on_asked(1.0, 7)
+    places.on_asked(2.0, 8)
     assert places.coming(3.0) == [7, 8]
-    places.here(7)
+    places.on_here(7)
     assert places.coming(3.0) == [8]
     assert places.coming(2.0 + ASKED_S + 1.0) == []
 
@@ -72,17 +72,17 @@ def test_a_balanced_pool_asks_for_no_measurement():
 def test_a_second_process_of_a_worker_gets_the_server_that_has_the_first():
     places = WorkerPlaces(PLANNED)
     assert places.place(7, ({0, 2}, set())) == (0, 0)
-    places.counted(1.0, 0, 3, (ev.WorkerStatus(7, 0, 0.1),))
+    places.on_workers(1.0, 0, 3, (ev.WorkerStatus(7, 0, 0.1),))
     assert places.place(7, ({0, 2}, set())) == (0, 0)  # though server 2 has none
     assert places.place(7, ({2}, set())) == (0, 2)  # server 0 is gone
-    places.counted(2.0, 0, 3, ())
+    places.on_workers(2.0, 0, 3, ())
     assert places.place(7, ({0, 2}, set())) == (0, 2)
 
 
 def test_an_operator_sees_the_workers_of_servers_that_are_here():
     places = WorkerPlaces(PLANNED)
-    places.counted(1.0, 0, 2, (ev.WorkerStatus(4, 30, 0.5), ev.WorkerStatus(9, 0, 0.0)))
-    places.counted(1.5, 1, 1, (ev.WorkerStatus(5, 12, 7.25),))
+    places.on_workers(1.0, 0, 2, (ev.WorkerStatus(4, 30, 0.5), ev.WorkerStatus(9, 0, 0.0)))
+    places.on_workers(1.5, 1, 1, (ev.WorkerStatus(5, 12, 7.25),))
     rows = places.rows(2.0, ({0}, {1, 3}))
     assert rows == [
         {"worker": 4, "stage": 0, "server": 0, "n_counted": 30, "silent_s": 1.5},

@@ -83,7 +83,7 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     machine.profiles.update(SECONDS)
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
-    machine.roster.view = machine.roster.first_view(1, ev.Checkpoint())
+    machine.roster.adopt(machine.roster.first_view(1, ev.Checkpoint()))
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
     journal = Journal(job, machine, FileStore(tmp_path), live=False)
     journal.post = journal.report
@@ -105,7 +105,7 @@ def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
     machine.profiles.update(SECONDS)
     view = machine.roster.first_view(1, ev.Checkpoint())
     members = tuple(replace(member, address=f"10.0.0.{member.peer}:7700") for member in view.members)
-    machine.roster.view = replace(view, members=members)
+    machine.roster.adopt(replace(view, members=members))
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
     durable = SimpleNamespace(put_s=0.01)
     asked = Journal(job, machine, durable, live=False, measured=measured)._prediction_request()
@@ -254,7 +254,7 @@ def test_the_summary_says_that_the_prediction_is_of_other_members(tmp_path, monk
     monkeypatch.setattr(journal_module, "doubt", lambda *arguments: "the host is busy")
     machine = build_coordinator(CASE.config, CASE.plan, RunStart("r"))
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
-    machine.roster.view = machine.roster.first_view(1, ev.Checkpoint())
+    machine.roster.adopt(machine.roster.first_view(1, ev.Checkpoint()))
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
     lost = max(members)

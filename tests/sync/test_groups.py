@@ -148,7 +148,7 @@ def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
     plan = default_plan(config)
     scheduler, row = build_coordinator(config, plan, RunStart("r"))._agreement, plan.placement[0]
     members = tuple(ev.Member(peer, plan.seat(peer)[0], admission=1) for peer in plan.peers)
-    scheduler.adopt_view(0.0, ev.View(1, 1, 0, members, (1, 1), n_committed=0))
+    scheduler.on_view(0.0, ev.View(1, 1, 0, members, (1, 1), n_committed=0))
     for version in (3, 6, 9):
         round = RoundId(RoundKind.STATE, 0, version, view=1)
         scheduler._open.open(round, row)

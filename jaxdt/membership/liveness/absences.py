@@ -54,13 +54,13 @@ class Absences:
         """The seconds from now on for which the run waits for these peers."""
         return max((self._by_peer[peer].since_s + self._grace_s - now_s for peer in peers), default=0.0)
 
-    def evicted(self, peers: Collection[int], n_committed: int) -> None:
+    def on_evicted(self, peers: Collection[int], n_committed: int) -> None:
         """A view continues without these peers; by then `n_committed` steps were committed, as the view tells them."""
         for peer in peers:
             if peer in self._by_peer:
                 self._by_peer[peer] = replace(self._by_peer[peer], version=n_committed)
 
-    def committed(self, n_committed: int) -> None:
+    def on_committed(self, n_committed: int) -> None:
         """The states of evicted peers are outdated."""
         self._by_peer = {
             peer: absence
@@ -68,6 +68,6 @@ class Absences:
             if absence.version is None or absence.version >= n_committed
         }
 
-    def rolled_back(self, members: Collection[int]) -> None:
+    def on_rolled_back(self, members: Collection[int]) -> None:
         """A new generation: what others than its members hold is void."""
         self._by_peer = {peer: absence for peer, absence in self._by_peer.items() if peer in members}

@@ -52,11 +52,11 @@ class Claims:
         """Whether an admitted process of this peer has yet to say hello."""
         return peer in self._granted
 
-    def arrived(self, peer: int) -> None:
+    def on_hello(self, peer: int) -> None:
         """The peer's admitted process has said hello."""
         self._granted.pop(peer, None)
 
-    def withdrawn(self, temporary_id: int) -> None:
+    def withdraw(self, temporary_id: int) -> None:
         """The connection of a process that asked is gone."""
         self._waiting.pop(temporary_id, None)
 

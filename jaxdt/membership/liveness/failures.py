@@ -33,7 +33,7 @@ class Failures:
         """A process of this peer says hello."""
         self._failed.discard(peer)
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A step is committed: every stage has a peer that works."""
         self._last.clear()
 
@@ -58,6 +58,6 @@ class Failures:
         self._overdue[peer] = recent | {work: step}
         return len(self._overdue[peer])
 
-    def put_out(self, peer: int) -> None:
+    def on_evicted(self, peer: int) -> None:
         """This process of a peer may not come back; the next one starts again."""
         del self._n_saves_failed[peer]

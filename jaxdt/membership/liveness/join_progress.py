@@ -55,7 +55,7 @@ class JoinProgress:
     def stalled(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One member that has to leave now, and why. No member is blamed while a stage has no replica to fetch from."""
         no_donor = roster.view is None or roster.vacant
-        joining: set[int] = set() if no_donor else roster.joining - roster.lost
+        joining: set[int] = set() if no_donor else roster.joining
         present = {peer: _JoiningPeer(roster.admissions[peer], now_s) for peer in sorted(joining)}
         self._joining = {peer: self._known_or(peer, new) for peer, new in present.items()}
         for peer, known in self._joining.items():

@@ -26,7 +26,7 @@ class Leases:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._deadlines))
 
-    def arrived(self, peer: int, now_s: float) -> None:
+    def on_message(self, peer: int, now_s: float) -> None:
         """A message came from the peer; the first one gives it a lease."""
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
 

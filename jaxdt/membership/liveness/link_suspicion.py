@@ -34,7 +34,7 @@ class LinkSuspicion:
 
     def judged(self, now_s: float, roster: Roster, replaceable: Container[int] = ()) -> tuple[int, str] | None:
         """One member that has to leave now, and why. `replaceable`: stages that can continue without any replica."""
-        present = roster.members - roster.lost - roster.missing
+        present = roster.present
         self._broken = {ends: since for ends, since in self._broken.items() if set(ends) <= present}
         joining: set[int] = set(roster.view.joining) if roster.view else set()
         for ends, (since_s, reason) in self._broken.items():
@@ -51,7 +51,7 @@ class LinkSuspicion:
         n_broken = Counter(end for pair in (ends, *self._broken) for end in pair)
 
         def preference(peer: int) -> tuple[bool, int, int, int]:
-            is_spared = roster.stage_of[peer] in replaceable or _has_replica(peer, roster)
+            is_spared = roster.peers[peer].stage in replaceable or _has_replica(peer, roster)
             return is_spared, n_broken[peer], roster.admissions[peer], peer
 
         return max(ends, key=preference)
@@ -59,4 +59,4 @@ class LinkSuspicion:
 
 def _has_replica(peer: int, roster: Roster) -> bool:
     """Whether the peer's stage keeps a replica without it."""
-    return bool(roster.live(roster.stage_of[peer]) - {peer}) or peer in roster.current_view.joining
+    return bool(roster.live(roster.peers[peer].stage) - {peer}) or peer in roster.current_view.joining

@@ -11,11 +11,10 @@ continues with the rounds that are open once all have answered.
 A scheduler says what else begins and ends rounds: it is a subclass.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
-from jaxdt.membership.agreement import NO_INTAKE, CommittedStep, CountedRows, Decision, EndRun, Intake, Results
+from jaxdt.membership.agreement import Agreement, CommittedStep, CountedRows, Decision, EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import PipelineEndReport
@@ -31,15 +30,12 @@ from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
-class ReplicaBook(ABC):
+class ReplicaBook(Agreement):
     """An agreement, but for what a scheduler adds. `n_committed`: rows of the metrics. `rows_by_step`: a row is one
     step of all pipelines."""
 
     READS = StepBudget.READS | HeldOutLosses.READS | {ev.ResultHeld, ev.Finished, ev.ReplicaState}
-    HEARS_ACROSS_VIEWS: bool = True
-    COUNTS_ROWS: bool = True
-    HAS_FIXED_PLACES: bool = True
-    NO_RETURN: str
+    REPLICAS_MAY_DIFFER: bool = True
 
     def __init__(
         self, config: CoordinatorConfig, run: RunConfig, plan: Plan, keepers: Keepers, rows_by_step: bool = False
@@ -216,12 +212,6 @@ class ReplicaBook(ABC):
     def start(self, now_s: float) -> list[ev.Action]:
         return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
 
-    def woke(self, now_s: float, tag: str) -> list[ev.Action]:
-        raise AssertionError("it sets no timer")
-
-    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
-        return NO_INTAKE
-
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._end or self._budget.end or self._budget.untold(self._n_groups_formed)
 
@@ -229,27 +219,17 @@ class ReplicaBook(ABC):
     def _n_groups_formed(self) -> tuple[tuple[int, ...], ...]:
         return ()
 
-    def durable_form(self, record: ev.Record) -> Any:
-        raise AssertionError("no step of the run is recorded")
-
-    def committed(self, now_s: float, record: ev.Record) -> tuple[ev.Message, list[ev.Action]]:
-        raise AssertionError("no step of the run is recorded")
-
-    def counted(self, rows: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
-        return ev.StepsCounted(rows.n_steps), [*self._budget.told(rows)]
+    def on_durable(self, now_s: float, value: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
+        return ev.StepsCounted(value.n_steps), [*self._budget.told(value)]
 
     @property
     def is_asking(self) -> bool:
         return self._states.is_asking
 
-    def has_untold_rows(self, n_rows: int) -> bool:
+    def has_unreported_rows(self, n_rows: int) -> bool:
         return self._budget.n_told < min(n_rows, self._budget.n_rows)
 
-    @property
-    def records(self) -> tuple[ev.Record, ...]:
-        return ()
-
-    def paused(self, until_s: float) -> None:
+    def on_pause(self, until_s: float) -> None:
         self._budget.rows.paused(until_s)
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
@@ -269,13 +249,10 @@ class ReplicaBook(ABC):
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         return self._snapshots.mean_of(version)
 
-    def missed(self) -> list[ev.Message]:
+    def missed_messages(self) -> list[ev.Message]:
         return self._states.missed()
 
-    def leave_view(self, members: Collection[int]) -> Results:
-        return ()
-
-    def adopt_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
+    def on_view(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """Pipelines that are lost leave, and one that has come back is whole. If the one that joins is lost, the run
         may end without it."""
         before, self._view = self._view, view
@@ -288,9 +265,3 @@ class ReplicaBook(ABC):
         if self._states.is_asking:
             return actions
         return [*actions, *self._snapshots.go_on(), *self._end_steps()]
-
-    def roll_back(self) -> None:
-        raise AssertionError("a run that would have to go back ends (`cannot_lose`)")
-
-    def checkpoint_complete(self, version: int) -> list[ev.Action]:
-        return []

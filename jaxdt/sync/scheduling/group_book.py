@@ -44,7 +44,6 @@ class GroupBook(ReplicaBook):
     `averages_alone`: the mean of one replica is more than this replica's parameters."""
 
     READS = ReplicaBook.READS | {ev.WantsGroup}
-    NO_RETURN: str = ""
 
     def __init__(
         self,

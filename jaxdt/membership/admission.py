@@ -1,0 +1,142 @@
+"""Who may be a peer of the run, and where: the coordinator's answers to processes that ask under a temporary id.
+
+- A newcomer gets a peer id and the stage that needs a peer most. Where replicas may differ it gets the id and the place
+  of a peer that was lost.
+- A process that claims a peer's place waits until it is known whether another process has it (see Claims).
+- A pool's worker gets a server (see WorkerPlaces).
+
+It changes no view. The coordinator fills in the headers of its messages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxdt.membership.agreement import Agreement
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.liveness.claims import Claims
+from jaxdt.membership.liveness.leases import Leases
+from jaxdt.membership.operations import Operations
+from jaxdt.membership.roster import Roster
+from jaxdt.membership.worker_places import WorkerPlaces
+from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import JoinRequestReport, RefusedReport, WorkerPlacedReport
+from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
+
+
+class Admission:
+    """Time comes in as an argument. `workers`: the places of a pool's workers, None without a pool."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        roster: Roster,
+        agreement: Agreement,
+        leases: Leases,
+        operations: Operations,
+    ):
+        self.claims = Claims(config.heartbeat_s)
+        self.workers = None if config.workers is None else WorkerPlaces(config.workers, config.join_rule)
+        self._config = config
+        self._roster = roster
+        self._agreement = agreement
+        self._leases = leases
+        self._operations = operations
+
+    def on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
+        """A process asks, under a temporary id."""
+        if join.is_worker:
+            return self._on_worker(now_s, src, join)
+        if join.peer is not None and (join.peer in self._roster.peers or not join.is_new):
+            return self._on_claim(now_s, src, join)
+        return self._on_newcomer(now_s, src, join)
+
+    def _on_newcomer(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
+        """It gets a peer id, a stage, and what it has to run. Where it could only wait for the end it is refused."""
+        try:
+            ids = self.newcomer_ids()
+            if ids is not None and join.peer is not None:
+                raise BadInput(f"its credential is of peer {join.peer}, expected one of a lost peer, by a new token")
+        except BadInput as refusal:
+            return [RefusedReport(f"a newcomer: {refusal}"), ev.Send(src, ev.Ended(2, str(refusal)))]
+        if ids is not None:
+            return self._on_claim(now_s, src, replace(join, peer=ids[0], is_new=True))
+        peer, stage = self._roster.newcomer(now_s, src, join.peer)
+        self.claims.grant(now_s, peer)
+        return [JoinRequestReport(peer, stage), ev.Send(src, self._welcome(peer, stage))]
+
+    def _welcome(self, peer: int, stage: int) -> ev.Welcome:
+        return self._config.answer(peer, stage, self._agreement.n_committed)
+
+    def newcomer_ids(self) -> Sequence[int] | None:
+        """Ids of lost peers of the plan, of which a newcomer gets one and the place; None where it gets an id of its
+        own. BadInput if there is none to get. Any thread may ask."""
+        if not self._agreement.REPLICAS_MAY_DIFFER:
+            return None
+        where = "replicas may differ in this run, so a newcomer takes the place of a peer that was lost"
+        if self._agreement.NO_RETURN:
+            raise BadInput(f"{where}, and nobody does here: {self._agreement.NO_RETURN}")
+        planned = self._config.stage_of
+        ids = [peer for peer in planned if not self._is_taken(peer)]
+        if self._roster.view is None or not ids:
+            raise BadInput(f"{where}, and none of the {len(planned)} peers of the plan is lost")
+        return ids
+
+    def _is_taken(self, peer: int) -> bool:
+        """Whether a process has the id of a peer of the plan, or is about to have it, or none may."""
+        is_here = peer in self._roster.admissions or peer in self._leases
+        return is_here or self.claims.is_granted(peer) or self._operations.is_revoked(peer)
+
+    def _on_worker(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
+        """A pool's worker asks for whom it computes, and what it has to run. It may have to measure its links first."""
+        certified, roster = join.peer, self._roster
+        if self.workers is None:
+            return [ev.Send(src, ev.Ended(2, "asks to be a worker, and the wiring of this run has none"))]
+        if certified in roster.peers:
+            name = roster.name(certified)
+            return [ev.Send(src, ev.Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
+        worker = roster.ids.new_id() if certified is None else certified
+        gbps = None if join.gbps is None else dict(join.gbps)
+        to_measure = self.workers.to_measure(worker, roster.servers, gbps)
+        addresses = tuple((server, roster.peers[server].address or "") for server in to_measure)
+        if any(address for _, address in addresses):
+            return [ev.Send(src, replace(self._welcome(worker, 0), servers=addresses))]
+        stage, server = self.workers.place(worker, roster.servers, gbps)
+        answer = self._welcome(worker, stage)
+        if server is None:
+            return [ev.Send(src, answer)]
+        self.workers.on_asked(now_s, worker)
+        answer = replace(answer, server=server, server_address=roster.peers[server].address or "")
+        return [WorkerPlacedReport(worker, stage, server), ev.Send(src, answer)]
+
+    def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
+        """A process asks whether it may be a peer that has an id already."""
+        if join.peer not in self._roster.peers:
+            return [ev.Send(src, ev.Ended(ExitCode.FORGOTTEN, unknown(join.peer)))]
+        self.claims.ask(now_s, src, join)
+        return self.settle_claims(now_s)
+
+    def settle_claims(self, now_s: float) -> list[ev.Action]:
+        """Answer the claims that can be answered now."""
+        actions: list[ev.Action] = []
+        for claim, is_granted in self.claims.settle(now_s, self._leases):
+            known = self._roster.peers[claim.peer]
+            if is_granted:
+                answer = ev.Welcome(self._config.run, claim.peer, known.stage, "", {})
+                if claim.is_new:
+                    answer = self._welcome(claim.peer, known.stage)
+                    actions.append(JoinRequestReport(claim.peer, known.stage))
+                actions.append(ev.Send(claim.temporary_id, answer))
+                continue
+            runs_at = known.address or "an address that nobody can dial"
+            reason = (
+                f"{self._roster.name(claim.peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is "
+                "refused: another peer needs a token of its own"
+            )
+            actions += [RefusedReport(reason), ev.Send(claim.temporary_id, ev.Ended(2, reason))]
+        return actions
+
+
+def unknown(peer: int | None) -> str:
+    """The answer to a peer that the roster has forgotten, or that only an earlier coordinator knew."""
+    return f"peer {peer}: is not known any more, and may join again as a newcomer"
