@@ -31,6 +31,13 @@ def shared_table_elements(config: RunConfig, plan: Plan) -> int:
     return config.model.token_table_params if config.model.tied_head and plan.n_stages > 1 else 0
 
 
+def moving_table_bytes(config: RunConfig, lo: int, hi: int) -> int:
+    """Bytes that a replica of layers lo..hi-1 holds of a shared table, or of its gradient, on the way between the first
+    and the last stage: the vector, and its slices."""
+    is_shared = config.model.tied_head and (lo == 0) != (hi == config.model.n_layers)
+    return 2 * DTYPE_BYTES["float32"] * config.model.token_table_params if is_shared else 0
+
+
 def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> int:
     """Numbers that a replica of layers lo..hi-1 exchanges in a group: of its parameters, and of its moments if these
     are averaged too."""

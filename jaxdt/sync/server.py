@@ -34,7 +34,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import replica_elements
+from jaxdt.run.sizes import moving_table_bytes, replica_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
@@ -489,10 +489,10 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     """A worker keeps its parameters as of its last push. A pull takes the slices, the joined vector and the new
-    parameters. A checkpoint takes as much, and a copy of the moments."""
-    vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
+    parameters. A checkpoint takes as much, and a copy of the moments. A shared table may be on its way besides."""
+    vector_bytes, table = FLOAT_BYTES * replica_elements(config, lo, hi), moving_table_bytes(config, lo, hi)
     n_exchanging = 3 + config.optim.n_moments
-    return ReplicaCopies(vector_bytes, n_exchanging * vector_bytes, on_host=n_exchanging * vector_bytes)
+    return ReplicaCopies(vector_bytes + table, n_exchanging * vector_bytes, n_exchanging * vector_bytes + table)
 
 
 def _server_vectors(plan: Plan) -> int:
