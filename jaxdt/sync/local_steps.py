@@ -117,10 +117,8 @@ class LocalSteps:
         if self._may_not_begin:
             self._waits_to_begin = True
             return [ev.Send(ev.COORDINATOR, ev.ShareDone(self._may_do))]
-        moved: ev.Actions = []
-        if self.table:
-            moved = self.table.give(self.version) if self._place.is_first_stage else self.table.want(self.version)
-            self._waits_for_table = not self._place.is_first_stage and not self.table.has_wanted
+        moved = self.table.before_step(self.version) if self.table else []
+        self._waits_for_table = self.table is not None and not self.table.may_begin
         if self._waits_for_table:
             return moved
         self._n_begun = self.version + 1
@@ -130,7 +128,7 @@ class LocalSteps:
         if self.table is None:
             return self._handle(event)
         moved = self.table.handle(event)
-        begins = self._waits_for_table and self.table.has_wanted
+        begins = self._waits_for_table and self.table.may_begin
         return [*moved, *self._handle(event), *(self.begin() if begins else [])]
 
     def _handle(self, event: ev.Event) -> ev.Actions:
@@ -139,10 +137,10 @@ class LocalSteps:
                 self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
                 if event.loss_sum is not None:
                     self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
-            case ev.Drained(step) if self.table and self._place.is_first_stage:
-                return self.table.drained(step)  # its gradient is not final before the last stage's is added
             case ev.Drained(step):
-                return [*(self.table.drained(step) if self.table else []), self._norm(step)]
+                summed = self.table.drained(step) if self.table else []
+                is_final = self.table is None or not self.table.is_first  # there the last stage's is still to be added
+                return [*summed, *([self._norm(step)] if is_final else [])]
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.CONTRIBUTE:
                 return [self._norm(step)]
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.NORM:

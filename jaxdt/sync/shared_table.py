@@ -140,9 +140,17 @@ class SharedTable(RoundPolicy):
 
     # --------------------------------------------------------------------------------------------------------- tables
 
-    def give(self, version: int) -> ev.Actions:
-        """The first stage begins the step after `version` others: its table goes to the last stage."""
-        return self._lay_out(self._round(RoundKind.TABLE, version), version, 1.0)
+    def before_step(self, version: int) -> ev.Actions:
+        """The step after `version` others is to begin: the first stage's table goes to the last stage."""
+        if self.is_first:
+            return self._lay_out(self._round(RoundKind.TABLE, version), version, 1.0)
+        self._wanted = max(self._first_version, version - self._n_ahead)
+        return [] if self.may_begin else self._take()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the table is here with which that step computes."""
+        return self.is_first or self._table == self._wanted
 
     def give_mean(self, mean: RoundId, scale: float) -> ev.Actions:
         """The first stage begins to measure a held-out loss, with the sum of a round times `scale`."""
@@ -153,15 +161,6 @@ class SharedTable(RoundPolicy):
         self._open(round)
         self._giving.append(round)
         return [self._run(WorkKind.TABLE, step, round, scale)]
-
-    def want(self, version: int) -> ev.Actions:
-        """The last stage wants to begin the step after `version` others, when it `has_wanted`."""
-        self._wanted = max(self._first_version, version - self._n_ahead)
-        return [] if self.has_wanted else self._take()
-
-    @property
-    def has_wanted(self) -> bool:
-        return self._table == self._wanted
 
     def _take(self) -> ev.Actions:
         """Take over the table that is wanted, once it is here."""
@@ -194,8 +193,5 @@ class SharedTable(RoundPolicy):
         if round.kind != RoundKind.HELD_OUT:
             return []
         self._last_held_out = max(self._last_held_out, round.number)
-        return [action for id in self._means(round.number) for action in self._engine.forget(id)]
-
-    def _means(self, version: int) -> list[RoundId]:
-        ids = [exchange.id for exchange in self._engine if exchange.id.kind == RoundKind.HELD_OUT_TABLE]
-        return [id for id in ids if id.number <= version]
+        means = [one.id for one in self._engine if one.id.kind == RoundKind.HELD_OUT_TABLE]
+        return [action for id in means if id.number <= round.number for action in self._engine.forget(id)]

