@@ -42,6 +42,7 @@ from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer, Replica
 from jaxdt.sync.server_snapshots import ServerSnapshots
+from jaxdt.sync.shared_table import SharedTable
 from jaxdt.wiring.fixed import FixedWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -272,6 +273,36 @@ def one_answer_is_enough():
 
 
 @contextmanager
+def tables_are_not_summed() -> AbstractContextManager[object]:
+    """The first stage updates a shared table by its own gradient alone."""
+    drained = SharedTable.drained
+
+    def alone(table, step):
+        norm = ev.Run(Work(table._stage, WorkKind.NORM, None, table._peer, step))
+        return [norm] if table.is_first else drained(table, step)
+
+    return mock.patch.object(SharedTable, "drained", alone)
+
+
+def any_table_will_do() -> AbstractContextManager[object]:
+    """The last stage begins a step with the table of an earlier one."""
+    has_any = property(lambda table: table.is_first or table._table is not None)
+    return mock.patch.object(SharedTable, "may_begin", has_any)
+
+
+def means_have_the_newest_table() -> AbstractContextManager[object]:
+    """The table for a held-out loss is that of the first stage's own parameters."""
+
+    def move_table(tensors, work, scale, rounds):
+        if tensors._borrows_table or rounds[0].kind != RoundKind.HELD_OUT_TABLE:
+            return moved(tensors, work, scale, rounds)
+        tensors._own[rounds[0]] = tensors.state.params[:1]
+        return {}
+
+    moved = ResidueTensors._move_table
+    return mock.patch.object(ResidueTensors, "_move_table", move_table)
+
+
 def windows_never_end():
     """The end of a window is not noticed, nor that nobody has come."""
     timer = MatchWindow.timer
@@ -510,5 +541,8 @@ MUTANTS = {
         (6, *range(60)),
     ),
     "a snapshot takes the place of another": (unchanged, snapshots_take_the_place_of_others, {HELD}, (211,)),
+    "a table is not summed": (unchanged, tables_are_not_summed, {REPLAYED}, range(60)),
+    "a step begins with an earlier table": (unchanged, any_table_will_do, {REPLAYED}, range(60)),
+    "a mean has the newest table": (unchanged, means_have_the_newest_table, {REPLAYED}, range(60)),
     "a checkpoint does not wait for a group": (unchanged, snapshots_do_not_wait_for_groups, {REPLAYED}, range(60)),
 }

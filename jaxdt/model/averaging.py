@@ -24,6 +24,7 @@ from jaxtyping import Float, Float32
 
 from jaxdt.model.base import Params, model_of
 from jaxdt.model.float_vector import FloatVector
+from jaxdt.model.vectors import own_params
 from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.model import ModelConfig
@@ -33,10 +34,12 @@ Sent = Float[np.ndarray, " n"]  # in the dtype of a codec
 
 
 def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
-    """The names of the entries of each fragment of the layers lo..hi-1, sorted."""
+    """The names of the entries of each fragment of the layers lo..hi-1, sorted. A table that two stages share is in a
+    fragment of the first."""
     model = model_of(config)
     fragments: list[list[str]] = [[] for _ in range(n_fragments)]
-    for name in model.entries(config, lo, hi):
+    names = model.entries(config, lo, hi)
+    for name in own_params(config, lo, hi, dict.fromkeys(names)):
         fragments[config.fragment_of(lo, model.entry_layer(config, name), n_fragments)].append(name)
     return fragments
 

@@ -22,6 +22,7 @@ from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, av
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
+from jaxdt.model.vectors import TIED_GROUP, group_entries
 from jaxdt.protocol.incarnations import Incarnations
 from jaxdt.protocol.reports import GroupReport, HeldOutMeanReport, StateMeanReport
 from jaxdt.run.config import PIPELINE, RunConfig
@@ -367,7 +368,8 @@ def local_gradient(
     clip: str = PIPELINE,
 ) -> LocalGradient:
     """The gradient of a chain at the parameters `params_of` of each stage (None: its own), clipped by the norm over the
-    chain or over each stage (sync.groups.clip)."""
+    chain or over each stage (sync.groups.clip). A shared table is the first stage's."""
+    params_of = with_shared_table(chain.stages, params_of or chain.params)
     accs = [stage.zeros() for stage in chain.stages]
     loss_sum = 0.0
     for tokens_BT in microbatches:
@@ -375,11 +377,22 @@ def local_gradient(
         loss_sum += float(loss)
     n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
     vectors = [stage.gradient_vectors(acc) for stage, acc in zip(chain.stages, accs, strict=True)]
+    if len(vectors) > 1 and TIED_GROUP in vectors[0]:
+        vectors[0][TIED_GROUP] += vectors[-1].pop(TIED_GROUP)
     sq_norms = [math.fsum(_sq_norm(np.asarray(v)) for v in of_stage.values()) for of_stage in vectors]
     clips_by = [math.fsum(sq_norms)] * len(sq_norms) if clip_norm and clip == PIPELINE else sq_norms
     is_finite = [math.isfinite(sq_norm) for sq_norm in clips_by]
     scales = [_scale(sq_norm, n_samples, clip_norm) for sq_norm in clips_by]
     return LocalGradient(loss_sum / n_samples, vectors, is_finite, scales)
+
+
+def with_shared_table(stages: Sequence[StageFunctions], params_of: Sequence[Any]) -> list[Any]:
+    """The parameters with which stages compute: the last one's with the table that it shares with the first, if it
+    does."""
+    *others, last = params_of
+    end = stages[-1]
+    names = group_entries(end.config, end.lo, end.hi).get(TIED_GROUP, [])
+    return [*others, last | {name: params_of[0][name] for name in names}]
 
 
 def _scale(sq_norm: float, n_samples: int, clip_norm: float) -> np.float32:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float32, Int
 
 from jaxdt.model.base import Boundary, Logits, Params, Tokens, model_of
 from jaxdt.model.residual import put_weights_back, take_weights_out
-from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes
+from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model import ModelConfig
@@ -36,12 +36,14 @@ class StageOptions:
     """The options of a stage's computation. `remat`: "recompute" saves a microbatch's input between forward and
     backward; "dots" saves the results of the weight products too, which takes less work and more memory (the last stage
     runs both in one program and uses neither). `dtype` is that of activations. With several local `devices` the batch
-    axis is split over them and the parameters are on each."""
+    axis is split over them and the parameters are on each. `is_table_shared`: a table that the first and the last of
+    several stages use is a parameter of the first alone; the last computes with that one, and does not update it."""
 
     microbatch_size: int
     remat: str = "recompute"
     dtype: str = "float32"
     devices: int = 1
+    is_table_shared: bool = False
 
     def check(self) -> None:
         """BadInput for options that this host cannot compute with."""
@@ -62,6 +64,9 @@ class StageFunctions:
     (jaxdt.model.base). x is tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y and gy
     have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have
     a smaller T in place of seq_len; each T is compiled once.
+
+    With a shared table the last stage's `init`, `init_optimizer` and `update` know its own parameters only, all others
+    know the table too.
 
     Backward, loss_backward and add_vectors donate `acc`, update donates `opt_state`: these must not be read after the
     call. Parameters are never donated: an older version may still be serving its microbatches. A residual does not hold
@@ -90,8 +95,8 @@ class StageFunctions:
     # (params, x, targets) -> loss_sum, fp32; on the last stage only
     eval_loss: Callable[[Params, Any, Any], Scalar] | None
     gradient_vectors: Callable[[Params], Vectors]  # (acc) -> {sync group: [n] fp32}
-    add_vectors: Callable[[Params, Any], Params]  # (acc, vectors of another gradient) -> acc; donates acc
-    # (params, opt_state, vectors, scale) -> (params, opt_state), by the gradient vectors * scale
+    add_vectors: Callable[[Params, Any], Params]  # (acc, some vectors of another gradient) -> acc; donates acc
+    # (params, opt_state, vectors, scale) -> (params, opt_state), by the gradient vectors * scale of these params
     update: Callable[[Params, OptState, Any, Any], tuple[Params, OptState]]
 
     @property
@@ -120,7 +125,8 @@ def build_stage(
     jit, whole, batch = devices.jit, devices.whole, devices.batch
 
     def init(seed: int) -> Params:
-        return model.init(config, lo, hi, seed)
+        params = model.init(config, lo, hi, seed)
+        return own_params(config, lo, hi, params) if options.is_table_shared else params
 
     def run(params: Params, x: Tokens | Boundary) -> Boundary | Logits:
         return model.apply(config, lo, hi, dtype, params, x)
@@ -135,7 +141,8 @@ def build_stage(
         return updated, opt_state
 
     def add_vectors(acc: Params, vectors: Vectors) -> Params:
-        return jax.tree.map(jnp.add, acc, gradient_tree(config, lo, hi, acc, vectors, 1.0))
+        added = gradient_tree(config, lo, hi, acc, vectors, 1.0)
+        return acc | jax.tree.map(jnp.add, {name: acc[name] for name in added}, added)
 
     forward, backward = _forward_and_backward(run, options.remat, first)
     fused = _loss_and_backward(loss_sum, first)
@@ -151,7 +158,7 @@ def build_stage(
         init=lambda seed: devices.place(init(seed)),
         place=devices.place,
         init_optimizer=jit(optimizer.init, (whole,), whole),
-        zeros=jit(lambda: _zeros_like(jax.eval_shape(lambda: init(0))), (), whole),
+        zeros=jit(lambda: _zeros_like(jax.eval_shape(lambda: model.init(config, lo, hi, 0))), (), whole),
         forward=None if last else jit(forward, (whole, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
         loss_backward=jit(fused, (whole, batch, batch, whole), (whole, batch, whole), donate=3) if last else None,

@@ -1,7 +1,8 @@
 """The gradient of a stage as one flat vector per sync group; replicas exchange these vectors.
 
 The group "stage" is averaged among the replicas of the stage. A token table that is both the first stage's embedding
-and the last stage's head is a group of its own, "tied", averaged among the replicas of both stages.
+and the last stage's head is a group of its own, "tied", averaged among the replicas of both stages. Where replicas may
+differ it is the first stage's alone (jaxdt.sync.shared_table).
 
 n numbers of a group."""
 
@@ -24,6 +25,12 @@ def group_entries(config: ModelConfig, lo: int, hi: int) -> dict[str, list[str]]
     if not config.tied_head or whole_model or "tok" not in names:
         return {STAGE_GROUP: names}
     return {STAGE_GROUP: [name for name in names if name != "tok"], TIED_GROUP: ["tok"]}
+
+
+def own_params(config: ModelConfig, lo: int, hi: int, params: Params) -> Params:
+    """The parameters of a stage without a table that belongs to the first stage."""
+    borrowed = group_entries(config, lo, hi).get(TIED_GROUP, []) if lo else []
+    return {name: tree for name, tree in params.items() if name not in borrowed}
 
 
 def group_sizes(config: ModelConfig, lo: int, hi: int) -> dict[str, int]:
@@ -51,10 +58,11 @@ def gradient_tree(
     vectors: dict[str, Float32[Array, " n"]],
     scale: float | Float32[Array, ""],
 ) -> Params:
-    """The inverse of gradient_vectors, times `scale`: a tree with the structure and shapes of `like`."""
+    """The inverse of gradient_vectors, times `scale`: the entries of `like` that are in these vectors."""
     tree: Params = {}
     for group, names in group_entries(config, lo, hi).items():
-        tree |= _cut(vectors[group], _pick(like, names), scale)
+        if group in vectors:
+            tree |= _cut(vectors[group], _pick(like, names), scale)
     return tree
 
 

@@ -11,7 +11,7 @@ NO_PEER = -2
 class RoundKind(StrEnum):
     """What a round adds up, and for what."""
 
-    GRADIENT = "gradient"  # equal replicas: the gradient of a step
+    GRADIENT = "gradient"  # of a step; where replicas may differ, that of a shared table
     MEAN = "mean"  # the members of a group: what they exchange of their parameters
     STATE = "state"  # replicas that may differ: parameters and moments, for a checkpoint or as the result of the run
     HELD_OUT = "held_out"  # parameters that are kept aside for a held-out loss
@@ -19,6 +19,8 @@ class RoundKind(StrEnum):
     PUSH = "push"  # what a worker has changed, on the way to its server
     PULL = "pull"  # a server's parameters, on the way to a worker
     CONTRIBUTION = "contribution"  # a gradient of a pool's worker, on the way to its server
+    TABLE = "table"  # a pipeline's shared table, on the way from its first stage to its last
+    HELD_OUT_TABLE = "held_out_table"  # the same of a mean that is kept aside for a held-out loss
 
     @property
     def is_coded(self) -> bool:

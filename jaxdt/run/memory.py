@@ -14,7 +14,8 @@ Where replicas may differ (sync.kind "groups" and "server") the update needs the
 parameters. An exchange needs memory beside all that, since a mean for a checkpoint may be asked for at any time while
 local steps go on: the own vector, the slices, the joined sum, and the result. The kind of sync says how many numbers an
 exchange takes, and how many it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
-the newest keeps a version of the parameters. A server also holds vectors of its workers: gradients that they
+the newest keeps a version of the parameters. The last stage has no moments of a table that it shares with the first
+(jaxdt.sync.shared_table). A server also holds vectors of its workers: gradients that they
 contribute, or changes that they push, and parameters that it keeps aside.
 
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
@@ -156,10 +157,11 @@ def stage_memory(
     n_boundaries = (lo > 0) + (hi < model.n_layers)
     boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
     vector_bytes = FLOAT_BYTES * model.stage_params(lo, hi)
+    updated_bytes = FLOAT_BYTES * model.fragment_params(lo, hi, 0, 1) if copies else vector_bytes
     has_delay = bool(options.delay) and copies is None
     held = StageMemory(
         parameters=state_bytes(model, lo, hi, dtype, n_moments=0) - vector_bytes + has_delay * vector_bytes,
-        moments=options.n_moments * vector_bytes,
+        moments=options.n_moments * updated_bytes,
         gradients=(1 + has_delay) * vector_bytes,
         activations=0,
         on_host=options.n_vectors * vector_bytes + (1 + has_delay) * retained * boundary_bytes,

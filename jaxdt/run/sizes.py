@@ -20,6 +20,24 @@ class Group:
     n_elements: int
 
 
+def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
+    """Numbers of the parameters of a replica of layers lo..hi-1, where replicas may differ: a table that two stages
+    share belongs to the first (jaxdt.sync.shared_table)."""
+    return config.model.fragment_params(lo, hi, 0, 1)
+
+
+def shared_table_elements(config: RunConfig, plan: Plan) -> int:
+    """Numbers of the token table that the first and the last stage share; 0 if they share none."""
+    return config.model.token_table_params if config.model.tied_head and plan.n_stages > 1 else 0
+
+
+def moving_table_bytes(config: RunConfig, lo: int, hi: int) -> int:
+    """Bytes that a replica of layers lo..hi-1 holds of a shared table, or of its gradient, on the way between the first
+    and the last stage: the vector, and its slices."""
+    is_shared = config.model.tied_head and (lo == 0) != (hi == config.model.n_layers)
+    return 2 * DTYPE_BYTES["float32"] * config.model.token_table_params if is_shared else 0
+
+
 def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> int:
     """Numbers that a replica of layers lo..hi-1 exchanges in a group: of its parameters, and of its moments if these
     are averaged too."""
@@ -40,12 +58,11 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
-    model = config.model
-    tied = model.tied_head and plan.n_stages > 1
+    model, table = config.model, shared_table_elements(config, plan)
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
-        shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
+        shared = table if lo == 0 or hi == model.n_layers else 0
         groups.append(Group(stage, (stage,), model.stage_params(lo, hi) - shared))
-    if tied:
-        groups.append(Group(SHARED_TABLE, (0, plan.n_stages - 1), model.token_table_params))
+    if table:
+        groups.append(Group(SHARED_TABLE, (0, plan.n_stages - 1), table))
     return tuple(groups)

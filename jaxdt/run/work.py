@@ -18,7 +18,9 @@ class WorkKind(StrEnum):
     LOCAL_STEP  where replicas may differ: the update by this peer's own gradient
     LAY_OUT     the parameters, some of them, or the whole state become a vector
     ADOPT       the result of a round takes their place
-    CONTRIBUTE  at a pool's server: a worker's gradient is added to the accumulator
+    CONTRIBUTE  another peer's gradient is added to the accumulator: a worker's at a pool's server, or where replicas
+                may differ that of a token table which two stages share
+    TABLE       that table becomes a vector at the first stage, or takes the place of the one before at the last
     """
 
     FORWARD = "F"
@@ -32,6 +34,7 @@ class WorkKind(StrEnum):
     LAY_OUT = "P"
     ADOPT = "A"
     CONTRIBUTE = "C"
+    TABLE = "T"
 
 
 # Kinds that are not timed by themselves take as long as these, which read and write as much.
@@ -42,6 +45,7 @@ TIMED_AS = {
     WorkKind.LAY_OUT: WorkKind.GATHER,
     WorkKind.ADOPT: WorkKind.GATHER,
     WorkKind.CONTRIBUTE: WorkKind.GATHER,
+    WorkKind.TABLE: WorkKind.GATHER,
 }
 REPLACES_STATE = frozenset((WorkKind.UPDATE, WorkKind.LOCAL_STEP, WorkKind.ADOPT))
 MESSAGE = "message"  # handling a message, at either end: no Work, but listed in a peer's seconds too

@@ -14,7 +14,7 @@ from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import exchanged_elements
+from jaxdt.run.sizes import exchanged_elements, moving_table_bytes, replica_elements
 from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.group_scheduler import GroupScheduler
@@ -66,15 +66,16 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
-    """Anchor and outer momentum, with a lag the frozen vector and the mean that waits. The exchange that takes most is
-    that of the whole state: the own vector, its slices, the joined sum and the mean."""
-    groups, n_params = config.sync.groups, config.model.stage_params(lo, hi)
+    """Anchor and outer momentum, with a lag the frozen vector and the mean that waits, and a shared table on its way.
+    The exchange that takes most is that of the whole state: the own vector, its slices, the joined sum and the mean."""
+    groups, n_params = config.sync.groups, replica_elements(config, lo, hi)
     n_outer = 2 if groups.outer != "none" else 0
     pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
     n_state = (1 + config.optim.n_moments + n_outer) * n_params
     n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
     n_on_host = n_kept - n_outer * n_params + 3 * n_state  # all but anchor, momentum and the new state
-    return ReplicaCopies(FLOAT_BYTES * n_kept, 4 * FLOAT_BYTES * n_state, FLOAT_BYTES * n_on_host)
+    table = moving_table_bytes(config, lo, hi)
+    return ReplicaCopies(FLOAT_BYTES * n_kept + table, 4 * FLOAT_BYTES * n_state, FLOAT_BYTES * n_on_host + table)
 
 
 def _period(config: RunConfig, plan: Plan) -> Period:
@@ -98,11 +99,6 @@ def _check(config: RunConfig, plan: Plan) -> str:
     groups = config.sync.groups
     if config.sync.delay:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
-    if config.model.tied_head and plan.n_stages > 1:
-        return (
-            "model.tied_head: got true, expected false with sync.kind groups and several stages, whose two copies of "
-            "the table would be averaged in different groups"
-        )
     if config.train.on_nonfinite == "rollback":
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind groups"
     if groups.outer != "none" and groups.match != "all":

@@ -3,6 +3,7 @@
 When a number of rows is done, the replicas of each stage add up their parameters, each at its next step boundary, and
 continue. No replica adopts the mean. Once every stage has the sum, the members of one pipeline run the held-out
 microbatches with it, each between two of its local steps, and the last stage tells the loss. Then the sums are dropped.
+With a token table that two stages share the first gives that of the mean to the last (jaxdt.sync.shared_table).
 
 The coordinator measures one loss at a time, and holds back the rows from the one to which the loss belongs on, so that
 a row is told with its held-out loss. A loss that is due while another one waits to be measured is left out. So is one
@@ -22,6 +23,7 @@ from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import boundary_bytes
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.shared_table import SharedTable
 
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
@@ -55,11 +57,12 @@ def held_out_place(setup: PeerSetup) -> HeldOutPlace:
 
 class HeldOutWork:
     """A peer's side: the Work with a mean. A part of a sync's machine, which says when the peer is between two local
-    steps."""
+    steps. `table`: the shared table, at either end of a pipeline that has one."""
 
     READS = frozenset({ev.EvaluateMean, ev.Boundary, ev.Ran})
 
     def __init__(self, place: HeldOutPlace):
+        self.table: SharedTable | None = None
         self._place = place
         self._mean: ev.EvaluateMean | None = None
         self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
@@ -89,11 +92,19 @@ class HeldOutWork:
     def between_steps(self) -> ev.Actions:
         """The Work whose input is here. It is done before the next local step, if that is asked for later."""
         mean = self._mean
-        if mean is None:
+        if mean is None or mean.round.number not in self._inputs:
             return []
         place, version, scale = self._place, mean.round.number, 1.0 / mean.n_members
-        works = [Work(place.stage, WorkKind.EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
-        return [ev.Run(work, scale, (mean.round,)) for work in works]
+        rounds, given = (mean.round,), list[ev.Action | ev.InternalEvent]()
+        if self.table and place.stage == 0:
+            given = list(self.table.give_mean(mean.round, scale))
+        elif self.table:
+            table = self.table.table_of_mean(version)
+            if table is None:
+                return []
+            rounds = (mean.round, table)
+        works = [Work(place.stage, WorkKind.EVALUATE, m, place.peer, version) for m in self._inputs.pop(version)]
+        return [*given, *(ev.Run(work, scale, rounds) for work in works)]
 
     def _evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:
         place, version, m = self._place, work.step, work.microbatch

@@ -1,10 +1,10 @@
 """Local steps of a replica that may differ from the others: when one begins, its norm, its update, and the last one.
 
 The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs, or each stage's by its
-own. The first stage begins
-the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them. What
-a coordinator has not counted durably yet is kept, and said again to one that was started again. A part of a sync's
-machine, which says when the next step may begin.
+own. With a tied head over several stages the last one computes with the first one's token table
+(jaxdt.sync.shared_table). The first stage begins the pipeline's steps, so it decides how many there are, when the
+coordinator says that the run has enough of them. What a coordinator has not counted durably yet is kept, and said again
+to one that was started again. A part of a sync's machine, which says when the next step may begin.
 """
 
 # It matches the few events that it reads and answers [] to all others.
@@ -19,6 +19,7 @@ from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Ledger
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.sync.shared_table import SharedTable
 
 # Messages of a pipeline's own steps count as long as it is whole, whatever views come.
 OF_OWN_STEPS = OF_GROUPS | {ev.Boundary, ev.StepNorm, ev.LastStep}
@@ -28,8 +29,9 @@ OF_OWN_STEPS = OF_GROUPS | {ev.Boundary, ev.StepNorm, ev.LastStep}
 class PipelinePlace:
     """One replica's place. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps` local
     steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline, or with `clips_alone`
-    over the stage; 0 for no clipping. `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead).
-    `number`: of the pipeline."""
+    over the stage; 0 for no clipping. `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead), at
+    the first stage `n_ahead_first`. `number`: of the pipeline. `table_elements`: numbers of the token table that its
+    first and its last stage share, 0 for none, which go in slices of `slice_bytes`."""
 
     peer: int
     stage: int
@@ -39,6 +41,9 @@ class PipelinePlace:
     n_ahead: int = 0
     clips_alone: bool = False
     number: int = 0
+    table_elements: int = 0
+    slice_bytes: int = 1
+    n_ahead_first: int = 0
 
     @property
     def waits_for_norms(self) -> bool:
@@ -61,9 +66,10 @@ class PipelinePlace:
 
 class LocalSteps:
     """See the module text. `version`: local steps done; `n_steps`: those in all, None until that is known; `is_over`:
-    that was the last one. `is_held`: no further step begins."""
+    that was the last one. `is_held`: no further step begins. `table`: the shared table, at either end of a pipeline
+    that has one."""
 
-    READS = frozenset(
+    READS = SharedTable.READS | frozenset(
         {ev.Accumulated, ev.Drained, ev.Ran, ev.StepNorm, ev.Continue, ev.EndOfSteps, ev.LastStep, ev.StepsCounted}
     )
 
@@ -74,6 +80,11 @@ class LocalSteps:
         self._n_begun = 0
         self._sq_norms: dict[int, dict[int, float]] = {}  # local step -> member of the pipeline -> its part
         self._waits_to_begin = False
+        self._waits_for_table = False
+        self.table: SharedTable | None = None
+        if place.table_elements and (place.is_first_stage or place.is_last_stage):
+            shared = place.pipeline, place.table_elements, place.slice_bytes, place.n_ahead_first
+            self.table = SharedTable(place.peer, *shared)
         self._may_do = place.n_steps  # the first stage begins no step beyond
         self.n_steps: int | None = None
         self.is_held = False
@@ -94,30 +105,48 @@ class LocalSteps:
         is_decided = self.n_steps is not None
         return self._place.is_first_stage and not is_decided and self.version + self._place.n_ahead >= self._may_do
 
-    def start(self, version: int) -> None:
-        """The run begins after so many steps."""
+    def start(self, version: int, view: ev.View) -> None:
+        """The run begins after so many steps, the pipeline with this view."""
         self.version = self._n_begun = version
         self._may_do = max(self._may_do, version)
+        if self.table:
+            self.table.start(version, view)
 
     def begin(self) -> ev.Actions:
-        """The next local step begins, unless there is none, or the coordinator has to be asked first."""
-        self._waits_to_begin = False
+        """The next local step begins, unless there is none, or the coordinator has to be asked first, or the table of
+        the first stage is still to come."""
+        self._waits_to_begin = self._waits_for_table = False
         if self.is_over or self.is_held:
             return []
         if self._may_not_begin:
             self._waits_to_begin = True
             return [ev.Send(ev.COORDINATOR, ev.ShareDone(self._may_do))]
+        moved = self.table.before_step(self.version) if self.table else []
+        self._waits_for_table = self.table is not None and not self.table.may_begin
+        if self._waits_for_table:
+            return moved
         self._n_begun = self.version + 1
-        return [ev.Stepped(self._place.stage, self.version)]
+        return [*moved, ev.Stepped(self._place.stage, self.version)]
 
     def handle(self, event: ev.Event) -> ev.Actions:
+        if self.table is None:
+            return self._handle(event)
+        moved = self.table.handle(event)
+        begins = self._waits_for_table and self.table.may_begin
+        return [*moved, *self._handle(event), *(self.begin() if begins else [])]
+
+    def _handle(self, event: ev.Event) -> ev.Actions:
         match event:
             case ev.Accumulated():
                 self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
                 if event.loss_sum is not None:
                     self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
             case ev.Drained(step):
-                return [ev.Run(Work(self._place.stage, WorkKind.NORM, None, self._place.peer, step))]
+                summed = self.table.drained(step) if self.table else []
+                is_final = self.table is None or not self.table.is_first  # there the last stage's is still to be added
+                return [*summed, *([self._norm(step)] if is_final else [])]
+            case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.CONTRIBUTE:
+                return [self._norm(step)]
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.NORM:
                 return self._normed(step, event.values.get("sq_norm", 0.0))
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.LOCAL_STEP:
@@ -152,6 +181,9 @@ class LocalSteps:
     def _say(self, body: ev.StepDone | ev.NotFinite) -> ev.Action:
         self._said.append(body)
         return ev.Send(ev.COORDINATOR, body)
+
+    def _norm(self, step: int) -> ev.Action:
+        return ev.Run(Work(self._place.stage, WorkKind.NORM, None, self._place.peer, step))
 
     def _normed(self, step: int, sq_norm: float) -> ev.Actions:
         """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""

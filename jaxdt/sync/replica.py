@@ -29,6 +29,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind, Series
 from jaxdt.run.config import STAGE
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import replica_elements, shared_table_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.donor_transfer import donor_pipeline
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
@@ -86,6 +87,7 @@ class IndependentReplica(RoundPolicy):
         self._peer = place.peer
         self._stage = place.stage
         self._steps = LocalSteps(place)
+        held_out.table = self._steps.table
         self._view: ev.View | None = None
         self._n_words = 0  # of the whole state
         self._first_version: int | None = None  # of the state that was taken over from another pipeline
@@ -126,7 +128,7 @@ class IndependentReplica(RoundPolicy):
             case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
                 return [*self._steps.handle(event), *self._stepped(self._steps.version)]
             case ev.Summed():
-                return self._engine.handle(event)
+                return self._on_round(event)
             case ev.Ready(n_words=n_words):
                 self._n_words = n_words
                 return []
@@ -143,7 +145,7 @@ class IndependentReplica(RoundPolicy):
 
     def _received(self, header: ev.Header, body: ev.Message, event: ev.Event) -> ev.Actions:
         if type(body) in RoundEngine.MESSAGES:
-            return self._engine.handle(event)
+            return self._on_round(event)
         match body:
             case ev.GroupFormed():
                 return self._on_formed(body)
@@ -156,6 +158,14 @@ class IndependentReplica(RoundPolicy):
                 return self._held_out.between_steps() if self._is_between_steps else []
         return [*self._steps.handle(event), *self._finish_if_over()]
 
+    def _on_round(self, event: ev.Event) -> ev.Actions:
+        """A part or a sum of a round, of a shared table too."""
+        actions = self._engine.handle(event)
+        if self._steps.table is None:
+            return actions
+        actions = [*actions, *self._steps.handle(event)]
+        return [*actions, *(self._held_out.between_steps() if self._is_between_steps else [])]
+
     def _adopt(self, view: ev.View) -> ev.Actions:
         """Another view. A pipeline that comes back begins with the view in which all its members have their states."""
         self._view = view
@@ -166,9 +176,9 @@ class IndependentReplica(RoundPolicy):
             return []
         self._has_begun = True
         if self._first_version is not None:
-            self._steps.start(self._first_version)
+            self._steps.start(self._first_version, view)
             return self._begin()
-        self._steps.start(view.n_committed)
+        self._steps.start(view.n_committed, view)
         updated = ev.Updated(self._stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._options.n_steps else self._begin())]
 
@@ -419,7 +429,8 @@ class IndependentReplica(RoundPolicy):
         if attempts:
             self._closed[round.series] = round
         in_use = {other for other, _ in self._laying_out}
-        return [ev.Forget(other) for other in attempts if other not in in_use]
+        table = self._steps.table.close_mean(round) if self._steps.table else []
+        return [*(ev.Forget(other) for other in attempts if other not in in_use), *table]
 
     def _answer(self, coordinator_term: int) -> ev.Actions:
         """A coordinator was started again, and asks once for the groups that this replica knows and the messages that
@@ -470,11 +481,14 @@ def replica_place(setup: PeerSetup) -> PipelinePlace:
         clips_alone=config.sync.groups.clip == STAGE,
         n_ahead=plan.n_ahead(setup.stage),
         number=pipeline,
+        table_elements=shared_table_elements(config, plan),
+        slice_bytes=config.sync.slice_bytes,
+        n_ahead_first=plan.n_ahead(0),
     )
 
 
 def replica_options(setup: PeerSetup) -> ReplicaOptions:
     """The options of a replica that averages all of its parameters, each replica as much, and waits for the mean."""
-    lo, hi = setup.plan.stages[setup.stage]
-    n_elements, config = setup.config.model.stage_params(lo, hi), setup.config
+    config = setup.config
+    n_elements = replica_elements(config, *setup.plan.stages[setup.stage])
     return ReplicaOptions(config.train.steps, n_elements, config.sync.slice_bytes, fragment_elements=(n_elements,))

@@ -33,7 +33,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import sync_groups
+from jaxdt.run.sizes import moving_table_bytes, replica_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
@@ -55,7 +55,7 @@ class Replica(RoundPolicy):
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
-        | {ev.ViewChanged, ev.Evicted, ev.Reduced, ev.AskReplicaState, ev.GroupFormed, ev.GroupClosed, ev.Updated}
+        | {ev.ViewChanged, ev.Evicted, ev.AskReplicaState, ev.GroupFormed, ev.GroupClosed, ev.Updated}
     )
 
     def __init__(self, stage: ServedStage, place: PipelinePlace, held_out: HeldOutWork):
@@ -69,6 +69,7 @@ class Replica(RoundPolicy):
         self._is_last_pull = False
         self._push: RoundId | None = None  # that is being laid out
         self._held_out = held_out
+        held_out.table = self._steps.table
         self._last_fetched: dict[Series, int] = {}  # the last version that was asked for
         self._to_evaluate: ev.Event | None = None  # what the coordinator has asked for last, with a snapshot
         self._to_keep: deque[RoundId] = deque()  # whole, and for a checkpoint
@@ -86,8 +87,9 @@ class Replica(RoundPolicy):
                 return [ev.Holds(None)]
             case ev.ViewChanged(view):
                 return self._adopt(view)
-            case ev.Received(_, ev.Reduced()):
-                return self._engine.handle(event)
+            case ev.Received(_, ev.Shard() | ev.Reduced()) | ev.Summed():
+                begun = [*self._engine.handle(event), *self._steps.handle(event)]
+                return [*begun, *(self._between_steps() if self._steps.table else [])]
             case ev.Received(header, ev.AskReplicaState()):
                 return self._answer(header.coordinator_term)
             case ev.Received(_, ev.EvaluateMean(round)):
@@ -96,7 +98,8 @@ class Replica(RoundPolicy):
             case ev.Received(_, ev.GroupFormed(round)):
                 return self._fetch(round)
             case ev.Received(_, ev.GroupClosed(round)):
-                return self._engine.forget(round) if round in self._engine else []
+                table = self._steps.table.close_mean(round) if self._steps.table else []
+                return [*(self._engine.forget(round) if round in self._engine else []), *table]
             case ev.Received(_, ev.Boundary()):
                 self._held_out.handle(event)
                 return self._between_steps()
@@ -119,7 +122,7 @@ class Replica(RoundPolicy):
         self._view = view
         if not is_first_view:
             return []
-        self._steps.start(view.n_committed)
+        self._steps.start(view.n_committed, view)
         updated = ev.Updated(self._served.stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._served.n_steps else self._wait_to_pull())]
 
@@ -463,13 +466,12 @@ class ParameterServer(RoundPolicy):
 def _build(setup: PeerSetup) -> Sync:
     config, plan, stage = setup.config, setup.plan, setup.stage
     servers = [server for (server,) in plan.roles.servers]
-    sizes = {group.stage: group.n_elements for group in sync_groups(config, plan)}
     served = ServedStage(
         stage=stage,
         servers=servers,
         workers=plan.placement[stage],
         n_steps=config.train.steps,
-        n_elements=sizes[stage],
+        n_elements=replica_elements(config, *plan.stages[stage]),
         slice_bytes=config.sync.slice_bytes,
         staleness=config.sync.server.staleness,
         wave=config.sync.server.wave,
@@ -486,10 +488,10 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     """A worker keeps its parameters as of its last push. A pull takes the slices, the joined vector and the new
-    parameters. A checkpoint takes as much, and a copy of the moments."""
-    vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
+    parameters. A checkpoint takes as much, and a copy of the moments. A shared table may be on its way besides."""
+    vector_bytes, table = FLOAT_BYTES * replica_elements(config, lo, hi), moving_table_bytes(config, lo, hi)
     n_exchanging = 3 + config.optim.n_moments
-    return ReplicaCopies(vector_bytes, n_exchanging * vector_bytes, on_host=n_exchanging * vector_bytes)
+    return ReplicaCopies(vector_bytes + table, n_exchanging * vector_bytes, n_exchanging * vector_bytes + table)
 
 
 def _server_vectors(plan: Plan) -> int:
@@ -501,11 +503,6 @@ def _server_vectors(plan: Plan) -> int:
 def _check(config: RunConfig, plan: Plan) -> str:
     if config.sync.delay:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
-    if config.model.tied_head and plan.n_stages > 1:
-        return (
-            "model.tied_head: got true, expected false with sync.kind server and several stages, whose two copies of "
-            "the table would be held by different servers"
-        )
     if plan.schedule == STASH:
         return (
             f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a worker goes on from "

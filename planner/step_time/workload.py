@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxdt.build import exchanges_per_step, memory_options, peer_load
+from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput
@@ -242,15 +242,18 @@ class StepWorkload:
         return np.array(rows)
 
     def gradient_bytes(self, stages: Ranges) -> tuple[np.ndarray, float]:
-        """(bytes [S] that the replicas of each stage exchange, bytes of a tied token table that the first and the last
-        stage exchange)."""
+        """(bytes [S] that the replicas of each stage exchange, bytes of a tied token table that those of the first and
+        the last stage exchange). Where replicas may differ the table is the first stage's, and moves within pipelines,
+        which the simulator times."""
         model = self.profile.model
         sizes = np.array([FLOAT_BYTES * model.stage_params(lo, hi) for lo, hi in stages], dtype=float)
         if not model.tied_head or len(stages) == 1:
             return sizes, 0.0
         table = FLOAT_BYTES * float(model.token_table_params)
-        sizes[0] -= table
         sizes[-1] -= table
+        if replicas_may_differ(self.config):
+            return sizes, 0.0
+        sizes[0] -= table
         return sizes, table
 
     def least_seconds(self, n_stages: int) -> float:

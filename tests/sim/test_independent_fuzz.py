@@ -39,6 +39,9 @@ def test_the_seeds_draw_all_kinds():
     assert {one.weights for one in groups} == {"equal", "samples"}
     assert {one.clip for one in groups} == {"pipeline", "stage"}
     assert {one.average_moments for one in groups} == {False, True}
+    tied = [case for case in drawn if case.config.model.tied_head]
+    assert {case.plan.n_stages for case in tied} == {1, 2, 3, 4} and {case.plan.schedule for case in tied} >= {"stash"}
+    assert {case.config.sync.kind for case in tied} == {"groups", "server"}
     servers = [case.config.sync.server for case in drawn if case.config.sync.kind == "server"]
     assert {one.staleness for one in servers} >= {0, 1, 2} and {one.wave for one in servers} >= {1, 2, 3}
     with_servers = [case.config.train for case in drawn if case.config.sync.kind == "server"]

@@ -35,6 +35,7 @@ CASES = {
     "lag": make_config("all", 3, microbatches=7, every_steps=3, lag_steps=2, mix_frac=0.5),
     "one pipeline": make_config("none", 1),
     "stash": stashing("window", 3, 8, window_s=3.0),
+    "tied head": make_config("window", 3, microbatches=7, head="tied", window_s=3.0),
 }
 
 

@@ -46,6 +46,7 @@ CONFIGS = {
     "window": WINDOW,
     "pairs": make_config("pairs", 3, microbatches=7),
     "none": make_config("none", 3, microbatches=7),
+    "tied head": make_config("window", 3, microbatches=7, head="tied", window_s=3.0, connectivity_groups=4),
     "samples and moments": make_config(
         "window", 3, microbatches=7, window_s=3.0, weights="samples", average_moments=True, codec="bf16"
     ),

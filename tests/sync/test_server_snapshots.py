@@ -90,9 +90,11 @@ def assert_same_pushes(outcome, left):
         assert all(len(of_stages) == 1 for of_stages in steps.values()), steps
 
 
-@pytest.mark.parametrize(("staleness", "wave"), [(0, 1), (2, 1), (1, 2), (0, 3)])
-def test_they_are_those_of_the_servers_logs(staleness, wave, stores):
-    config = kept_aside(staleness, wave)
+@pytest.mark.parametrize(
+    ("staleness", "wave", "head"), [(0, 1, "untied"), (2, 1, "tied"), (1, 2, "untied"), (0, 3, "tied")]
+)
+def test_they_are_those_of_the_servers_logs(staleness, wave, head, stores):
+    config = kept_aside(staleness, wave, head=head)
     outcome, states = trained(config)
     losses, versions = assert_kept_aside_as_replayed(config, outcome, stores)
     assert {2, N_STEPS} <= losses <= {2, 4, N_STEPS} and versions & {2, 4} and N_STEPS in versions

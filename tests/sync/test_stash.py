@@ -26,6 +26,7 @@ from test_group_replay import (
 from jaxdt.build import check
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import mean_tree
+from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.run import config as run_config
@@ -53,6 +54,7 @@ RULES = [
     ("all", 2, dict(every_steps=4, outer="nesterov")),
     ("window", 3, dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
     ("all", 1, dict(clip="stage")),
+    ("window", 3, dict(every_steps=1, window_s=3.0, head="tied", stages=3, layers=3)),
 ]
 
 
@@ -83,10 +85,12 @@ def test_a_checkpoint_on_the_way_is_the_mean_of_states_that_the_log_names():
         assert_equal_bits(stores[mean.members[0]].written[mean.version], mean_tree([kept[place] for place in places]))
 
 
-def test_losses_are_those_of_the_whole_model_at_stashed_versions():
+@pytest.mark.parametrize("head", ["untied", "tied"])
+def test_losses_are_those_of_the_whole_model_at_stashed_versions(head):
     """Plain JAX: the gradient of the whole model at stage j's parameters of version n - (M - 1 - j), optax for the
-    update of the newest ones, an average of both pipelines every second step."""
-    config = stashing(every_steps=2)
+    update of the newest ones, an average of both pipelines every second step. A table that two stages share is the
+    first one's."""
+    config = stashing(every_steps=2, head=head)
     outcome, _ = simulated(config)
     replay, plan = replayed(config, outcome), run_config.default_plan(config)
     matrices = functools.partial(jax.tree.map, lambda leaf: leaf.ndim >= 2)
@@ -104,7 +108,7 @@ def test_losses_are_those_of_the_whole_model_at_stashed_versions():
             change, state = rule.update(gradient, state, params)
         return optax.apply_updates(params, change), state
 
-    names = [list(init_stage(config.model, lo, hi, SEED)) for lo, hi in plan.stages]
+    names = [list(own_params(config.model, lo, hi, init_stage(config.model, lo, hi, SEED))) for lo, hi in plan.stages]
     start = init_stage(config.model, 0, config.model.n_layers, SEED)
     versions, states = [[start], [start]], [rule.init(start)] * 2
     for n in range(20):

@@ -15,11 +15,11 @@ from jaxdt.sync.base import SYNCS
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 
-@pytest.fixture
-def ring(monkeypatch):
+@pytest.fixture(params=["untied", "tied"])
+def ring(monkeypatch, request):
     """A run of three pipelines whose sync is the toy's."""
     monkeypatch.setitem(SYNCS, "ring", "toy_sync")
-    config = make_config("all", 3, microbatches=7, steps=2 * N_STEPS)
+    config = make_config("all", 3, microbatches=7, steps=2 * N_STEPS, head=request.param)
     train = replace(config.train, checkpoint_every_steps=5, eval_every_steps=4, eval_microbatches=2)
     return replace(config, train=train, sync=replace(config.sync, kind="ring"))
 

@@ -21,7 +21,7 @@ from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
-from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
+from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -29,7 +29,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements
+from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
@@ -50,7 +50,9 @@ NO_STATE: tuple[int, tuple[Any, ...]] = (-1, ())
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
     """The stage's jitted functions as the config asks for them."""
     lo, hi = plan.stages[stage]
-    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, devices)
+    options = StageOptions(
+        config.train.microbatch_size, config.remat, config.dtype, devices, is_table_shared=replicas_may_differ(config)
+    )
     return build_stage(config.model, lo, hi, optimizer(config.optim, plan.n_pipelines), options)
 
 
@@ -82,6 +84,10 @@ class Store:
             functions, config.delay, config.train.seed, config.sync.groups.outer != "none"
         )
         self._is_worker = plan.is_worker(peer)
+        lo, hi = plan.stages[plan.seat(peer)[0]]
+        self._table_entries = group_entries(config.model, lo, hi).get(TIED_GROUP, [])
+        is_borrowed = replicas_may_differ(config) and lo > 0  # the first stage's, with which this one computes
+        self._table = self._table_of(functions.zeros()) if is_borrowed else {}
         state = self.parameter_versions.state
         self._state_vector = StateVector(state[:1] if self._is_worker else state)
         self.n_words = self._state_vector.n_words
@@ -97,8 +103,9 @@ class Store:
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
         self._slices = GradientSlices(peer)
         self._pushed = PushedChange()
-        groups, (lo, hi) = config.sync.groups, plan.stages[self._stage]
+        groups = config.sync.groups
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
+        self._n_params = replica_elements(config, lo, hi)
         self._exchanged_sizes = [exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)]
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
@@ -121,7 +128,7 @@ class Store:
             self.parameter_versions.initialize()
             return
         lo, hi = self._plan.stages[self._stage]
-        names = model_of(self._config.model).entries(self._config.model, lo, hi)
+        names = [n for n in model_of(self._config.model).entries(self._config.model, lo, hi) if n not in self._table]
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
         entries = self._load_entries(restore.version, restore.parts, names)
         self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
@@ -182,7 +189,7 @@ class Store:
         if work.kind == WorkKind.REGENERATE:
             return self._regenerate(work)
         if work.kind == WorkKind.EVALUATE:
-            return self._evaluate(work, self._mean_of(rounds[0], scale) if rounds else self._params(work))
+            return self._evaluate(work, self._mean_with_table(rounds, scale) if rounds else self._params(work))
         if work.kind == WorkKind.GATHER:
             return self._gather(work.step, rounds)
         if work.kind == WorkKind.UPDATE:
@@ -198,13 +205,14 @@ class Store:
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
         if work.kind == WorkKind.LOCAL_STEP:
-            vectors = self.functions.gradient_vectors(self._gradient_sum(step)) if scale else {}
-            self.parameter_versions.update(vectors, scale)
+            self.parameter_versions.update(self._own_gradient(step) if scale else {}, scale)
         elif work.kind == WorkKind.LAY_OUT and not rounds:
             self._freeze(step)
         elif work.kind == WorkKind.LAY_OUT:
             for round in rounds:
                 self._slices.offer(round, as_sent(self._codec_of(round), self._vector_of(round)))
+        elif work.kind == WorkKind.TABLE:
+            self._move_table(rounds[0], scale)
         else:
             assert work.kind == WorkKind.ADOPT
             adopted, *snapshots = rounds
@@ -215,8 +223,32 @@ class Store:
 
     def _gradient_sq_norm(self, step: int) -> float:
         """Squared norm of the accumulated gradient of a step."""
-        vectors = self.functions.gradient_vectors(self._gradient_sum(step)).values()
-        return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
+        return math.fsum(sq_norm(np.asarray(vector)) for vector in self._own_gradient(step).values())
+
+    def _own_gradient(self, step: int) -> dict[str, Any]:
+        """The accumulated gradient of a step, without that of a table which belongs to another stage."""
+        vectors = self.functions.gradient_vectors(self._gradient_sum(step))
+        return {name: vector for name, vector in vectors.items() if not (self._table and name == TIED_GROUP)}
+
+    # ------------------------------------------------------------------------- a table that belongs to the first stage
+
+    def _table_of(self, params: Any) -> dict[str, Any]:
+        return {name: params[name] for name in self._table_entries}
+
+    def _move_table(self, round: RoundId, scale: float) -> None:
+        """At the first stage the vector of a round is its table, or that of the mean which is the sum of another round
+        times `scale`. At the last stage the result of the round is the table from now on."""
+        if self._table:
+            self._table = self._received_table(round)
+            return
+        params = self.parameter_versions.params
+        if round.kind == RoundKind.HELD_OUT_TABLE:
+            params = self._mean_of(replace(round, kind=RoundKind.HELD_OUT, stage=self._stage), scale)
+        table = self._table_of(params)
+        self._slices.offer(round, FloatVector(table).of(table))
+
+    def _received_table(self, round: RoundId) -> dict[str, Any]:
+        return self.functions.place(FloatVector(self._table).tree(self._slices.result(round), 1.0))
 
     def _vector_of(self, round: RoundId) -> np.ndarray:
         """The contribution of this peer to a round of replicas that may differ: the change that it pushes, its state,
@@ -339,6 +371,13 @@ class Store:
             self._mean = (round, self.functions.place(tree))
         return self._mean[1]
 
+    def _mean_with_table(self, rounds: tuple[RoundId, ...], scale: float) -> Any:
+        """The parameters that are the sum of the first round times `scale`, with the table of the second, if there is
+        one."""
+        mean, *tables = rounds
+        params = self._mean_of(mean, scale)
+        return params | self._received_table(tables[0]) if tables else params
+
     def _evaluate(self, work: Work, params: Any) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
@@ -373,7 +412,8 @@ class Store:
 
     def _update(self, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         names = {self._stage_of(name): name for name in self.functions.group_sizes}
-        vectors = {names[round.stage]: self._slices.result(round) for round in rounds}
+        held = [round for round in rounds if not (self._table and round.stage == SHARED_TABLE)]
+        vectors = {names[round.stage]: self._slices.result(round) for round in held}
         self.parameter_versions.update(vectors, scale)
         return {}
 
@@ -382,7 +422,8 @@ class Store:
         assert work.step is not None, "all Work that runs belongs to a step"
         if self._stash.n_ahead:
             return self._stash.of(work, self.parameter_versions)
-        return self.parameter_versions.of(work.step)
+        params = self.parameter_versions.of(work.step)
+        return params | self._table if self._table else params
 
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
@@ -486,7 +527,9 @@ class Store:
         if round.kind == RoundKind.MEAN:
             is_here = round.stage == self._stage and round.fragment in range(len(self._exchanged_sizes))
             return self._exchanged_sizes[round.fragment] if is_here else 0
-        return sum(n for name, n in self.functions.group_sizes.items() if self._stage_of(name) == round.stage)
+        if round.kind in (RoundKind.GRADIENT, RoundKind.CONTRIBUTION) or round.stage == SHARED_TABLE:
+            return sum(n for name, n in self.functions.group_sizes.items() if self._stage_of(name) == round.stage)
+        return self._n_params if round.stage == self._stage else 0
 
     def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after `step` local steps is this peer's contribution to a round."""

@@ -64,7 +64,8 @@ class Watched(Store):
 
     def held(self):
         """Bytes of the different arrays in the store; a residual may be the input that is also a boundary tensor."""
-        kept = (self.parameter_versions.state, self._accumulators, self._residuals, list(self._boundaries.values()))
+        state = (self.parameter_versions.state, self._table)
+        kept = (state, self._accumulators, self._residuals, list(self._boundaries.values()))
         vectors = [*self._slices._own.values(), *self._slices._slices.values()]
         arrays = [leaf for leaf in jax.tree.leaves(kept) if isinstance(leaf, jax.Array | np.ndarray)]
         return sum({id(array): array.nbytes for array in arrays}.values()) + sum(vector.nbytes for vector in vectors)
@@ -141,9 +142,11 @@ class Adopting(Watched):
         return values
 
 
-def test_averaging_where_replicas_differ_takes_what_is_estimated():
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_averaging_where_replicas_differ_takes_what_is_estimated(is_tied):
     """The most is taken when the whole state is averaged: parameters, moments, anchor and momentum of DiLoCo."""
     config = config_of("fixed", "recompute", 2, 2)
+    config = replace(config, model=replace(config.model, tied_head=is_tied))
     groups = replace(config.sync.groups, every_steps=2, lag_steps=1, outer="nesterov")
     sync = replace(config.sync, kind="groups", groups=groups)
     config = replace(config, wiring=replace(config.wiring, retain_bytes=0), sync=sync)

@@ -19,7 +19,7 @@ from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import exchanged_elements, sync_groups
+from jaxdt.run.sizes import exchanged_elements, replica_elements, shared_table_elements
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -54,6 +54,8 @@ LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
 SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
 RETURNS_FRAC = 0.3  # of the cases with groups
 STEPS_MORE = 8  # for a run in which a pipeline may come back
+TIED_FRAC = 0.25  # of the cases
+TIED_DRAWS = "head 168"  # draws no seed that a test knows for its faults
 SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 # (peer, machine, its tensors) -> machine; tensors is None for the coordinator
@@ -121,6 +123,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
     raw = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
     _draw_options(random.Random(f"options {seed}"), raw)
+    raw["model"]["tied_head"] = random.Random(f"{TIED_DRAWS} {seed}").random() < TIED_FRAC
     returns = random.Random(f"return {seed}")
     has_returns = sync == "groups" and n_pipelines > 1 and returns.random() < RETURNS_FRAC
     raw["train"]["steps"] += STEPS_MORE if has_returns else 0
@@ -158,7 +161,7 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
     draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
     settings = draw_settings(rng, step_s, n_pipelines)
     has_servers = sync == "server"
-    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16)
     checkpoint_every = rng.choice((0, 0, 1, 2, 3))
     return dict(
         model=model,
@@ -405,18 +408,18 @@ class _Processes:
         config, plan = self._case.config, self._case.plan
         stage, pipeline = plan.seat(peer)
         lo, hi = plan.stages[stage]
-        sizes = {group.stage: group.n_elements for group in sync_groups(config, plan)}
         groups = config.sync.groups
         return ReplicaLayout(
             stage=stage,
             n_stages=plan.n_stages,
-            n_elements=sizes[stage],
+            n_elements=replica_elements(config, lo, hi),
             fragment_elements=tuple(exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)),
             n_steps=config.train.steps,
             groups=groups,
             codec=config.sync.codec,
             weight=groups.weight(plan.shares[pipeline]),
             n_ahead=plan.n_ahead(stage),
+            table_elements=shared_table_elements(config, plan),
         )
 
     def make_coordinator(self, disk: Mapping[str, Any] | None) -> DrivenMachine:

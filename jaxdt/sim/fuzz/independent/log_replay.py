@@ -22,6 +22,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import shared_table_elements
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
@@ -42,6 +43,11 @@ class RunShape:
     config: RunConfig
     plan: Plan
     nonfinite: tuple[int, int, int] | None = None
+
+    @property
+    def has_shared_table(self) -> bool:
+        """Whether the last stage computes with the table of the first."""
+        return shared_table_elements(self.config, self.plan) > 0
 
     @property
     def clips_alone(self) -> bool:
@@ -134,7 +140,7 @@ class Replicas:
         moments = [(stage, pipeline, max(0, step - plan.n_ahead(stage))) for stage in range(plan.n_stages)]
         if any(moment not in self._params for moment in moments):
             return []
-        params = [self._params[moment] for moment in moments]
+        params = self._computed_with([self._params[moment] for moment in moments])
         accumulated = [0] * plan.n_stages
         for microbatch in plan.microbatches(planned):
             kept: list[int] = []
@@ -147,10 +153,17 @@ class Replicas:
             for stage in reversed(range(plan.n_stages - 1)):
                 g, contribution = residues.backward(params[stage], kept[stage], g)
                 accumulated[stage] += contribution
+        if self.shape.has_shared_table:
+            accumulated[0] += residues.table_gradient(accumulated[-1] % residues.PRIME)
         sums = [number % residues.PRIME for number in accumulated]
         is_nan = [self.shape.is_nonfinite(stage, planned, step) for stage in range(plan.n_stages)]
         norms = [math.nan if nan else residues.sq_norm(a) for nan, a in zip(is_nan, sums, strict=True)]
         return list(zip(sums, self.shape.scales(planned, step, norms), strict=True))
+
+    def _computed_with(self, params: Sequence[Vector]) -> list[Vector]:
+        """The numbers with which the stages compute, if these are their parameters."""
+        *others, last = params
+        return [*others, residues.with_table(last, params[0]) if self.shape.has_shared_table else last]
 
     def set_state(self, place: Place, state: State) -> None:
         """The state of a replica after a group, or after a pull."""
@@ -162,6 +175,7 @@ class Replicas:
 
     def held_out_loss(self, params: Sequence[Vector]) -> float:
         """The mean over all held-out microbatches, with these parameters of the stages."""
+        params = self._computed_with(params)
         n = self.shape.config.train.eval_microbatches
         losses: list[float] = []
         for microbatch in range(n):

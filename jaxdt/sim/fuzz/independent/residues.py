@@ -3,8 +3,9 @@
 A local step adds numbers that depend on the microbatches of the step and on all parameters with which its forwards and
 backwards have computed. Laying out, sums and means are linear, and a mean multiplies by the inverse of a count. So a
 contribution that is wrong, missing, or there twice changes the numbers for good: two histories that differ end alike
-with a probability of about 2^-61. A replica has one number of each kind for each fragment of its parameters. Rounding
-to what a codec sends is not linear, so a number that is rounded elsewhere, or not at all, is another one.
+with a probability of about 2^-61. A replica has one number of each kind for each fragment of its parameters; a token
+table that two stages share is the first fragment of the first stage. Rounding to what a codec sends is not linear, so a
+number that is rounded elsewhere, or not at all, is another one.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from jaxdt.run.config import GroupsConfig
 PRIME = (1 << 61) - 1
 ROUNDED_TO = 1 << 20  # multiples of this are what a codec sends
 COUNT_MAX = 1000  # of contributions to a mean
-FRESH, ACTIVATION, GRADIENT, CONTRIBUTION, MOMENT, NORM, HELD_OUT, LOSS = range(1, 9)  # what a number is mixed for
+# What a number is mixed for:
+FRESH, ACTIVATION, GRADIENT, CONTRIBUTION, MOMENT, NORM, HELD_OUT, LOSS, TABLE = range(1, 10)
 OUTER_LR, OUTER_MOMENTUM = 3, 5  # whole numbers do as well as those of a config
 
 Vector = tuple[int, ...]
@@ -93,6 +95,16 @@ def backward(params: Vector, x: int, gy: int) -> tuple[int, int]:
     """(the gradient for the stage before, the contribution to the accumulator). At the last stage `x` is the input and
     `gy` 0, elsewhere `x` is what the forward kept."""
     return mixed(GRADIENT, *params, x, gy), mixed(CONTRIBUTION, *params, x, gy)
+
+
+def with_table(params: Vector, of_first_stage: Vector) -> Vector:
+    """The numbers with which the last stage computes, if it shares the first stage's table."""
+    return (*params, of_first_stage[0])
+
+
+def table_gradient(accumulated: int) -> int:
+    """The gradient of a shared table at the last stage, where this has been accumulated."""
+    return mixed(TABLE, accumulated)
 
 
 def held_out_loss(params: Vector, x: int) -> float:

@@ -5,7 +5,7 @@ a trail, which a replay of the run's log has to repeat.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from jaxdt.protocol import events as ev
@@ -13,6 +13,7 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import NONE
 from jaxdt.run.config import GroupsConfig
+from jaxdt.run.sizes import SHARED_TABLE
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.residues import State, Vector
@@ -29,7 +30,7 @@ class ReplicaLayout:
     """The facts about a run that the tensors of a peer need. `n_elements`: numbers of its parameters;
     `fragment_elements`: numbers that it exchanges for each fragment; `n_steps`: after them a mean of states is the
     run's result; `weight`: the weight of the replica in its groups; `n_ahead`: steps whose forwards run before a step's
-    backward."""
+    backward. `table_elements`: numbers of the table that the first and the last stage share, 0 for none."""
 
     stage: int
     n_stages: int
@@ -40,6 +41,7 @@ class ReplicaLayout:
     codec: str
     weight: int
     n_ahead: int
+    table_elements: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class ResidueTensors:
         self.norms: dict[int, float] = {}
         self._watcher = watcher
         self._base: Vector | None = None  # the parameters that the server has of this worker
+        self._table: Vector | None = None  # the first stage's, with which the last computes
         self._accumulators: dict[int, int] = {}
         self._boundaries: dict[ev.Key, int] = {}
         self._residuals: dict[ev.Key, int] = {}
@@ -98,6 +101,11 @@ class ResidueTensors:
             WorkKind.LAY_OUT: self._lay_out,
             WorkKind.ADOPT: self._adopt,
         }
+        if layout.table_elements:
+            ends = {0: WorkKind.CONTRIBUTE, layout.n_stages - 1: WorkKind.GATHER}
+            moves = {WorkKind.CONTRIBUTE: self._add_table_gradient, WorkKind.GATHER: self._give_table_gradient}
+            if kind := ends.get(layout.stage):
+                self._work = {**self._work, kind: moves[kind], WorkKind.TABLE: self._move_table}
 
     @property
     def rounds(self) -> set[RoundId]:
@@ -124,7 +132,7 @@ class ResidueTensors:
 
     def _forward(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._forwarded_step(work)
-        self._stash[step] = self.state.params
+        self._stash[step] = self._with_table(self.state.params, self._table)
         if not self._is_last:
             y = residues.forward(self.state.params, self._input(work))
             self._residuals[_key("act", work)] = self._boundaries[_key("act", work, 1)] = y
@@ -159,10 +167,12 @@ class ResidueTensors:
 
     def _evaluate(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """A held-out microbatch, with the mean that is the sum of a round times `scale`."""
-        (round,) = rounds
-        if round.kind != RoundKind.HELD_OUT or work.step != round.number:
-            self.broken(f"{work} computes with {round}, which is no mean for a held-out loss of these rows")
+        round, *tables = rounds
+        expected = [RoundKind.HELD_OUT, *([RoundKind.HELD_OUT_TABLE] if self._borrows_table else [])]
+        if [one.kind for one in rounds] != expected or any(work.step != one.number for one in rounds):
+            self.broken(f"{work} computes with {rounds}, which are no means for a held-out loss of these rows")
         params = residues.scaled(self._result(round), scale)
+        params = self._with_table(params, self._result(tables[0]) if tables else None)
         x = self._input(work, HELD_OUT)
         if self._is_last:
             return {"n_samples": 1, "loss_sum": residues.held_out_loss(params, x)}
@@ -199,6 +209,48 @@ class ResidueTensors:
         self.n_steps += 1
         self.trail.append(TrailEntry(STEPPED, self.n_steps, self.state))
         del rounds
+        return {}
+
+    # ------------------------------------------------------------------------------------------------- a shared table
+
+    @property
+    def _borrows_table(self) -> bool:
+        """Whether this stage computes with the first one's table."""
+        return self.layout.table_elements > 0 and self._is_last
+
+    def _with_table(self, params: Vector, table: Vector | None) -> Vector:
+        if not self._borrows_table:
+            return params
+        if table is None:
+            self._missing("the first stage's table")
+        return residues.with_table(params, table)
+
+    def _give_table_gradient(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
+        step = self._checked_step(work)
+        for round in rounds:
+            self._own[round] = (residues.table_gradient(self._accumulators[step]),)
+        del scale
+        return {}
+
+    def _add_table_gradient(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
+        step = self._checked_step(work)
+        for round in rounds:
+            (number,) = self._result(round)
+            self._accumulators[step] = (self._accumulators[step] + number) % residues.PRIME
+        del scale
+        return {}
+
+    def _move_table(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
+        (round,) = rounds
+        if self._borrows_table:
+            self._table = self._result(round)
+            return {}
+        params = self.state.params
+        if round.kind == RoundKind.HELD_OUT_TABLE:
+            mean = replace(round, kind=RoundKind.HELD_OUT, stage=self.layout.stage)
+            params = residues.scaled(self._result(mean), scale)
+        self._own[round] = params[:1]
+        del work
         return {}
 
     # --------------------------------------------------------------------------------------------- rounds of averaging
@@ -284,6 +336,8 @@ class ResidueTensors:
         return next(iter(slices.values()))
 
     def _size(self, round: RoundId) -> int:
+        if round.stage == SHARED_TABLE:
+            return self.layout.table_elements
         if round.kind == RoundKind.STATE:
             return self.n_words
         is_mean = round.kind == RoundKind.MEAN
