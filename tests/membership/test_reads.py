@@ -58,7 +58,7 @@ def test_a_machine_reads_every_event_that_it_matches(name):
 # These machines pass some events on without a match: to a routed wiring, to their local steps, rounds or transfers.
 HAND_ON = {
     *("AllReduce", "FixedWiring", "Groups", "IndependentReplica", "PoolServer", "Replica", "RoundEngine"),
-    *("StateTransfer", "DonorTransfer", "PartTransfer", "ParameterDownload"),
+    *("LocalSteps", "SharedTable", "StateTransfer", "DonorTransfer", "PartTransfer", "ParameterDownload"),
 }
 
 
