@@ -138,11 +138,6 @@ def follows_plan(config: RunConfig) -> bool:
     return wiring_entry(config.wiring.kind).follows_plan
 
 
-def sends_again(config: RunConfig) -> bool:
-    """Whether a boundary tensor may have to be sent again after it was sent."""
-    return config.wiring.retain_bytes > 0 and not replicas_may_differ(config)
-
-
 def replicas_may_differ(config: RunConfig) -> bool:
     """Whether a replica goes on with steps of its own while others have done fewer."""
     return sync_entry(config.sync.kind).replicas_may_differ

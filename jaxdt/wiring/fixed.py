@@ -57,7 +57,7 @@ class FixedWiring:
         self._order: Order = ()
         self._next_peer: tuple[int | None, int] = (None, 0)  # gets our activations, each of so many bytes
         self._previous_peer: tuple[int | None, int] = (None, 0)  # gets our gradients
-        self._strict_from = NEVER  # the first step of the view that is done here; of own steps, the one that is
+        self._strict_from = NEVER  # the first step of the view that is done here, or the own step under way
         self._work: deque[Work] = deque()
         self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
         self._n_ahead = plan.n_ahead(shape.stage)

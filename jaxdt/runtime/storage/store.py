@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdt.build import replicas_may_differ, sends_again
+from jaxdt.build import replicas_may_differ
 from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
@@ -110,8 +110,9 @@ class Store:
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
-        self._retains_boundaries = sends_again(config)
-        self._frees_held_out = not replicas_may_differ(config)
+        are_equal = not replicas_may_differ(config)
+        self._retains_boundaries = are_equal and config.wiring.retain_bytes > 0  # they may have to be sent again
+        self._frees_held_out = are_equal
         self._mean: tuple[RoundId, Any] | None = None  # for a held-out loss
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
