@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,13 @@ FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # compiles twice as fast; later versions lack the flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the caller's come last and win
+
+# Functions with the same program are compiled once, also those of other tests, processes and earlier sessions. Programs
+# are written in place, so each process of a session has a folder of its own.
+PROGRAMS = Path(__file__).resolve().parents[1] / ".pytest_cache" / "programs"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS / os.environ.get("PYTEST_XDIST_WORKER", "one")))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def pytest_addoption(parser):

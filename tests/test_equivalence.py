@@ -54,10 +54,13 @@ LAYERS = {1: "4", 2: "1,3", 3: "1,2,1", 4: "1,1,1,1"}
 # An odd number, so that replicas differ in their share of the samples.
 N_MICROBATCHES = 5
 
-GRID = [
-    pytest.param(*case, id="{}x{}-{}-{}-{}".format(*case))
-    for case in itertools.product((1, 2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied"))
+# The last stage runs each forward in its backward: one that is alone computes the same in either schedule, and keeps
+# nothing.
+CASES = [
+    *itertools.product((1,), (1, 2), ("1f1b",), ("recompute",), ("tied", "untied")),
+    *itertools.product((2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied")),
 ]
+GRID = [pytest.param(*case, id="{}x{}-{}-{}-{}".format(*case)) for case in CASES]
 
 
 class Tokens:
