@@ -555,7 +555,7 @@ class Coordinator:
     def _judge(self, now_s: float) -> list[ev.Action]:
         """Evict a member whose time is over, or begin a move that is due."""
         self.roster.forget_the_gone(now_s, self._leases)
-        actions = self._change_view() if self.roster.absences.expire(now_s) else []
+        actions = self._change_view() if self.roster.end_waits(now_s) else []
         if self._ended:
             return actions
         # We evict no peer while a view is being written: until it is durable, a leaving peer still counts as a replica.
@@ -592,7 +592,7 @@ class Coordinator:
 
     def _dead(self, now_s: float, peer: int) -> list[ev.Action]:
         """A silent peer's process has ended: the run no longer waits for it."""
-        self.roster.absences.end(peer)
+        self.roster.peers[peer].end_wait()
         return self._watch_vacancies(now_s) + self._change_view()
 
     def _on_failed(self, now_s: float, header: ev.Header, failed: ev.Failed) -> list[ev.Action]:
@@ -697,7 +697,7 @@ class Coordinator:
         has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, ev.View) else None)
         self.roster.withdraw(self._agreement.leave_with(peer))
         self._vacancies.lost(peer, self.roster.peers[peer].stage, reason, not has_others)
-        self.roster.absences.expire(now_s)
+        self.roster.end_waits(now_s)
         return actions + self._watch_vacancies(now_s)
 
     @property
