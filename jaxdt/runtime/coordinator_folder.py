@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.build import RunStart
-from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
+from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
