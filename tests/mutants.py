@@ -21,7 +21,6 @@ from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.held_out_rows import HeldOutRows
-from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
 from jaxdt.membership.operations import Operations
@@ -326,7 +325,7 @@ def nobody_else_saves() -> AbstractContextManager:
 
 def silence_is_death() -> AbstractContextManager:
     """Nobody who is silent is waited for."""
-    return mock.patch.object(Absences, "of_stage", lambda absences, stage: [])
+    return mock.patch.object(Roster, "awaited", lambda roster, stage: [])
 
 
 def no_replacements() -> AbstractContextManager:

@@ -11,12 +11,8 @@ It changes no view. The coordinator fills in the headers of its messages.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxdt.membership.agreement import Agreement
-from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.liveness.claims import Claims
-from jaxdt.membership.liveness.leases import Leases
-from jaxdt.membership.operations import Operations
-from jaxdt.membership.roster import Roster
+from jaxdt.membership.run_state import RunState
 from jaxdt.membership.worker_places import WorkerPlaces
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import JoinRequestReport, RefusedReport, WorkerPlacedReport
@@ -27,21 +23,15 @@ from jaxdt.run.exit_codes import ExitCode
 class Admission:
     """Time comes in as an argument. `workers`: the places of a pool's workers, None without a pool."""
 
-    def __init__(
-        self,
-        config: CoordinatorConfig,
-        roster: Roster,
-        agreement: Agreement,
-        leases: Leases,
-        operations: Operations,
-    ):
+    def __init__(self, run: RunState):
+        config = run.config
         self.claims = Claims(config.heartbeat_s)
         self.workers = None if config.workers is None else WorkerPlaces(config.workers, config.join_rule)
         self._config = config
-        self._roster = roster
-        self._agreement = agreement
-        self._leases = leases
-        self._operations = operations
+        self._roster = run.roster
+        self._agreement = run.agreement
+        self._leases = run.leases
+        self._operations = run.operations
 
     def on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A process asks, under a temporary id."""

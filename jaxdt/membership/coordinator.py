@@ -12,21 +12,17 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxdt.membership.admission import Admission, unknown
 from jaxdt.membership.agreement import TIMER, Agreement, CountedRows, EndRun, RepairReplicas, RollBack
-from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
-from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS
-from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
-from jaxdt.membership.liveness.leases import Leases
-from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
-from jaxdt.membership.liveness.vacancies import Vacancies
+from jaxdt.membership.evictions import Evictions
 from jaxdt.membership.liveness.waiting import Waiting
-from jaxdt.membership.operations import Operations, Progress
+from jaxdt.membership.operations import Progress
 from jaxdt.membership.rebalance_api import Balance
-from jaxdt.membership.roster import Roster, Standing
+from jaxdt.membership.roster import Standing
+from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW, RunState
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
@@ -36,21 +32,14 @@ from jaxdt.protocol.reports import (
     ConnectedReport,
     DoneReport,
     DroppedReport,
-    EndedReport,
-    FailedReport,
     HeartbeatReport,
-    LeavingReport,
-    LostReport,
     NoHolderReport,
     OperatorReport,
-    OverdueReport,
     PartMissingReport,
     PausedReport,
     RefusedReport,
     RestartedReport,
-    ReturnedReport,
     RollbackReport,
-    SaveFailedReport,
     SteppedDownReport,
     StepReport,
     ViewReport,
@@ -58,19 +47,13 @@ from jaxdt.protocol.reports import (
     WorkerGoneReport,
     WorkerHereReport,
 )
-from jaxdt.run import serialize
 from jaxdt.run.exit_codes import ExitCode
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
-# Names under which state is made durable.
-TERM, VIEW, STEPS, ROWS, CHECKPOINT = "coordinator_term", "view", "steps", "rows", "checkpoint"
-OPERATOR = "operator"
-LEFT_EARLY = "left before it was let in"
 UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
-NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 
 
-Handler = Callable[[Any, float, ev.Header, Any], list[ev.Action]]  # a method of Coordinator
+Handler = Callable[[float, ev.Header, Any], list[ev.Action]]
 
 
 class Coordinator:
@@ -84,38 +67,25 @@ class Coordinator:
         durable_state: DurableState | None = None,
         balance: Balance | None = None,
     ):
+        self._run = run = RunState(config, agreement, durable_state, balance)
         self.config = config
-        self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
-        self.roster = Roster(
-            config.stage_of,
-            config.n_stages,
-            self.coordinator_term,
-            config.delay_steps,
-            balance,
-            config.stage_grace_s,
-            config.workers,
-        )
+        self.coordinator_term = run.coordinator_term
+        self.roster = run.roster
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}
         self._agreement = agreement
-        self._leases = Leases(config.deadline_floor_s)
-        self._failures = Failures()
-        self._link_suspicion = LinkSuspicion(config.heartbeat_s)
-        self._vacancies = Vacancies()
+        self._leases = run.leases
+        self._checkpoints = run.checkpoints
+        self._operations = run.operations
+        self._being_persisted = run.being_persisted
+        self._admission = Admission(run)
+        self._evictions = Evictions(run, self._change_view)
         self._waiting = Waiting()
-        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
-        self._operations = Operations(
-            durable_state.operator if durable_state else OperatorState(revoked=config.revoked)
-        )
-        self._admission = Admission(config, self.roster, agreement, self._leases, self._operations)
         self._answer_once_durable: ev.Send | None = None  # to an operator
-        self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, Any] = {}
-        self._ended = False
         self._early_events: list[ev.Event] = []  # those that came before the term was durable
-        self._patient_until_s = 0.0
         self._address = ""  # at which the peers reach this coordinator
+        self._set_tables()
         if durable_state:
             self._restore(durable_state)
 
@@ -132,7 +102,7 @@ class Coordinator:
         return self._admission.newcomer_ids()
 
     def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
-        if self._ended:
+        if self._run.has_ended:
             return []
         if TERM in self._being_persisted and event != ev.Persisted(TERM):
             self._early_events.append(event)
@@ -150,19 +120,19 @@ class Coordinator:
         match event:
             case ev.Started(address):
                 self._address = address
-                return [self._persist(TERM, self.coordinator_term)]
+                return [self._run.persist(TERM, self.coordinator_term)]
             case ev.Woke(tag) if tag.startswith(TIMER):
                 return [*self._agreement.on_woke(now_s, tag), *self._decide()]
             case ev.Woke(tag):
-                judged = [*self._judge(now_s), *self._admission.settle_claims(now_s)]
+                judged = [*self._evictions.judge(now_s), *self._admission.settle_claims(now_s)]
                 return [*judged, *([*self._remind(now_s), self._next_tick(now_s)] if tag == "tick" else [])]
             case ev.Persisted(name):
-                return self._when_durable[name](self, now_s, self._being_persisted.pop(name))
+                return self._when_durable[name](now_s, self._being_persisted.pop(name))
             case ev.Refused(_, reason):
                 self._waiting.refused(reason)
                 return [RefusedReport(reason)]
             case ev.Interrupted(code, reason):
-                return self._end(code, reason)
+                return self._run.end(code, reason)
             case ev.StopRequested():
                 return self._on_stop()
             case ev.Paused(seconds):
@@ -177,7 +147,7 @@ class Coordinator:
 
     def _remind(self, now_s: float) -> list[ev.Action]:
         """Say again for whom the run waits."""
-        if self._ended:
+        if self._run.has_ended:
             return []
         missing = [] if self.view else sorted(set(self.config.stage_of) - set(self.profiles))
         absent = [peer for peer in missing if peer not in self._leases]
@@ -192,8 +162,8 @@ class Coordinator:
         if paused_s <= self.config.heartbeat_s:
             return []
         patience_s = self.config.deadline_floor_s
-        self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
-        self._agreement.on_pause(self._patient_until_s)
+        self._evictions.patient_until_s = max(self._evictions.patient_until_s, now_s + patience_s)
+        self._agreement.on_pause(self._evictions.patient_until_s)
         return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[ev.Action]:
@@ -201,8 +171,8 @@ class Coordinator:
         if up:
             return []
         self._admission.claims.withdraw(peer)
-        if peer not in self._leases and self._vacancies.dials(peer):
-            return self._dead(now_s, peer) if gone else []
+        if peer not in self._leases and self._evictions.vacancies.dials(peer):
+            return self._evictions.on_dead(now_s, peer) if gone else []
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
         return [ev.WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else ev.Disconnect(peer)]
 
@@ -226,7 +196,7 @@ class Coordinator:
             actions.append(ev.Revoke(self._operations.state.revoked))
         if self.view:
             actions += self._agreement.start(now_s)
-            self._patient_until_s = now_s + RESTART_GRACE_S
+            self._evictions.patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
                 self._leases.on_message(member.peer, now_s)
                 actions.append(ev.Connect(member.peer, member.address))
@@ -235,14 +205,6 @@ class Coordinator:
             actions += self._decide()
         early, self._early_events = self._early_events, []
         return actions + [action for event in early for action in self.handle(now_s, event)]
-
-    def _persist(self, name: str, value: Any) -> ev.Persist:
-        """Make a value durable; `_when_durable` says what follows."""
-        self._being_persisted[name] = value
-        if isinstance(value, int):
-            return ev.Persist(name, value)
-        form: Any = self._agreement.durable_form(value) if isinstance(value, ev.Record) else value
-        return ev.Persist(name, serialize.write(form))
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -270,19 +232,19 @@ class Coordinator:
 
     def _from_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         src = header.src
-        if isinstance(body, ev.Hello) and body.process != self._refused.get(src, (body.process,))[0]:
-            del self._refused[src]  # another process, perhaps with another address
-        if src in self._refused:
-            return [self.roster.reach(src), ev.Send(src, ev.Ended(2, self._refused[src][1]))]
+        if isinstance(body, ev.Hello) and body.process != self._evictions.refused.get(src, (body.process,))[0]:
+            del self._evictions.refused[src]  # another process, perhaps with another address
+        if src in self._evictions.refused:
+            return [self.roster.reach(src), ev.Send(src, ev.Ended(2, self._evictions.refused[src][1]))]
         is_superseded = self._is_superseded(header)
         if is_superseded and not self.roster.peers[src].is_given_up and not isinstance(body, ev.Failed):
-            lost = self._lost(now_s, src, UNKNOWN_VIEW, is_dead=False)
-            return [*lost, *([] if self._ended else self._from_peer(now_s, header, body))]
+            lost = self._evictions.lose(now_s, src, UNKNOWN_VIEW, is_dead=False)
+            return [*lost, *([] if self._run.has_ended else self._from_peer(now_s, header, body))]
         if handler := self._of_known_peers.get(type(body)):
-            return handler(self, now_s, header, body)
+            return handler(now_s, header, body)
         if self._is_missing(src) and src not in self._leases and not is_superseded:
-            returned = self._returned(now_s, src)
-            return [*returned, *([] if self._ended else self._from_peer(now_s, header, body))]
+            returned = self._evictions.on_returned(now_s, src)
+            return [*returned, *([] if self._run.has_ended else self._from_peer(now_s, header, body))]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
             return [self.roster.reach(src), ev.Send(src, self.view)] if self.view else []
         self._leases.on_message(src, now_s)
@@ -290,7 +252,7 @@ class Coordinator:
             return self._on_agreement(now_s, header, body)
         early, late = self._of_leased_peers.get(type(body), (None, None))
         handler = late if self.view else early
-        return handler(self, now_s, header, body) if handler else []
+        return handler(now_s, header, body) if handler else []
 
     def _is_superseded(self, header: ev.Header) -> bool:
         """Whether a member is in a view that this coordinator does not know, since a superseded coordinator made it.
@@ -305,7 +267,7 @@ class Coordinator:
         does not."""
         if self._operations.state.paused:
             return "the run is paused by an operator, until fleet.py resume"
-        if stages := self._vacancies.stages:
+        if stages := self._evictions.vacancies.stages:
             what = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
             return f"the run stands still: {what} no peer that is there"
         if self.roster.peers[peer].is_leaving and self.roster.is_last_of_stage(peer):
@@ -340,32 +302,6 @@ class Coordinator:
         report = DoneReport(header.src, done.bytes_to, done.totals, done.bytes_from or None)
         return [report, *self._end_if_over()]
 
-    def _on_leaving(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
-        src = header.src
-        if src not in self.roster.admissions:
-            return self._dismiss(src, f"{self.roster.name(src)}: {LEFT_EARLY}")
-        if problem := self._agreement.cannot_lose(src, self.roster.present):
-            return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
-        if self.roster.peers[src].is_leaving:
-            return []
-        report = LeavingReport(src, self.roster.on_leaving(src))
-        self.roster.withdraw(self._agreement.leave_with(src))
-        return [report, *self._change_view()]
-
-    def _on_leaving_early(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
-        line = f"{self.roster.name(header.src)}: {LEFT_EARLY}"
-        if header.src not in self.config.stage_of:
-            return self._dismiss(header.src, line)
-        return self._end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
-
-    def _on_suspect(self, now_s: float, header: ev.Header, suspect: ev.Suspect) -> list[ev.Action]:
-        """It counts if the view of the message has its sender and the suspect in it as they were admitted last."""
-        admissions, src = self.roster.admissions, header.src
-        if header.view < max(admissions.get(src, header.view + 1), admissions.get(suspect.peer, 0)):
-            return []
-        due_s = self._link_suspicion.accuse(now_s, src, suspect.peer, suspect.reason)
-        return [ev.WakeAt(due_s, "suspicion")]
-
     def _on_agreement(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         """A message for the agreement. After a restart, when the last member has answered, and when a checkpoint has
         waited for a row that is reported now, more may follow than the next step."""
@@ -388,20 +324,6 @@ class Coordinator:
             return header.view >= self.roster.admissions.get(header.src, header.view + 1)
         return header.view == view.number and VIEW not in self._being_persisted
 
-    def _on_cannot_reach(self, now_s: float, header: ev.Header, broken: ev.CannotReach) -> list[ev.Action]:
-        """Two members have no way to each other: one of them is evicted, and told so when it speaks again. While the
-        other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
-        src, peer = header.src, broken.peer
-        if header.view < self.roster.admissions.get(src, header.view + 1) or peer not in self.roster.present:
-            return []
-        silent_s = now_s - self._leases.heard_s(peer, now_s)
-        if now_s < self._patient_until_s or silent_s > HEARD_HEARTBEATS * self.config.heartbeat_s:
-            return []  # it is said again
-        out = self._link_suspicion.preferred(src, peer, self.roster, self._replaceable)
-        reason = f"peer {src} and peer {peer} have no way to each other: {broken.reason}; {NO_WAY_HINT}"
-        self._refused[out] = self.roster.peers[out].process or 0, reason
-        return self._lost(now_s, out, reason, is_dead=False)
-
     def _on_hello(self, now_s: float, header: ev.Header, hello: ev.Hello) -> list[ev.Action]:
         src = header.src
         stage = self.roster.peers[src].stage
@@ -412,14 +334,16 @@ class Coordinator:
             return [RefusedReport(reason), ev.Connect(src, hello.address), ev.Send(src, ev.Ended(2, reason))]
         if self._operations.has_evicted(hello):
             return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
-        self._failures.started(src)
+        self._evictions.failures.started(src)
         self._admission.claims.on_hello(src)
         is_new_process = self.roster.on_hello(src, hello)
-        actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
-        if self._ended:
+        actions = (
+            self._evictions.lose(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
+        )
+        if self._run.has_ended:
             return actions
         if self._is_missing(src) and not is_new_process and not self._is_superseded(header):
-            actions += self._returned(now_s, src)
+            actions += self._evictions.on_returned(now_s, src)
         self._leases.on_message(src, now_s)
         actions.append(ev.Connect(src, hello.address))
         if self._operations.state.revoked:
@@ -435,12 +359,6 @@ class Coordinator:
 
     def _is_missing(self, peer: int) -> bool:
         return self.roster.peers[peer].standing is Standing.MISSING
-
-    def _returned(self, now_s: float, src: int) -> list[ev.Action]:
-        """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
-        self.roster.on_returned(src)
-        self._leases.on_message(src, now_s)
-        return [ReturnedReport(src), self.roster.reach(src), *self._change_view()]
 
     def _send_missed(self, src: int) -> list[ev.Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
@@ -468,11 +386,11 @@ class Coordinator:
             return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
             reason = f"has version {profiled.version}, expected {self.n_committed}"
-            return self._end(2, f"{self.roster.name(src)}: {reason}")
+            return self._run.end(2, f"{self.roster.name(src)}: {reason}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
         view = self.roster.first_view(self.coordinator_term, self.config.start)
-        return [self._persist(VIEW, view)]
+        return [self._run.persist(VIEW, view)]
 
     # ------------------------------------------------------------------------------------------------------ operators
 
@@ -498,7 +416,7 @@ class Coordinator:
             done.append(OperatorReport(request.command, text, request.peer))
         if self._operations.state != before:
             self._answer_once_durable = answer
-            return [*done, self._persist(OPERATOR, self._operations.state)]
+            return [*done, self._run.persist(OPERATOR, self._operations.state)]
         if request.peer is not None:
             done += self._remove(now_s, request.peer, request.command)
         return [answer, *done, *self._decide()]
@@ -512,7 +430,7 @@ class Coordinator:
         progress = self._progress
         may_stop = not self._agreement.refusal("stop")
         if self.view is None or progress.n_committed == progress.checkpoint or not may_stop:
-            return self._end(ExitCode.INTERRUPTED, "interrupted")
+            return self._run.end(ExitCode.INTERRUPTED, "interrupted")
         if reason := self._operations.refusal(ev.OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
         before = self._operations.state
@@ -520,7 +438,7 @@ class Coordinator:
         self._promise_checkpoint()
         actions: list[ev.Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
         if self._operations.state != before and OPERATOR not in self._being_persisted:
-            return [*actions, self._persist(OPERATOR, self._operations.state)]
+            return [*actions, self._run.persist(OPERATOR, self._operations.state)]
         return [*actions, *self._decide()]
 
     def _promise_checkpoint(self) -> None:
@@ -531,7 +449,7 @@ class Coordinator:
     def _remove(self, now_s: float, peer: int, command: str) -> list[ev.Action]:
         if command == "drain":
             return [ev.Send(peer, ev.Drain())]
-        return self._lost(now_s, peer, "put out by an operator", is_dead=True)
+        return self._evictions.lose(now_s, peer, "put out by an operator", is_dead=True)
 
     def _on_operator_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
         """A pause begins or ends, or a peer is revoked. The others hear of it before it is evicted. The operator is
@@ -541,174 +459,20 @@ class Coordinator:
             actions.append(self._answer_once_durable)
         self._answer_once_durable = None
         if self.view:
-            actions += self._to_all(ev.Revoked(state.revoked))
+            actions += self._run.to_all(ev.Revoked(state.revoked))
         for peer in state.revoked:
             if peer in self._leases or peer in self.roster.members:
-                actions += self._lost(now_s, peer, "revoked by an operator", is_dead=True)
+                actions += self._evictions.lose(now_s, peer, "revoked by an operator", is_dead=True)
         return [*actions, *self._continue()]
 
     # --------------------------------------------------------------------------------------------------------- views
 
-    def _judge(self, now_s: float) -> list[ev.Action]:
-        """Evict a member whose time is over, or begin a move that is due."""
-        self.roster.forget_the_gone(now_s, self._leases)
-        actions = self._change_view() if self.roster.absences.expire(now_s) else []
-        if self._ended:
-            return actions
-        # We evict no peer while a view is being written: until it is durable, a leaving peer still counts as a replica.
-        may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
-        if may_evict and (evictions := self._evict(now_s)):
-            return [*actions, *evictions, *self._change_view()]
-        return [*actions, *self._watch_vacancies(now_s), *self.roster.begin_moves(now_s)]
-
-    def _evict(self, now_s: float) -> list[ev.Action]:
-        """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
-        actions: list[ev.Action] = []
-        for peer in self._leases.broken(now_s):
-            reason = "its connection broke and did not come back"
-            actions += [] if self._ended else self._lose(now_s, peer, reason, self._leases.is_gone(peer))
-        if actions:
-            return actions
-        over = self._leases.over(now_s, self.roster)
-        if over is None:
-            over = self._link_suspicion.judged(now_s, self.roster, self._replaceable)
-            if over and not self._can_spare(over[0]):
-                self._admit_in_mid_step()
-        if over is None:
-            return []
-        peer, reason = over
-        return self._lose(now_s, peer, reason, self._leases.is_gone(peer))
-
-    def _watch_vacancies(self, now_s: float) -> list[ev.Action]:
-        checkpoint = self._checkpoints.checkpoint.version
-        at_stake = range(checkpoint, self.n_committed)
-        actions = self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
-        # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
-        dialled = [action.peer for action in actions if isinstance(action, ev.Connect)]
-        return [*actions, *(ev.Send(peer, self.roster.current_view) for peer in dialled)]
-
-    def _dead(self, now_s: float, peer: int) -> list[ev.Action]:
-        """A silent peer's process has ended: the run no longer waits for it."""
-        self.roster.absences.end(peer)
-        return self._watch_vacancies(now_s) + self._change_view()
-
-    def _on_failed(self, now_s: float, header: ev.Header, failed: ev.Failed) -> list[ev.Action]:
-        """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
-        left to continue, or if a person has to mend the same for every peer that tries."""
-        src, reason = header.src, failed.reason
-        line = f"{self.roster.name(src)}: {reason}"
-        if self.view is None and src in self.config.stage_of:
-            return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
-        stage = self.roster.peers[src].stage
-        self._failures.failed(src, stage, reason)
-        if self.view is None or src not in self.roster.members:
-            actions = self._dismiss(src, line)
-        else:
-            actions = self._lose(now_s, src, reason, is_dead=True)
-            if self._lost_stage is not None:
-                return [*actions, *self._end(2, f"{self._vacancies.reason(stage)}; it was the last of its stage")]
-            actions += self._change_view()
-        is_deserted = self.view is not None and stage in self.roster.deserted
-        left = self.roster.members | self.roster.candidates | self.roster.coming
-        return actions + (self._end(2, line) if self._failures.is_final(stage, is_deserted, left) else [])
-
-    def _dismiss(self, src: int, line: str) -> list[ev.Action]:
-        """A peer that was no member yet does not come."""
-        self._leases.end(src)
-        self.roster.dismiss(src)
-        return [FailedReport(src, line), ev.Disconnect(src)]
-
-    def _on_save_failed(self, now_s: float, header: ev.Header, failed: ev.SaveFailed) -> list[ev.Action]:
-        """After one checkpoint that fails the next one is tried. A peer that fails again and again is evicted, and
-        another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
-        src, version = header.src, failed.version
-        n_in_a_row = self._failures.save_failed(src)
-        report = SaveFailedReport(src, version, failed.reason, n_in_a_row)
-        if n_in_a_row < SAVE_FAILURES_MAX:
-            return [report]
-        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {failed.reason}"
-        if not self.roster.live(self.roster.peers[src].stage) - {src}:
-            return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
-        return [report, *self._evict_for_good(now_s, src, reason)]
-
-    def _on_overdue(self, now_s: float, header: ev.Header, overdue: ev.Overdue) -> list[ev.Action]:
-        """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
-        is awaited, until another peer has its state."""
-        src = header.src
-        if src not in self.roster.admissions:
-            return []
-        report = OverdueReport(src, overdue.work, overdue.seconds, overdue.deadline_s, overdue.blocks)
-        if not self._can_spare(src):
-            if overdue.blocks:
-                self._admit_in_mid_step()
-            return [report, *self._change_view()]
-        reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
-        n_times = self._failures.overdue(src, self.n_committed, overdue.work)
-        if n_times >= OVERDUE_MAX:
-            reason = f"{reason}; its Work was overdue {n_times} times of late"
-            return [report, *self._evict_for_good(now_s, src, reason)]
-        return [report, *(self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else [])]
-
-    def _admit_in_mid_step(self) -> None:
-        """Candidates need not wait for the end of the step, in a run where they can take a place."""
-        if not self._agreement.REPLICAS_MAY_DIFFER:
-            self.roster.admit_in_mid_step()
-
-    @property
-    def _replaceable(self) -> set[int]:
-        return self.roster.replaceable(self.n_committed, self._agreement.records)
-
-    def _can_spare(self, peer: int) -> bool:
-        """Whether the stage of a member can continue without it."""
-        stage = self.roster.peers[peer].stage
-        next_view = self._being_persisted.get(VIEW)
-        staying = next_view if isinstance(next_view, ev.View) else self.roster.current_view
-        others = (self.roster.live(stage) & staying.by_peer.keys()) - {peer}
-        return bool(others) or stage in self._replaceable
-
-    def _evict_for_good(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
-        """Go on without a member of a stage that has another, and have its process end."""
-        self._failures.on_evicted(peer)
-        self._refused[peer] = (self.roster.peers[peer].process or 0, f"{self.roster.name(peer)}: {reason}")
-        return self._lost(now_s, peer, reason, is_dead=True)
-
-    def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
-        """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so waiting is in vain."""
-        actions = self._lose(now_s, peer, reason, is_dead)
-        return [*actions, *self._change_view()] if actions else []
-
-    def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
-        """Do all that `_lost` does, but do not change the view."""
-        reason = f"{self.roster.name(peer)}: lost, {reason}"
-        if self._ended:
-            return []
-        if self.roster.peers[peer].is_given_up:
-            return self._dead(now_s, peer) if is_dead else []
-        if self.view is None:
-            return self._end(3, reason)
-        if problem := self._agreement.cannot_lose(peer, self.roster.present):
-            return self._end(3, f"{reason}; {problem}")
-        self._leases.end(peer)
-        actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
-        next_view = self._being_persisted.get(VIEW)
-        has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, ev.View) else None)
-        self.roster.withdraw(self._agreement.leave_with(peer))
-        self._vacancies.lost(peer, self.roster.peers[peer].stage, reason, not has_others)
-        self.roster.absences.expire(now_s)
-        return actions + self._watch_vacancies(now_s)
-
-    @property
-    def _lost_stage(self) -> int | None:
-        """A stage that no peer can fill, in a run that does not wait for a newcomer."""
-        lost = [] if self.config.waits else self.roster.lost_stages(self.n_committed, self._agreement.records)
-        return lost[0] if lost else None
-
     def _change_view(self, between_steps: bool = False) -> list[ev.Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
-        if self._being_persisted or self.view is None or self._ended:
+        if self._being_persisted or self.view is None or self._run.has_ended:
             return []
-        if (lost := self._lost_stage) is not None:
-            return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
+        if (lost := self._evictions.lost_stage) is not None:
+            return self._run.end(3, f"{self._evictions.vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
         actions: list[ev.Action] = [ev.Send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
@@ -721,7 +485,7 @@ class Coordinator:
         # A member that is admitted again has given up the results that it held.
         staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
         view = replace(view, results=self._agreement.results_held(staying))
-        return [*actions, self._persist(VIEW, view)]
+        return [*actions, self._run.persist(VIEW, view)]
 
     def _may_roll_back(self, actions: list[ev.Action]) -> bool:
         """Whether the peers that are there hold the whole checkpoint together. If not, a lost stage waits for a disk
@@ -741,12 +505,12 @@ class Coordinator:
         self._checkpoints.roll_back()
         again = list(range(view.n_committed, self.n_committed))
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
-        return [report, self._persist(VIEW, view)]
+        return [report, self._run.persist(VIEW, view)]
 
     def _on_view_durable(self, now_s: float, view: ev.View) -> list[ev.Action]:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view, now_s)
-        self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
+        self._evictions.on_view(view)
         said = self._agreement.on_view(now_s, view)
         if view.rolled_back:
             self._checkpoints.roll_back()
@@ -756,7 +520,7 @@ class Coordinator:
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
         self._checkpoints.view_changed()
-        return [report, *self._to_all(view), *outsiders, *said, *self._continue()]
+        return [report, *self._run.to_all(view), *outsiders, *said, *self._continue()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
@@ -768,11 +532,11 @@ class Coordinator:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case ev.Record() as record:
-                return [self._persist(STEPS, self._operations.record(record))]
+                return [self._run.persist(STEPS, self._operations.record(record))]
             case CountedRows() as rows:
-                return [self._persist(ROWS, rows)]
+                return [self._run.persist(ROWS, rows)]
             case EndRun(code, reason):
-                return self._end(code, reason)
+                return self._run.end(code, reason)
             case RepairReplicas(repairs, reports):
                 return [*reports, *(ev.Send(peer, repair) for peer, repair in repairs.items())]
             case RollBack():
@@ -784,7 +548,7 @@ class Coordinator:
         checkpoint = self._checkpoints.checkpoint
         if without := self._checkpoints.without_holder(self.roster.live_disks):
             reason = f"no host that is here holds the checkpoint of {checkpoint.version} steps of stages {without}"
-            return self._end(4, f"step {self.n_committed}: the gradient is not finite, and {reason}")
+            return self._run.end(4, f"step {self.n_committed}: the gradient is not finite, and {reason}")
         view = self.roster.roll_back(checkpoint)
         return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
@@ -792,13 +556,13 @@ class Coordinator:
         announcement, reports = self._agreement.on_durable(now_s, record)
         self._operations.on_committed(record)
         self.roster.on_committed(self.n_committed)
-        self._failures.on_committed()
+        self._evictions.failures.on_committed()
         has_more = self.n_committed < self.config.n_steps
-        return [*self._to_all(announcement), *reports, *self._continue(between_steps=has_more)]
+        return [*self._run.to_all(announcement), *reports, *self._continue(between_steps=has_more)]
 
     def _on_rows_durable(self, now_s: float, rows: CountedRows) -> list[ev.Action]:
         announcement, reports = self._agreement.on_durable(now_s, rows)
-        return [*self._to_all(announcement), *reports, *self._continue()]
+        return [*self._run.to_all(announcement), *reports, *self._continue()]
 
     def _continue(self, between_steps: bool = False) -> list[ev.Action]:
         """What follows from where the run stands now: its end, or the next view, step or checkpoint."""
@@ -811,7 +575,7 @@ class Coordinator:
         """A part of a checkpoint is durable: a fact, also if a peer says so that has left meanwhile."""
         src = header.src
         if saved.stage == self.roster.peers[src].stage:  # not a copy of another stage's part
-            self._failures.saved(src)
+            self._evictions.failures.saved(src)
         if self.view is None or header.generation != self.view.generation or self._is_superseded(header):
             return []
         self._checkpoints.saved(saved, self.roster.peers[src].disk)
@@ -825,7 +589,7 @@ class Coordinator:
     def _complete_checkpoint(self) -> list[ev.Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
         do not count yet, and with a rollback no part of before does. After the checkpoint of a stop there is none."""
-        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT} or self._agreement.is_asking:
+        if self._run.has_ended or self._being_persisted.keys() & {VIEW, CHECKPOINT} or self._agreement.is_asking:
             return []
         if self._operations.ending(self._progress):
             return []
@@ -834,14 +598,14 @@ class Coordinator:
         if found and self._agreement.has_unreported_rows(found.version):
             return []
         if found:
-            return [self._persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
+            return [self._run.persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
         return [ev.Send(peer, ev.CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
     def _on_checkpoint_durable(self, now_s: float, checkpoint: ev.Checkpoint) -> list[ev.Action]:
         save_s = self._checkpoints.complete(checkpoint)
         orders = self._agreement.on_checkpoint(checkpoint.version)
         report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
-        told = [ev.MarkCheckpoint(checkpoint), report, *self._to_all(ev.CheckpointComplete(checkpoint))]
+        told = [ev.MarkCheckpoint(checkpoint), report, *self._run.to_all(ev.CheckpointComplete(checkpoint))]
         return [*told, *orders, *self._continue()]
 
     def _end_if_over(self) -> list[ev.Action]:
@@ -852,17 +616,10 @@ class Coordinator:
         if self._agreement.has_unreported_rows(n_rows) or self._agreement.is_asking:
             return []
         if ending:
-            return self._end(*ending)
+            return self._run.end(*ending)
         if not self._checkpoints.is_over(self.roster.members):
             return []
-        return self._end(0, f"done: {progress.n_steps} steps")
-
-    def _end(self, code: int, reason: str) -> list[ev.Action]:
-        if self._ended:
-            return []
-        self._ended = True
-        sends = [ev.Send(peer, ev.Ended(code, reason)) for peer in self._leases]
-        return [EndedReport(code, reason), *sends, ev.Stop(code, reason)]
+        return self._run.end(0, f"done: {progress.n_steps} steps")
 
     def _superseded(self, src: int, coordinator_term: int) -> list[ev.Action]:
         """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
@@ -877,43 +634,42 @@ class Coordinator:
 
     def _step_down(self, code: int, reason: str) -> list[ev.Action]:
         """End this coordinator, and not the run: the peers are told nothing, as if this process had been killed."""
-        self._ended = True
+        self._run.has_ended = True
         reason = f"coordinator: {reason}"
         return [SteppedDownReport(reason), ev.Stop(code, reason)]
 
-    def _to_all(self, body: ev.Message) -> list[ev.Action]:
-        return [ev.Send(member.peer, body) for member in self.roster.current_view.members]
-
     # ------------------------------------------------------------------------------------------------------- the tables
 
-    # The answers to what a peer says that the roster knows, in the run or not.
-    _of_known_peers: ClassVar[Mapping[type, Handler]] = {
-        ev.Hello: _on_hello,
-        ev.Failed: _on_failed,
-        ev.Saved: _on_saved,
-    }
-    # The answers to the other messages, of peers with a lease: before the first view, and after it. What the agreement
-    # reads goes there. A message without an answer in its column is ignored.
-    _of_leased_peers: ClassVar[Mapping[type, tuple[Handler | None, Handler | None]]] = {
-        ev.Heartbeat: (_on_heartbeat, _on_heartbeat),
-        ev.Profiled: (_on_profiled, _on_profiled),
-        ev.Leaving: (_on_leaving_early, _on_leaving),
-        ev.Load: (_on_load, _on_load),
-        ev.WorkerHere: (_on_worker_here, _on_worker_here),
-        ev.WorkerGone: (_on_worker_gone, _on_worker_gone),
-        ev.SaveFailed: (None, _on_save_failed),
-        ev.PartMissing: (None, _on_part_missing),
-        ev.Overdue: (None, _on_overdue),
-        ev.Done: (None, _on_done),
-        ev.Suspect: (None, _on_suspect),
-        ev.CannotReach: (None, _on_cannot_reach),
-    }
-    # What follows once a value is durable, by the name under which it is.
-    _when_durable: ClassVar[Mapping[str, Callable[[Any, float, Any], list[ev.Action]]]] = {
-        TERM: _begin_term,
-        VIEW: _on_view_durable,
-        STEPS: _on_step_durable,
-        ROWS: _on_rows_durable,
-        CHECKPOINT: _on_checkpoint_durable,
-        OPERATOR: _on_operator_durable,
-    }
+    def _set_tables(self) -> None:
+        """What follows on which message, and on which value once it is durable."""
+        evictions = self._evictions
+        # The answers to what a peer says that the roster knows, in the run or not.
+        self._of_known_peers: Mapping[type, Handler] = {
+            ev.Hello: self._on_hello,
+            ev.Failed: evictions.on_failed,
+            ev.Saved: self._on_saved,
+        }
+        # The answers to the other messages, of peers with a lease: before the first view, and after it. What the
+        # agreement reads goes there. A message without an answer in its column is ignored.
+        self._of_leased_peers: Mapping[type, tuple[Handler | None, Handler | None]] = {
+            ev.Heartbeat: (self._on_heartbeat, self._on_heartbeat),
+            ev.Profiled: (self._on_profiled, self._on_profiled),
+            ev.Leaving: (evictions.on_leaving_early, evictions.on_leaving),
+            ev.Load: (self._on_load, self._on_load),
+            ev.WorkerHere: (self._on_worker_here, self._on_worker_here),
+            ev.WorkerGone: (self._on_worker_gone, self._on_worker_gone),
+            ev.SaveFailed: (None, evictions.on_save_failed),
+            ev.PartMissing: (None, self._on_part_missing),
+            ev.Overdue: (None, evictions.on_overdue),
+            ev.Done: (None, self._on_done),
+            ev.Suspect: (None, evictions.on_suspect),
+            ev.CannotReach: (None, evictions.on_cannot_reach),
+        }
+        self._when_durable: Mapping[str, Callable[[float, Any], list[ev.Action]]] = {
+            TERM: self._begin_term,
+            VIEW: self._on_view_durable,
+            STEPS: self._on_step_durable,
+            ROWS: self._on_rows_durable,
+            CHECKPOINT: self._on_checkpoint_durable,
+            OPERATOR: self._on_operator_durable,
+        }

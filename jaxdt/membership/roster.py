@@ -9,8 +9,12 @@ makes one when there is a change to make:
 - The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it.
 - A peer outside of the view that holds the committed version of a stage without a live replica takes its place at
   once, and nothing is lost (Sec. 6.2).
+- Silence is no proof of death: a replica that was evicted holds the committed version until the next step is committed
+  without it. The run waits for such a peer, too, until its process is known to have ended, or it is back and says what
+  it holds, or it has been silent for the grace period.
 - All members go back to the last complete checkpoint, with a newcomer in the stage, only if no peer is left that may
   hold that version.
+- A peer that comes and goes waits before it is admitted again: each eviction costs the others a deadline.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -19,13 +23,13 @@ from enum import Enum, auto
 
 from jaxdt.membership.agreement import NO_INTAKE, Intake
 from jaxdt.membership.checkpoint_progress import Holder
-from jaxdt.membership.liveness.absences import Absences
-from jaxdt.membership.liveness.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, NewcomerIds
 from jaxdt.membership.rebalance_api import Balance, ByNumber
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import MoveReport
 
+FORGIVEN_STEPS = 128  # after so many steps without another eviction a peer is like any other
+BACKOFF_STEPS_MAX = 64
 OUT = -1  # the destination of a member that leaves the run
 
 
@@ -50,10 +54,13 @@ class KnownPeer:
     """What the roster knows of a peer. `address`, `process` and `disk` are those of its last hello, None before it (and
     `process` is None once that process was sent elsewhere).
 
-    is_candidate  its process is ready, and may be admitted; no peer whose standing is MEMBER is one
-    state         what a candidate or a joining member holds of the run
-    is_joining    of a member: no step was committed since its admission, and its state may still be on its way
-    destination   of a member: the stage that it will leave its own for, OUT if it leaves the run, None if it stays"""
+    is_candidate    its process is ready, and may be admitted; no peer whose standing is MEMBER is one
+    state           what a candidate or a joining member holds of the run
+    is_joining      of a member: no step was committed since its admission, and its state may still be on its way
+    destination     of a member: the stage that it will leave its own for, OUT if it leaves the run, None if it stays
+    silent_since_s  when it fell silent, if the run waits for it: it may hold its stage's committed version
+    last_version    updates that the state of such a peer has seen; None for a member, whose state follows the steps
+    n_evictions     of late; `evicted_at`: steps that were committed at the last of them"""
 
     stage: int
     standing: Standing = Standing.ABSENT
@@ -64,6 +71,10 @@ class KnownPeer:
     state: ev.StateName | None = None
     is_joining: bool = False
     destination: int | None = None
+    silent_since_s: float | None = None
+    last_version: int | None = None
+    n_evictions: int = 0
+    evicted_at: int = 0
 
     @property
     def is_leaving(self) -> bool:
@@ -84,6 +95,23 @@ class KnownPeer:
         self.is_candidate = False
         self.state = None
 
+    @property
+    def is_awaited(self) -> bool:
+        return self.silent_since_s is not None
+
+    def end_wait(self) -> None:
+        """The run does not wait for it: it is here, its process has ended, or it is silent for too long."""
+        self.silent_since_s = self.last_version = None
+
+    def on_evicted(self, n_committed: int) -> None:
+        self.n_evictions = self.n_evictions + 1 if n_committed - self.evicted_at < FORGIVEN_STEPS else 1
+        self.evicted_at = n_committed
+
+    def may_return(self, n_committed: int) -> bool:
+        """A peer that was evicted once may come back at once. After more evictions it waits 2, 4, 8, ... steps."""
+        waits_steps = min(2 ** (self.n_evictions - 1), BACKOFF_STEPS_MAX) if self.n_evictions > 1 else 0
+        return n_committed - self.evicted_at >= waits_steps
+
     def admit(self, is_joining: bool) -> None:
         """A view has it as a member that is there."""
         self.standing = Standing.MEMBER
@@ -93,8 +121,8 @@ class KnownPeer:
 
 class Roster:
     """`stage_of` is the plan's; newcomers are added to `peers`. `delay_steps`: how many steps are under way beside the
-    first that is not committed. `balance` says which stage needs a peer. `absences`: the silent peers that the run
-    waits for. `workers`: of a pool, None without one; no newcomer may get their ids."""
+    first that is not committed. `balance` says which stage needs a peer. `grace_s`: how long it waits for a
+    silent peer. `workers`: of a pool, None without one; no newcomer may get their ids."""
 
     def __init__(
         self,
@@ -103,19 +131,18 @@ class Roster:
         coordinator_term: int,
         delay_steps: int = 0,
         balance: Balance | None = None,
-        stage_grace_s: float = 0.0,
+        grace_s: float = 0.0,
         workers: Collection[int] | None = None,
     ):
         self.peers = {peer: KnownPeer(stage) for peer, stage in stage_of.items()}
         self.balance = balance or ByNumber()
         self.view: ev.View | None = None
         self.admissions: Mapping[int, int] = {}  # of the members of the view
-        self.absences = Absences(stage_grace_s)
+        self._grace_s = grace_s
         self._delay_steps = delay_steps
         self._admits_in_mid_step = False
         self._is_pool = workers is not None
         self.ids = NewcomerIds(max([*stage_of, *(workers or ())]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
-        self._evictions = EvictionHistory()
         self._n_stages = n_stages
         self._coordinator_term = coordinator_term
         self._planned = sorted(stage_of)
@@ -196,6 +223,23 @@ class Roster:
     def _stages_of(self, peers: Iterable[int]) -> set[int]:
         return {self.peers[peer].stage for peer in peers}
 
+    def awaited(self, stage: int) -> list[int]:
+        """The silent peers that the run waits for, since they may hold the stage's committed version."""
+        return sorted(peer for peer, known in self.peers.items() if known.stage == stage and known.is_awaited)
+
+    def wait_s(self, now_s: float, peers: Collection[int]) -> float:
+        """The seconds from now on for which the run waits for these silent peers."""
+        since_s = [self.peers[peer].silent_since_s or 0.0 for peer in peers]
+        return max((at_s + self._grace_s - now_s for at_s in since_s), default=0.0)
+
+    def end_waits(self, now_s: float) -> bool:
+        """Stop to wait for peers that have been silent for the grace period; whether there were some."""
+        awaited = [known for known in self.peers.values() if known.is_awaited]
+        over = [known for known in awaited if now_s - (known.silent_since_s or 0.0) >= self._grace_s]
+        for known in over:
+            known.end_wait()
+        return bool(over)
+
     def name(self, peer: int) -> str:
         """A peer, for people."""
         return f"peer {peer} (stage {self.peers[peer].stage if peer in self.peers else '?'})"
@@ -226,14 +270,14 @@ class Roster:
         known = self.peers[peer]
         if known.process != hello.process:
             known.forget_state()  # its earlier process may have been ready, this one is not
-            self.absences.end(peer)
+            known.end_wait()
         known.address, known.process, known.disk = hello.address, hello.process, hello.disk
         member = self.view.by_peer.get(peer) if self.view else None
         return member is not None and member.process != hello.process
 
     def forget_process(self, peer: int) -> None:
         """A peer's process prepares for a stage that the peer is not meant for any more: its state does not count."""
-        self.absences.end(peer)
+        self.peers[peer].end_wait()
         self.peers[peer].forget_state()
         self.peers[peer].process = None
 
@@ -244,15 +288,15 @@ class Roster:
     def on_ready(self, peer: int, state: ev.StateName | None) -> None:
         """A peer outside of the view is ready to compute, or a joining member has its state. `state`: what it holds of
         the run, if it holds something. A lost member is as good as outside, also one that was joining."""
-        self.absences.end(peer)
         known = self.peers[peer]
+        known.end_wait()
         known.is_candidate = not known.is_present
         if state is not None:
             known.state = state
 
     def on_returned(self, peer: int) -> None:
         """The last replica of a stage was silent, and is there again."""
-        self.absences.end(peer)
+        self.peers[peer].end_wait()
         if self.peers[peer].standing is Standing.MISSING:
             self.peers[peer].admit(is_joining=False)
 
@@ -324,9 +368,9 @@ class Roster:
         known = self.peers[peer]
         state, is_member = known.state, peer in self.admissions
         if is_dead:
-            self.absences.end(peer)
-        elif state or is_member and not known.is_joining or peer in self.absences:
-            self.absences.add(now_s, peer, known.stage, state.version if state else None)
+            known.end_wait()
+        elif state or is_member and not known.is_joining or known.is_awaited:
+            known.silent_since_s, known.last_version = now_s, state.version if state else None
         self.dismiss(peer)
         known.state = None
         if not is_member:
@@ -354,10 +398,10 @@ class Roster:
         forgotten it has to ask again. Peers of the plan are always known."""
         for peer in self.ids.expire(now_s):
             self.dismiss(peer)
-        kept = self.members | self.coming | set(self._planned) | {p for p in self.peers if p in self.absences}
+        awaited = {peer for peer, known in self.peers.items() if known.is_awaited}
+        kept = self.members | self.coming | set(self._planned) | awaited
         for peer in self.ids.forget(list(self.peers), kept, reachable):
             del self.peers[peer]
-            self._evictions.forget(peer)
 
     # ------------------------------------------------------------------------------------------------------- views
 
@@ -365,7 +409,9 @@ class Roster:
         """A step is committed, so every member that was joining has taken part in it."""
         self._end_joining()
         self._admits_in_mid_step = False
-        self.absences.on_committed(n_committed)
+        for known in self.peers.values():
+            if known.last_version is not None and known.last_version < n_committed:
+                known.end_wait()  # its state is outdated
 
     def _end_joining(self) -> None:
         for known in self.peers.values():
@@ -380,7 +426,7 @@ class Roster:
 
     def returning(self, n_committed: int) -> set[int]:
         """Candidates that need not wait since they come and go too often."""
-        return {peer for peer in self.candidates if self._evictions.may_return(peer, n_committed)}
+        return {peer for peer in self.candidates if self.peers[peer].may_return(n_committed)}
 
     @property
     def joining_states(self) -> dict[int, ev.StateName]:
@@ -464,13 +510,13 @@ class Roster:
         """Vacant stages that no peer may fill: no silent peer is awaited, and no candidate or joining member is
         there."""
         fillers = self._stages_of(self.candidates | self.joining)
-        return [stage for stage in self.vacant if stage not in fillers and not self.absences.of_stage(stage)]
+        return [stage for stage in self.vacant if stage not in fillers and not self.awaited(stage)]
 
     def lost_stages(self, n_committed: int, records: Sequence[ev.Record]) -> list[int]:
         """Vacant stages whose committed version is lost, as far as is known: no peer that is there holds it, and no
         silent peer is awaited that may hold it."""
         filled = self._stages_of(self._replacements(n_committed, records))
-        return [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
+        return [stage for stage in self.vacant if stage not in filled and not self.awaited(stage)]
 
     def _leaving_now(self, between_steps: bool, filled: Collection[int]) -> set[int]:
         """Lost members, missing ones whose stage has a replica again or is one of `filled`, and between two steps those
@@ -537,15 +583,14 @@ class Roster:
         evicted = {peer for peer in left_out if self.peers[peer].standing in (Standing.LOST, Standing.MISSING)}
         for peer in left_out & self.joining:
             if self.peers[peer].destination is None:
-                self.absences.add(now_s, peer, self.peers[peer].stage)
+                self.peers[peer].silent_since_s = now_s
         if view.rolled_back:
-            self._admits_in_mid_step = False
-            self._evictions.clear()
-            for known in self.peers.values():
-                known.state = None
-            self.absences.on_rolled_back(view.by_peer.keys())
-        self._evictions.add(evicted, view.n_committed)
-        self.absences.on_evicted(left_out, view.n_committed)
+            self._forget_generation(view)
+        for peer in evicted:
+            self.peers[peer].on_evicted(view.n_committed)
+        for peer in left_out:
+            if self.peers[peer].is_awaited:
+                self.peers[peer].last_version = view.n_committed
         self.admissions = {member.peer: member.admission for member in view.members}
         for member in view.members:
             self._on_membership(member, before.by_peer.get(member.peer) if before else None)
@@ -553,6 +598,15 @@ class Roster:
         for peer in left_out:
             self._on_left_out(peer, peer in gone_by_choice)
         return gone_by_choice
+
+    def _forget_generation(self, view: ev.View) -> None:
+        """The run goes back: what others than its members hold is void, and steps are counted from there."""
+        self._admits_in_mid_step = False
+        for peer, known in self.peers.items():
+            known.state = None
+            known.n_evictions = known.evicted_at = 0
+            if peer not in view.by_peer:
+                known.end_wait()
 
     def _on_membership(self, member: ev.Member, before: ev.Member | None) -> None:
         """A view has this member; `before`: as the last view had it."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.build import RunStart
-from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import (
     DurableState,
     LastView,
@@ -23,6 +22,7 @@ from jaxdt.membership.coordinator_config import (
     load_durable_state,
     load_operator_state,
 )
+from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput

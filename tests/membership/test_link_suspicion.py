@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from report_fields import report_fields
 
-from jaxdt.membership.liveness.eviction_history import BACKOFF_STEPS_MAX
 from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
-from jaxdt.membership.roster import Roster
+from jaxdt.membership.roster import BACKOFF_STEPS_MAX, Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CUT, Fault
 from jaxdt.sim.fuzz.cases import draw_case, play
@@ -122,7 +121,7 @@ def test_an_eviction_long_ago_is_forgiven():
     here.adopt(here.next_view(False, step, (), 0))
     here.on_ready(1, None)
     assert here.next_view(True, step, (), 0) is not None
-    assert set(here._evictions._evicted) == {1}
+    assert [peer for peer, known in here.peers.items() if known.n_evictions] == [1]
 
 
 def test_who_leaves_with_the_next_view_cannot_stand_in():

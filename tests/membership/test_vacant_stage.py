@@ -228,7 +228,7 @@ def test_what_an_evicted_peer_holds_is_outdated_after_another_step():
     run = FalselyEvicted()
     run.forget_candidates()
     run.commit_in_view()
-    assert 3 not in run.machine.roster.absences
+    assert run.machine.roster.peers[3].silent_since_s is None
     run.ready(NEWCOMER)
     assert reports(run.kill(), "rollback")
 
@@ -308,7 +308,7 @@ def test_a_joining_member_whose_donor_has_died_is_put_out_and_says_what_it_has()
     run.tick(RECONNECT_S + 0.1, 1)
     told = sent(run.durable(), ev.View)
     assert NEWCOMER not in told[0].by_peer and told[NEWCOMER] == told[0] and told[0].generation == 0
-    assert run.machine.roster.absences.of_stage(1) == [NEWCOMER]
+    assert run.machine.roster.awaited(1) == [NEWCOMER]
     assert reports(run.ready(NEWCOMER), "rollback")
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
+from jaxdt.membership.run_state import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OutageReport, ReadyReport, StillReadyReport, UnreachedReport
 from jaxdt.run import serialize

@@ -7,7 +7,7 @@ where waiting is in vain: no peer is left, or one peer after another fails at th
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxdt.membership.liveness.eviction_history import FORGIVEN_STEPS
+from jaxdt.membership.roster import FORGIVEN_STEPS
 
 SAVE_FAILURES_MAX = 3  # checkpoints in a row that a peer may fail to write
 OVERDUE_MAX = 3  # times within FORGIVEN_STEPS that the Work of a peer may be overdue

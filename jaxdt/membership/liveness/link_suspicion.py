@@ -28,7 +28,7 @@ class LinkSuspicion:
         self._broken.setdefault(ends, (now_s, f"{reason} ({SAID_BY} {src} of peer {peer})"))
         return now_s + self._patience_s
 
-    def admitted(self, peers: Collection[int]) -> None:
+    def on_admitted(self, peers: Collection[int]) -> None:
         """A view admits these peers, whose links are new: what was said of them before does not count."""
         self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
 

@@ -44,11 +44,11 @@ class Vacancies:
     ) -> list[ev.Action]:
         """Report stages for which the run waits for other peers than before, and dial those peers. `reachable`: the
         peers that are heard. `checkpoint`, and the steps `at_stake` if the run goes back to it: see VacantReport."""
-        waits_for = {stage: roster.absences.of_stage(stage) for stage in roster.vacant} if roster.view else {}
+        waits_for = {stage: roster.awaited(stage) for stage in roster.vacant} if roster.view else {}
         actions: list[ev.Action] = []
         for stage, peers in waits_for.items():
             if self._reported.get(stage) != peers:
-                waits_s = round(roster.absences.waits_s(now_s, peers), 1)
+                waits_s = round(roster.wait_s(now_s, peers), 1)
                 reason = self.reason(stage)
                 actions.append(VacantReport(stage, reason, checkpoint, list(at_stake), peers, waits_s))
         self._reported = waits_for

@@ -20,11 +20,11 @@ from jaxdt.build import (
     build_workers,
     parameter_words,
 )
-from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.liveness.work_watch import UNKNOWN_S
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
+from jaxdt.membership.run_state import TERM
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run import config as configs

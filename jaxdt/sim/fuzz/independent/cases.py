@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers
-from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine
+from jaxdt.membership.run_state import TERM
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig

@@ -39,7 +39,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from jaxdt.membership.coordinator import VIEW
+from jaxdt.membership.run_state import VIEW
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
     GroupReport,
