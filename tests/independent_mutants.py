@@ -272,7 +272,6 @@ def one_answer_is_enough():
         yield
 
 
-@contextmanager
 def tables_are_not_summed() -> AbstractContextManager[object]:
     """The first stage updates a shared table by its own gradient alone."""
     drained = SharedTable.drained
@@ -303,6 +302,7 @@ def means_have_the_newest_table() -> AbstractContextManager[object]:
     return mock.patch.object(ResidueTensors, "_move_table", move_table)
 
 
+@contextmanager
 def windows_never_end():
     """The end of a window is not noticed, nor that nobody has come."""
     timer = MatchWindow.timer

@@ -2,6 +2,8 @@
 
 Runs are those of the whole model in plain JAX, whatever the cut, and whoever is lost in the middle."""
 
+from collections import Counter
+
 import gpt_reference
 import jax
 import numpy as np
@@ -29,10 +31,12 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LostReport, StepReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
+from jaxdt.run.network import Link
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.sizes import replica_elements
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.sim.predict import Conditions, simulate
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -158,6 +162,45 @@ def test_a_pipeline_that_loses_an_end_in_the_middle_is_lost_as_a_whole(name, los
     assert [report.peer for report in outcome.of(LostReport)] == [lost]
     assert_equals_replay(config, outcome, states, away={0})
     assert outcome.of(StepReport)[-1].eval_loss is not None
+
+
+class Moved:
+    """Bytes that are sent, by the kind of their round and the sender."""
+
+    def __init__(self):
+        self.n_bytes = Counter()
+
+    def send(self, peer, now_s, dst, key, n_bytes):
+        if isinstance(key, ev.SliceKey):
+            self.n_bytes[key.round.kind, peer] += n_bytes
+
+    def run(self, *arguments):
+        """Not of interest."""
+
+    recv = report = run
+
+
+def test_a_table_goes_to_the_last_stage_and_a_gradient_comes_back_in_each_local_step():
+    """Also in a simulation without arithmetic, which counts both."""
+    config, moved = make_config("all", 2, head="tied", every_steps=4), Moved()
+    simulated(config, trace=moved)
+    n_bytes = N_STEPS * 4 * config.model.token_table_params
+    for first, last in zip(*run_config.default_plan(config).placement, strict=True):
+        assert moved.n_bytes[RoundKind.TABLE, first] == moved.n_bytes[RoundKind.GRADIENT, last] == n_bytes
+    assert {kind for kind, _ in moved.n_bytes} >= {RoundKind.MEAN}
+    plan = run_config.default_plan(config)
+    hosts = {peer: f"h{peer}" for peer in plan.peers}
+    seconds = {peer: dict.fromkeys("FBEGU", 1.0) for peer in plan.peers}
+    without = Moved()
+    simulate(
+        config,
+        plan,
+        Conditions(seconds, lambda src, dst: Link(0.1, 1.0), hosts, dict.fromkeys(hosts.values(), 1)),
+        without,
+    )
+    exact = {RoundKind.TABLE, RoundKind.GRADIENT, RoundKind.MEAN}
+    found = [{key: n for key, n in one.n_bytes.items() if key[0] in exact} for one in (moved, without)]
+    assert found[0] == found[1]
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_the_first_stages_table():
