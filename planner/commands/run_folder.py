@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxdt.membership.coordinator import VIEW
 from jaxdt.membership.coordinator_config import LastView
+from jaxdt.membership.run_state import VIEW
 from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.run import codec as codecs
