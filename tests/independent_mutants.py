@@ -14,20 +14,6 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sim.fuzz.independent.invariants import (
-    ANSWERED,
-    BUDGET,
-    CONNECTED,
-    HELD,
-    ONE_CUT,
-    ONE_MEAN,
-    PROGRESS,
-    REPLAYED,
-    STALENESS,
-    TOKEN,
-    WINDOW,
-)
-from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
 from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutLosses
@@ -42,6 +28,20 @@ from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer, Replica
 from jaxdt.sync.server_snapshots import ServerSnapshots
+from jaxdt.testing.independent.invariants import (
+    ANSWERED,
+    BUDGET,
+    CONNECTED,
+    HELD,
+    ONE_CUT,
+    ONE_MEAN,
+    PROGRESS,
+    REPLAYED,
+    STALENESS,
+    TOKEN,
+    WINDOW,
+)
+from jaxdt.testing.independent.tensors import ResidueTensors
 from jaxdt.wiring.independent import IndependentWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator

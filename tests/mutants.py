@@ -31,8 +31,11 @@ from jaxdt.protocol import participants
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import LateResultReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.sim.fuzz.cases import Case, finding
-from jaxdt.sim.fuzz.invariants import (
+from jaxdt.sync import allreduce
+from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.download import FetchedStates
+from jaxdt.testing.cases import Case, finding
+from jaxdt.testing.invariants import (
     APPLICABLE,
     COPIES,
     COVER,
@@ -45,10 +48,7 @@ from jaxdt.sim.fuzz.invariants import (
     PROGRESS,
     SPARED,
 )
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
-from jaxdt.sync import allreduce
-from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.download import FetchedStates
+from jaxdt.testing.symbolic_tensors import SymbolicTensors
 
 
 class Mutant:

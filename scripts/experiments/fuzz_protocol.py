@@ -5,9 +5,9 @@
     python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=independent
     python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=pool
 
-Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py; with workers that come and go,
-jaxdt/sim/fuzz/pool/cases.py; with independent pipelines, whose replicas may differ,
-jaxdt/sim/fuzz/independent/cases.py). Without --wiring every fourth seed draws a pool. A seed that fails prints one line
+Each seed draws a run, its links and its faults (jaxdt/testing/cases.py; with workers that come and go,
+jaxdt/testing/pool/cases.py; with independent pipelines, whose replicas may differ,
+jaxdt/testing/independent/cases.py). Without --wiring every fourth seed draws a pool. A seed that fails prints one line
 with the time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its
 faults and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
@@ -21,10 +21,10 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz import cases
-from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN
-from jaxdt.sim.fuzz.independent import cases as independent_cases
-from jaxdt.sim.fuzz.pool import cases as pool_cases
+from jaxdt.testing import cases
+from jaxdt.testing.cases import WIRINGS_DRAWN
+from jaxdt.testing.independent import cases as independent_cases
+from jaxdt.testing.pool import cases as pool_cases
 
 INDEPENDENT = "independent"
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")

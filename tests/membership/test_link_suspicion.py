@@ -11,7 +11,7 @@ from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CUT, Fault
-from jaxdt.sim.fuzz.cases import draw_case, play
+from jaxdt.testing.cases import draw_case, play
 
 STAGES = {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}
 PATIENCE_S = 1.0

@@ -11,8 +11,8 @@ from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.sim.fuzz import cases, symbolic_tensors
-from jaxdt.sim.fuzz.cases import LINK_OF_NEWCOMERS, draw_case, play
+from jaxdt.testing import cases, symbolic_tensors
+from jaxdt.testing.cases import LINK_OF_NEWCOMERS, draw_case, play
 
 FLOOR_S = 8.0
 STAGES = {0: 0, 1: 1}

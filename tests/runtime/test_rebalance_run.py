@@ -17,7 +17,7 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
-from jaxdt.sim.fuzz.cases import RandomMoves, draw_case, play
+from jaxdt.testing.cases import RandomMoves, draw_case, play
 from jaxdt.wiring.load_report import LoadReporter
 
 CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]

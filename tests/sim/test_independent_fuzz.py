@@ -9,7 +9,7 @@ import pytest
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.faults import CRASH
-from jaxdt.sim.fuzz.independent.cases import HARMLESS_KINDS, LOSSES, draw_case, finding, kinds_of, play
+from jaxdt.testing.independent.cases import HARMLESS_KINDS, LOSSES, draw_case, finding, kinds_of, play
 
 N_SEEDS = 100
 

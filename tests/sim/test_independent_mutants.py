@@ -10,10 +10,10 @@ from independent_mutants import MUTANTS, old_messages_count, wants_are_told_agai
 
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
-from jaxdt.sim.fuzz.cases import Busy
-from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
-from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN, REPLAYED
 from jaxdt.sync.engine import RoundEngine
+from jaxdt.testing.cases import Busy
+from jaxdt.testing.independent.cases import draw_case, finding, play
+from jaxdt.testing.independent.invariants import ONE_MEAN, REPLAYED
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -14,8 +14,8 @@ from jaxdt.run import serialize
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
 from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
-from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
-from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
+from jaxdt.testing.invariants import InvariantBroken, Invariants
+from jaxdt.testing.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 
 GROUP = Group(1, (1,), 10)
 ROUND = RoundId(RoundKind.GRADIENT, 1, 0, view=1)

@@ -3,7 +3,7 @@
 import pytest
 from mutants import MUTANTS, check_found
 
-from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.testing.cases import draw_case
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -17,8 +17,8 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run.config import default_plan
 from jaxdt.sim.faults import CRASH, JOIN, NEVER_DONE, SLOW, Fault
-from jaxdt.sim.fuzz.cases import Busy, draw_case, finding, play
-from jaxdt.sim.fuzz.invariants import COVER, DISJOINT
+from jaxdt.testing.cases import Busy, draw_case, finding, play
+from jaxdt.testing.invariants import COVER, DISJOINT
 
 N_STEPS = 20
 FOR_EVER_S = 1e5

@@ -10,8 +10,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
-from jaxdt.sim.fuzz.cases import finding, play
-from jaxdt.sim.fuzz.pool.cases import draw_case
+from jaxdt.testing.cases import finding, play
+from jaxdt.testing.pool.cases import draw_case
 
 N_SEEDS = 75
 

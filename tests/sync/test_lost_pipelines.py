@@ -26,8 +26,8 @@ from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.testing.independent.cases import draw_case, play
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

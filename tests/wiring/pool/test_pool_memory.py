@@ -14,9 +14,9 @@ from jaxdt.run.config import default_plan
 from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, PAUSE, RESTART, Fault
-from jaxdt.sim.fuzz.cases import Busy, play, work_seconds
-from jaxdt.sim.fuzz.invariants import InvariantBroken
-from jaxdt.sim.fuzz.pool.cases import draw_case
+from jaxdt.testing.cases import Busy, play, work_seconds
+from jaxdt.testing.invariants import InvariantBroken
+from jaxdt.testing.pool.cases import draw_case
 
 SERVERS, WORKERS = (0, 1), (2, 3, 4, 5)
 SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)

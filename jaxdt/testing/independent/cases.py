@@ -39,12 +39,12 @@ from jaxdt.sim.faults import (
     Fault,
     draw,
 )
-from jaxdt.sim.fuzz.cases import Busy, finding_of, work_seconds
-from jaxdt.sim.fuzz.independent.invariants import Invariants, limit_s
-from jaxdt.sim.fuzz.independent.log_replay import RunShape
-from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
+from jaxdt.testing.cases import Busy, finding_of, work_seconds
+from jaxdt.testing.independent.invariants import Invariants, limit_s
+from jaxdt.testing.independent.log_replay import RunShape
+from jaxdt.testing.independent.tensors import ReplicaLayout, ResidueTensors
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
 HELD_S = 8.0  # longest time for which a link between servers stands still

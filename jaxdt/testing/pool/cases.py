@@ -1,5 +1,5 @@
 """Cases of pools from a seed: the servers' run, links and faults are drawn as those of any wiring whose replicas are
-equal (jaxdt.sim.fuzz.cases), and workers are added to them that crash, come back, pause, are slow or cut off, and are
+equal (jaxdt.testing.cases), and workers are added to them that crash, come back, pause, are slow or cut off, and are
 told things twice and late. In most cases nothing happens to the servers."""
 
 import random
@@ -9,8 +9,8 @@ from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.run import config as configs
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, PAUSE, POWER_OFF, REORDER, RESTART, SLOW, Fault
-from jaxdt.sim.fuzz.cases import Case, in_order, work_seconds
-from jaxdt.sim.fuzz.cases import draw_case as draw_case_of_servers
+from jaxdt.testing.cases import Case, in_order, work_seconds
+from jaxdt.testing.cases import draw_case as draw_case_of_servers
 
 POOL = "pool"
 MORE_STEPS = 2  # than other cases have, so that the times of leases are known in some

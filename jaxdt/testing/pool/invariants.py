@@ -1,5 +1,5 @@
 """The invariants of a pool at every event of a simulation, besides those of the step protocol, which hold for its
-servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
+servers (hybrid parameter servers; jaxdt.testing.invariants).
 
   (12) a process of a server never grants two leases of one number, and its accumulator never holds a microbatch twice
        (the second half is checked where a contribution is added)
@@ -16,7 +16,7 @@ servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
   (14) the servers' parts of a sum cover the step: no member asks to be evicted for a sum that does not
 
 Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
-(jaxdt.sim.fuzz.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:
+(jaxdt.testing.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:
 on messages, actions and tensors. An observer is called before an event's actions are done, so the tensors that an event
 changed are checked when the next event comes.
 """
@@ -29,8 +29,8 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz.invariants import Invariants
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
+from jaxdt.testing.invariants import Invariants
+from jaxdt.testing.symbolic_tensors import SymbolicTensors
 from jaxdt.wiring.pool.even_transfer import part, server_of
 from jaxdt.wiring.pool.task_times import LEASES_MIN
 

@@ -22,9 +22,9 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.plan import Plan
-from jaxdt.sim.fuzz.independent import residues
-from jaxdt.sim.fuzz.independent.residues import State, Vector
-from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
+from jaxdt.testing.independent import residues
+from jaxdt.testing.independent.residues import State, Vector
+from jaxdt.testing.independent.tensors import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
 
 Place = tuple[int, int]  # a stage and a pipeline; one that has come back is another one, behind those of the plan
 Moment = tuple[int, int, int]  # a stage, a pipeline, and local steps that its replica has done

@@ -65,10 +65,10 @@ from jaxdt.sim.faults import (
     perturbations,
     spares_every_stage,
 )
-from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
-from jaxdt.sim.fuzz.pool.invariants import PoolInvariants
-from jaxdt.sim.fuzz.symbolic_tensors import NO_STATE, Checks, StageLayout, SymbolicTensors
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
+from jaxdt.testing.invariants import InvariantBroken, Invariants
+from jaxdt.testing.pool.invariants import PoolInvariants
+from jaxdt.testing.symbolic_tensors import NO_STATE, Checks, StageLayout, SymbolicTensors
 from jaxdt.wiring.base import wiring_entry
 
 N_STEPS = 3

@@ -14,9 +14,9 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import NONE
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sim.fuzz.independent import residues
-from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sync.download import FetchedStates
+from jaxdt.testing.independent import residues
+from jaxdt.testing.independent.residues import State, Vector
 
 N_WORDS = 600  # of a state: several slices where those are small
 ROUNDED = (RoundKind.MEAN, RoundKind.PUSH)  # by the codec

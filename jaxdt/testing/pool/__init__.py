@@ -7,5 +7,5 @@ One server's task table, without machines, in virtual time: task_runs.py (worker
 over a network that delays, repeats and reorders; as a script many runs), reissue_only.py (the control: a server that
 issues again only what was unfinished).
 
-Imports what jaxdt.sim.fuzz may import.
+Imports what jaxdt.testing may import.
 """

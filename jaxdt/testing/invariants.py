@@ -56,7 +56,7 @@ from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
+from jaxdt.testing.symbolic_tensors import SymbolicTensors, counted_twice
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard

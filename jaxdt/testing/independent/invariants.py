@@ -60,9 +60,10 @@ from jaxdt.run.codec import EXCHANGED_BYTES, NONE
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
-from jaxdt.sim.fuzz.independent import group_rules
-from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
-from jaxdt.sim.fuzz.independent.log_replay import (
+from jaxdt.sim.sim_peer import CRASHED, Outcome
+from jaxdt.testing.independent import group_rules
+from jaxdt.testing.independent.group_rules import GroupRules, RuleBroken
+from jaxdt.testing.independent.log_replay import (
     GroupReplay,
     LogProblem,
     ReplayedSnapshot,
@@ -71,10 +72,9 @@ from jaxdt.sim.fuzz.independent.log_replay import (
     ServerReplay,
     returns_of,
 )
-from jaxdt.sim.fuzz.independent.residues import Vector
-from jaxdt.sim.fuzz.independent.tensors import PUSHED, ROUNDED, ResidueTensors, TrailEntry, Watcher
-from jaxdt.sim.fuzz.invariants import InvariantBroken
-from jaxdt.sim.sim_peer import CRASHED, Outcome
+from jaxdt.testing.independent.residues import Vector
+from jaxdt.testing.independent.tensors import PUSHED, ROUNDED, ResidueTensors, TrailEntry, Watcher
+from jaxdt.testing.invariants import InvariantBroken
 
 ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD, ONE_CUT = range(
     1, 13
