@@ -43,7 +43,7 @@ from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
 from jaxdt.testing.cases import Busy, finding_of, work_seconds
 from jaxdt.testing.independent.invariants import Invariants, limit_s
-from jaxdt.testing.independent.log_replay import RunShape
+from jaxdt.testing.independent.residues import Residues
 from jaxdt.testing.independent.tensors import ReplicaLayout, ResidueTensors
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
@@ -66,7 +66,7 @@ class Case:
     peers."""
 
     seed: int
-    shape: RunShape
+    arithmetic: Residues
     seconds: Mapping[int, Mapping[str, float]]
     links: Mapping[tuple[int, int], Link]
     persist_s: float
@@ -76,11 +76,11 @@ class Case:
 
     @property
     def config(self) -> RunConfig:
-        return self.shape.config
+        return self.arithmetic.config
 
     @property
     def plan(self) -> Plan:
-        return self.shape.plan
+        return self.arithmetic.plan
 
     @property
     def limit_s(self) -> float:
@@ -106,7 +106,7 @@ class Case:
             f"seed {self.seed}: {self.plan.shape}, shares {self.plan.shares}, {train.steps} steps, "
             f"{self.plan.schedule}, checkpoint every {train.checkpoint_every_steps}, held-out loss every "
             f"{train.eval_every_steps}, clip {self.config.optim.clip_norm}, codec {sync.codec}, "
-            f"{train.on_nonfinite} at {self.shape.nonfinite}, slices of {sync.slice_bytes} bytes, {self.stalls}, "
+            f"{train.on_nonfinite} at {self.arithmetic.nonfinite}, slices of {sync.slice_bytes} bytes, {self.stalls}, "
             f"{self.busy}, persist {self.persist_s} s, {settings}"
         )
 
@@ -134,7 +134,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     stalls = Stalls(rng.choice((0.0, 0.1, 0.3)), rng.choice((0.5, 1.0, 4.0)) * step_s, seed, draws)
     case = Case(
         seed=seed,
-        shape=RunShape(config, plan, _draw_nonfinite(rng, config, plan)),
+        arithmetic=Residues(config, plan, _draw_nonfinite(rng, config, plan)),
         seconds=seconds,
         links=links,
         persist_s=rng.choice((0.0, 0.05, 0.5)),
@@ -342,7 +342,7 @@ def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None 
 def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, Invariants]:
     """Simulate the case under the invariants. `mutate(peer, machine, tensors)` may replace a machine; `observer` is
     called as the invariants are."""
-    invariants = Invariants(case.shape, case.faults)
+    invariants = Invariants(case.arithmetic, case.faults)
     processes = _Processes(case, invariants, mutate or _unchanged)
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
     peers = {peer: processes.make_peer(peer, machine) for peer, machine in machines.items()}

@@ -7,12 +7,15 @@ with a probability of about 2^-61. A replica has one number of each kind for eac
 to what a codec sends is not linear, so a number that is rounded elsewhere, or not at all, is another one.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from jaxdt.run.codec import NONE
-from jaxdt.run.config import GroupsConfig
+from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.plan import Plan
 
 PRIME = (1 << 61) - 1
 ROUNDED_TO = 1 << 20  # multiples of this are what a codec sends
@@ -156,3 +159,81 @@ OUTER_DIRECTIONS: dict[str, Callable[[int, int], int]] = {
 
 def has_outer(groups: GroupsConfig) -> bool:
     return groups.outer in OUTER_DIRECTIONS
+
+
+@dataclass(frozen=True)
+class Residues:
+    """The arithmetic of a run with one sample a microbatch, for a replay (jaxdt.testing.replay.Arithmetic).
+    `nonfinite`: the stage, pipeline and local step whose gradient is not finite, if there is one."""
+
+    config: RunConfig
+    plan: Plan
+    nonfinite: tuple[int, int, int] | None = None
+    n_samples: int = 1
+
+    def fresh_state(self, stage: int) -> State:
+        return fresh_state(stage, self.config.sync.groups)
+
+    def params(self, state: State) -> Vector:
+        return state.params
+
+    vector = params
+
+    def kept(self, state: State) -> State:
+        return state
+
+    def placed(self, stage: int, kept: State) -> State:
+        return kept
+
+    def gradient(self, pipeline: int, step: int, params_of: Sequence[Vector]) -> tuple[list[int], list[float], float]:
+        accumulated = [0] * len(params_of)
+        for microbatch in self.plan.microbatches(pipeline):
+            inputs = [tokens(step, microbatch)]
+            for params in params_of[:-1]:
+                inputs.append(forward(params, inputs[-1]))
+            g, contribution = backward(params_of[-1], inputs[-1], 0)
+            accumulated[-1] += contribution
+            for stage in reversed(range(len(params_of) - 1)):
+                g, contribution = backward(params_of[stage], inputs[stage + 1], g)
+                accumulated[stage] += contribution
+        sums = [number % PRIME for number in accumulated]
+        is_nan = [self.is_nonfinite(stage, pipeline, step) for stage in range(len(sums))]
+        return sums, [math.nan if nan else sq_norm(a) for nan, a in zip(is_nan, sums, strict=True)], 1.0
+
+    def is_nonfinite(self, stage: int, pipeline: int, step: int) -> bool:
+        return (stage, pipeline, step) == self.nonfinite
+
+    def local_step(self, stage: int, state: State, gradient: int, scale: float) -> State:
+        return local_step(state, gradient)
+
+    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
+        return as_sent(self.config.sync.codec, exchanged(self.config.sync.groups, state, fragment, weight))
+
+    def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
+        return scaled(as_sent(self.config.sync.codec, total(contributions)), 1 / weight)
+
+    def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
+        return averaged(self.config.sync.groups, state, fragment, mean)
+
+    def mean_state(self, states: Sequence[State]) -> State:
+        return states[0].unflat(scaled(total([state.flat() for state in states]), 1 / len(states)))
+
+    def change(self, vector: Vector, base: Vector) -> Vector:
+        return as_sent(self.config.sync.codec, difference(vector, base))
+
+    def added(self, vector: Vector, change: Vector) -> Vector:
+        return total((vector, change))
+
+    def with_vector(self, stage: int, state: State, vector: Vector) -> State:
+        return state._replace(params=vector)
+
+    def held_out_loss(self, params_of: Sequence[Vector]) -> float:
+        """The mean over all held-out microbatches, with these parameters of the stages."""
+        n = self.config.train.eval_microbatches
+        losses: list[float] = []
+        for microbatch in range(n):
+            x = held_out_tokens(microbatch)
+            for params in params_of[:-1]:
+                x = forward(params, x)
+            losses.append(held_out_loss(params_of[-1], x))
+        return sum(losses) / n

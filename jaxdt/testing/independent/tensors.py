@@ -17,10 +17,10 @@ from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.download import FetchedStates
 from jaxdt.testing.independent import residues
 from jaxdt.testing.independent.residues import State, Vector
+from jaxdt.testing.replay import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
 
 N_WORDS = 600  # of a state: several slices where those are small
 ROUNDED = (RoundKind.MEAN, RoundKind.PUSH)  # by the codec
-STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # what a trail has
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
 
@@ -40,16 +40,6 @@ class ReplicaLayout:
     codec: str
     weight: int
     n_ahead: int
-
-
-@dataclass(frozen=True)
-class TrailEntry:
-    """`what` has happened to a replica after `step` local steps of its own, or, for a push that a server adds, of the
-    worker; and its state since."""
-
-    what: str
-    step: int
-    state: State
 
 
 @dataclass(frozen=True)
