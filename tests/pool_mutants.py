@@ -51,21 +51,21 @@ class KeepsContributions(Mutant):
 
 def keeps_accumulators(peer, machine, tensors):
     """A worker that is let in anew goes on with what it has accumulated."""
-    if tensors is not None and tensors._is_worker:
+    if tensors is not None and tensors.is_worker:
         tensors.restore = lambda restore: None
     return machine
 
 
 def of_workers(mutant):
     def mutate(peer, machine, tensors):
-        return mutant(machine) if tensors is not None and tensors._is_worker else machine
+        return mutant(machine) if tensors is not None and tensors.is_worker else machine
 
     return mutate
 
 
 def of_servers(mutant):
     def mutate(peer, machine, tensors):
-        is_server = peer != ev.COORDINATOR and not tensors._is_worker
+        is_server = peer != ev.COORDINATOR and not tensors.is_worker
         return _seen(mutant, machine) if is_server else machine
 
     return mutate

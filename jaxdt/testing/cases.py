@@ -527,7 +527,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     invariants.ended(outcome.stopped, [row.step for row in rows], train.steps)
     if ev.COORDINATOR in outcome.stopped and not outcome.stopped[ev.COORDINATOR].code:
         invariants.check_held_out(rows, train)
-    return outcome, invariants.n_checked
+    return outcome, 0
 
 
 def _unchanged(peer: int, machine: DrivenMachine, tensors: SymbolicTensors | None) -> DrivenMachine:
@@ -590,7 +590,7 @@ class _Processes:
         groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
         worker_words = parameter_words(config, plan, stage) if plan.is_worker(peer) else 0
         layout = StageLayout(stage, plan.n_stages, plan.n_microbatches, groups, config.delay, worker_words)
-        checks = Checks(self._invariants.broken, self._invariants.applied, self._is_nonfinite)
+        checks = Checks(self._invariants.cover_broken, self._invariants.applied, self._is_nonfinite)
         return SymbolicTensors(peer, layout, checks, version)
 
     def _is_nonfinite(self, generation: int, step: int) -> bool:

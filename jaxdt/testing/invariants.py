@@ -86,7 +86,6 @@ class Invariants:
     ):
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
-        self.n_checked = 0
         self._peers = dict(peers)
         self._planned = set(peers)
         self._alive = set(peers)
@@ -127,7 +126,6 @@ class Invariants:
             self._check_tensors(*self._to_check)
         self._to_check = None
         self.now_s = now_s
-        self.n_checked += 1
         if isinstance(event, Fault):
             self._on_fault(peer, event)
         elif peer == ev.COORDINATOR:
@@ -202,6 +200,10 @@ class Invariants:
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
+
+    def cover_broken(self, peer: int, problem: str) -> NoReturn:
+        """(1), as the tensors of a peer report it."""
+        self.broken(COVER, peer, problem)
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
         self._touched |= {peer, *fault.others}

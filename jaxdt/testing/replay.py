@@ -54,7 +54,10 @@ STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # w
 class Arithmetic(Protocol):
     """What a run computes with. A local step may use up the state that it is given, but not the parameters."""
 
-    n_samples: int  # of a microbatch
+    @property
+    def n_samples(self) -> int:
+        """The samples of a microbatch."""
+        ...
 
     def fresh_state(self, stage: int) -> State: ...
 
@@ -384,7 +387,8 @@ class Replay:
             self._todo.append(group)
             self._n_readers.update(moments)
             self._to_lay_out |= dict.fromkeys(moments, report.fragment)
-            self._due |= {(*place, step + self._groups.lag_steps): group for *place, step in adopting}
+            for stage, pipeline, step in adopting:
+                self._due[stage, pipeline, step + self._groups.lag_steps] = group
 
     def _average(self, group: LoggedGroup) -> bool:
         """The mean of a group, once all its members have laid out; whether they had."""

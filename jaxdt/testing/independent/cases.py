@@ -19,7 +19,6 @@ from jaxdt.run import config as configs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import exchanged_elements, sync_groups
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -44,7 +43,7 @@ from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
 from jaxdt.testing.cases import Busy, finding_of, work_seconds
 from jaxdt.testing.independent.invariants import Invariants, limit_s
 from jaxdt.testing.independent.residues import Residues
-from jaxdt.testing.independent.tensors import ReplicaLayout, ResidueTensors
+from jaxdt.testing.independent.tensors import ResidueTensors
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
 HELD_S = 8.0  # longest time for which a link between servers stands still
@@ -384,14 +383,14 @@ class _Processes:
 
     def make_peer(self, peer: int, machine: DrivenMachine) -> SimPeer:
         """A peer of the plan at the start of the run."""
-        tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
+        tensors = ResidueTensors(peer, self._case.arithmetic, self._invariants.watcher)
         self._invariants.tensors[peer] = tensors
         return self._process(peer, machine, tensors)
 
     def begin_anew(self, peer: int, stage: int | None) -> SimPeer:
         """A peer of the plan that was started again, or was evicted."""
         assert stage in (None, self._case.plan.seat(peer)[0]), f"peer {peer} comes to stage {stage}, not its own"
-        tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
+        tensors = ResidueTensors(peer, self._case.arithmetic, self._invariants.watcher)
         self._invariants.began_anew(peer, tensors)
         return self._process(peer, build_peer(self._case.config, self._case.plan, peer, RunStart("fuzz")), tensors)
 
@@ -400,24 +399,6 @@ class _Processes:
         seconds, busy_s = self._case.seconds[peer], self._case.busy.of(self._case.seed, peer)
         mutated = self._mutate(peer, machine, tensors)
         return SimPeer(mutated, tensors, f"host{peer}", seconds, stalls=stalls, busy_s=busy_s)
-
-    def _layout(self, peer: int) -> ReplicaLayout:
-        config, plan = self._case.config, self._case.plan
-        stage, pipeline = plan.seat(peer)
-        lo, hi = plan.stages[stage]
-        sizes = {group.stage: group.n_elements for group in sync_groups(config, plan)}
-        groups = config.sync.groups
-        return ReplicaLayout(
-            stage=stage,
-            n_stages=plan.n_stages,
-            n_elements=sizes[stage],
-            fragment_elements=tuple(exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)),
-            n_steps=config.train.steps,
-            groups=groups,
-            codec=config.sync.codec,
-            weight=groups.weight(plan.shares[pipeline]),
-            n_ahead=plan.n_ahead(stage),
-        )
 
     def make_coordinator(self, disk: Mapping[str, Any] | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""

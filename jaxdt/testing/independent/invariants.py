@@ -102,7 +102,6 @@ class Invariants:
         plan = arithmetic.plan
         self.tensors: dict[int, ResidueTensors] = {}
         self.now_s = 0.0
-        self.n_checked = 0
         self._arithmetic, self._config, self._plan = arithmetic, arithmetic.config, arithmetic.plan
         groups = arithmetic.config.sync.groups
         self._rules = [GroupRules(groups, plan.placement) for _ in range(groups.fragments)]  # of each fragment
@@ -166,7 +165,6 @@ class Invariants:
 
     def __call__(self, now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         self.now_s = now_s
-        self.n_checked += 1
         if isinstance(event, Fault):
             self._waits_for_ever |= peer != ev.COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
             has_begun = self._has_view or self._view_pending

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from jaxdt.run.codec import NONE
-from jaxdt.run.config import GroupsConfig, RunConfig
+from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
 
 PRIME = (1 << 61) - 1
@@ -65,18 +65,7 @@ def difference(left: Vector, right: Vector) -> Vector:
     return tuple((a - b) % PRIME for a, b in zip(left, right, strict=True))
 
 
-def as_sent(codec: str, vector: Vector) -> Vector:
-    """The vector as it goes over a link, rounded once to the numbers of the codec."""
-    return vector if codec == NONE else tuple(number - number % ROUNDED_TO for number in vector)
-
-
 # ------------------------------------------------------------------------------------------------- Work, and its state
-
-
-def fresh_state(stage: int, groups: GroupsConfig) -> State:
-    params = tuple(mixed(FRESH, stage, fragment) for fragment in range(groups.fragments))
-    zeros = (0,) * len(params)
-    return State(params, zeros, params, zeros) if has_outer(groups) else State(params, zeros, (), ())
 
 
 def tokens(step: int, microbatch: int) -> int:
@@ -98,7 +87,7 @@ def backward(params: Vector, x: int, gy: int) -> tuple[int, int]:
     return mixed(GRADIENT, *params, x, gy), mixed(CONTRIBUTION, *params, x, gy)
 
 
-def held_out_loss(params: Vector, x: int) -> float:
+def loss(params: Vector, x: int) -> float:
     """The loss of the last stage: a whole number, so that sums of losses are exact."""
     return float(mixed(LOSS, *params, x) % 9973)
 
@@ -113,33 +102,6 @@ def local_step(state: State, accumulated: int) -> State:
     params = tuple((p + mixed(fragment, accumulated)) % PRIME for fragment, p in enumerate(state.params))
     moments = tuple((m + mixed(MOMENT, fragment, accumulated)) % PRIME for fragment, m in enumerate(state.moments))
     return state._replace(params=params, moments=moments)
-
-
-def exchanged(groups: GroupsConfig, state: State, fragment: int, weight: int) -> Vector:
-    """The numbers that a replica lays out for a group, times its weight: the parameters of a fragment, or with an outer
-    optimizer their change since the last average, and the moments, if they are averaged."""
-    params, moments = state.params[fragment], state.moments[fragment]
-    number = state.anchor[fragment] - params if state.anchor else params
-    vector = (number % PRIME, *([moments] if groups.average_moments else []))
-    return tuple(number * weight % PRIME for number in vector)
-
-
-def averaged(groups: GroupsConfig, state: State, fragment: int, mean: Vector) -> State:
-    """The state after a group's mean of a fragment."""
-    outcome, *moments = mean
-    if state.anchor:
-        momentum = (OUTER_MOMENTUM * state.momentum[fragment] + outcome) % PRIME
-        direction = OUTER_DIRECTIONS[groups.outer](momentum, outcome)
-        outcome = (state.anchor[fragment] - OUTER_LR * direction) % PRIME
-        state = state._replace(
-            anchor=_with(state.anchor, fragment, outcome), momentum=_with(state.momentum, fragment, momentum)
-        )
-    params = _mix(groups.mix_frac, state.params[fragment], outcome)
-    state = state._replace(params=_with(state.params, fragment, params))
-    for moment in moments:
-        own = state.moments[fragment]
-        state = state._replace(moments=_with(state.moments, fragment, _mix(groups.mix_frac, own, moment)))
-    return state
 
 
 def _mix(mix_frac: float, own: int, outcome: int) -> int:
@@ -157,10 +119,6 @@ OUTER_DIRECTIONS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def has_outer(groups: GroupsConfig) -> bool:
-    return groups.outer in OUTER_DIRECTIONS
-
-
 @dataclass(frozen=True)
 class Residues:
     """The arithmetic of a run with one sample a microbatch, for a replay (jaxdt.testing.replay.Arithmetic).
@@ -171,8 +129,14 @@ class Residues:
     nonfinite: tuple[int, int, int] | None = None
     n_samples: int = 1
 
+    @property
+    def has_outer(self) -> bool:
+        return self.config.sync.groups.outer in OUTER_DIRECTIONS
+
     def fresh_state(self, stage: int) -> State:
-        return fresh_state(stage, self.config.sync.groups)
+        params = tuple(mixed(FRESH, stage, fragment) for fragment in range(self.config.sync.groups.fragments))
+        zeros = (0,) * len(params)
+        return State(params, zeros, params, zeros) if self.has_outer else State(params, zeros, (), ())
 
     def params(self, state: State) -> Vector:
         return state.params
@@ -207,19 +171,42 @@ class Residues:
         return local_step(state, gradient)
 
     def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
-        return as_sent(self.config.sync.codec, exchanged(self.config.sync.groups, state, fragment, weight))
+        """The parameters of a fragment, or with an outer optimizer their change since the last average, and the
+        moments, if they are averaged."""
+        params, moments = state.params[fragment], state.moments[fragment]
+        number = state.anchor[fragment] - params if state.anchor else params
+        vector = (number % PRIME, *([moments] if self.config.sync.groups.average_moments else []))
+        return self.as_sent(tuple(number * weight % PRIME for number in vector))
+
+    def as_sent(self, vector: Vector) -> Vector:
+        """A vector of a group or a push as it goes over a link, rounded once to the numbers of the codec."""
+        is_rounded = self.config.sync.codec != NONE
+        return tuple(number - number % ROUNDED_TO for number in vector) if is_rounded else vector
 
     def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
-        return scaled(as_sent(self.config.sync.codec, total(contributions)), 1 / weight)
+        return scaled(self.as_sent(total(contributions)), 1 / weight)
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
-        return averaged(self.config.sync.groups, state, fragment, mean)
+        groups, (outcome, *moments) = self.config.sync.groups, mean
+        if state.anchor:
+            momentum = (OUTER_MOMENTUM * state.momentum[fragment] + outcome) % PRIME
+            direction = OUTER_DIRECTIONS[groups.outer](momentum, outcome)
+            outcome = (state.anchor[fragment] - OUTER_LR * direction) % PRIME
+            state = state._replace(
+                anchor=_with(state.anchor, fragment, outcome), momentum=_with(state.momentum, fragment, momentum)
+            )
+        params = _mix(groups.mix_frac, state.params[fragment], outcome)
+        state = state._replace(params=_with(state.params, fragment, params))
+        for moment in moments:
+            own = state.moments[fragment]
+            state = state._replace(moments=_with(state.moments, fragment, _mix(groups.mix_frac, own, moment)))
+        return state
 
     def mean_state(self, states: Sequence[State]) -> State:
         return states[0].unflat(scaled(total([state.flat() for state in states]), 1 / len(states)))
 
     def change(self, vector: Vector, base: Vector) -> Vector:
-        return as_sent(self.config.sync.codec, difference(vector, base))
+        return self.as_sent(difference(vector, base))
 
     def added(self, vector: Vector, change: Vector) -> Vector:
         return total((vector, change))
@@ -235,5 +222,5 @@ class Residues:
             x = held_out_tokens(microbatch)
             for params in params_of[:-1]:
                 x = forward(params, x)
-            losses.append(held_out_loss(params_of[-1], x))
+            losses.append(loss(params_of[-1], x))
         return sum(losses) / n

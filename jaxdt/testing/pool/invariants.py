@@ -145,7 +145,7 @@ class PoolInvariants:
         return OF_SERVER * n_own + 2 * self._n_held_out, n_residuals
 
     def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:
-        held = {round for round in tensors.vector_rounds if round.kind == RoundKind.CONTRIBUTION}
+        held = {round for round in tensors.rounds if round.kind == RoundKind.CONTRIBUTION}
         under_way = {round for round in self._asked.get(peer, ()) if round.number >= tensors.version - 1}
         if kept := sorted(held - under_way):
             self._invariants.broken(BOUNDED, peer, f"holds vectors of {kept}, which are over")

@@ -68,7 +68,7 @@ def n_objects(root):
 
 
 def held_by(tensors):
-    vectors = len(tensors.vector_rounds) + len(tensors.accumulators)
+    vectors = len(tensors.rounds) + len(tensors.accumulators)
     return len(tensors.boundary_keys) + len(tensors.residual_keys) + vectors
 
 
