@@ -34,7 +34,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.download import FetchedStates
-from jaxdt.testing.cases import Case, finding
+from jaxdt.testing.case import Case, finding
 from jaxdt.testing.invariants import (
     APPLICABLE,
     COPIES,

@@ -32,7 +32,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
-from jaxdt.testing.cases import RandomMoves
+from jaxdt.testing.case import RandomMoves
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

@@ -1,38 +1,27 @@
-"""Cases from a seed: a small run, its links and its faults, simulated without arithmetic while invariants are checked.
+"""Cases from a seed: a run of a kind, its links and its faults.
 
-An equal seed gives an equal case and an equal run, whatever ran before: the texts that seed a random.Random decide what
-is drawn, so they stay as they are. `play` raises InvariantBroken.
-In some cases peers change stages: because of their queues, or at random, which moves peers that a queue never would.
+An equal seed gives an equal case, whatever was drawn before: the texts that seed a random.Random decide what is drawn,
+so they stay as they are.
+
+- Replicas stay equal, with a wiring "swarm" or "fixed". In some cases peers change stages: because of their queues, or
+  at random, which moves peers that a queue never would.
+- "pool": to such a run workers are added that crash, come back, pause, are slow or cut off, and are told things twice
+  and late. In most cases nothing happens to the servers.
+- "independent": replicas may differ, in averaging groups ("groups") or with servers ("server").
 """
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
-from jaxdt.build import (
-    RunStart,
-    build_coordinator,
-    build_newcomer,
-    build_peer,
-    build_peers,
-    build_worker,
-    build_workers,
-    parameter_words,
-)
-from jaxdt.membership.coordinator import TERM
-from jaxdt.membership.coordinator_config import load_durable_state
-from jaxdt.membership.liveness.work_watch import UNKNOWN_S
-from jaxdt.membership.peer import DrivenMachine, Peer
-from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.run import config as configs
 from jaxdt.run.config import NetConfig, RunConfig, WiringConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import sync_groups
-from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
     CONTROL,
@@ -42,6 +31,7 @@ from jaxdt.sim.faults import (
     DATA,
     DEAD_LINK_S,
     DRAIN,
+    DUPLICATE,
     ENDS,
     EVICT,
     FAIL,
@@ -50,8 +40,9 @@ from jaxdt.sim.faults import (
     LATE,
     LEAVE,
     NEVER_DONE,
-    OVERDUE_FACTOR,
     PAUSE,
+    POWER_OFF,
+    REORDER,
     RESTART,
     SAVE,
     SLOW,
@@ -65,117 +56,66 @@ from jaxdt.sim.faults import (
     perturbations,
     spares_every_stage,
 )
-from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
-from jaxdt.testing.invariants import InvariantBroken, Invariants
-from jaxdt.testing.pool.invariants import PoolInvariants
-from jaxdt.testing.symbolic_tensors import NO_STATE, Checks, StageLayout, SymbolicTensors
+from jaxdt.sim.stragglers.stalls import STEP, WORK, Stalls
+from jaxdt.testing.case import Busy, Case, work_seconds
 from jaxdt.wiring.base import wiring_entry
+
+POOL, INDEPENDENT = "pool", "independent"  # kinds of cases, beside wirings and syncs
+WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
+SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
 
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
 GRACE_S = 20.0  # within the time that a run has after its last fault
-DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
-WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
-LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
 
-# An exception of these in a machine is a finding, like a broken invariant.
-EXCEPTIONS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    StopIteration,
-    TypeError,
-    ValueError,
-)
+MORE_STEPS = 2  # than other cases have, in a pool, so that the times of leases are known in some
+WORKER_KINDS = (CRASH, CRASH, POWER_OFF, PAUSE, CUT, SLOW)  # of what happens to a pool's worker
+LEASES_LOST_MAX = 7  # a lease whose time is not known yet takes FIRST_CONTACT_S, then twice and four times that
 
-# (peer, machine, its tensors) -> machine
-Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
+BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
+HELD_S = 8.0  # longest time for which a link between servers stands still
+HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are drawn where no peer may be lost
+LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
+RETURNS_FRAC = 0.3  # of the cases with groups
+STEPS_MORE = 8  # for a run in which a pipeline may come back
+SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
 
 
-@dataclass(frozen=True)
-class Busy:
-    """Compute threads that are busy: with probability `prob` each thing that one has to do (a Work, an Install, a
-    Restore, a digest) waits for up to `seconds`, while messages go on to arrive."""
-
-    prob: float = 0.0
-    seconds: float = 0.0
-
-    def of(self, seed: int, peer: int) -> Callable[[], float] | None:
-        """Draws the seconds of a peer's process, before each thing that it has to do."""
-        rng = random.Random(f"busy {seed} {peer}")
-        return (lambda: rng.uniform(0.0, self.seconds) * (rng.random() < self.prob)) if self.prob else None
-
-    @staticmethod
-    def draw(seed: int) -> "Busy":
-        """In half of the cases they are, for less than the shortest time after which Work counts as overdue."""
-        rng = random.Random(f"busy {seed}")
-        return Busy(rng.choice((0.1, 0.3, 0.6)), rng.choice((0.1, 0.5, 2.0))) if rng.random() < 0.5 else Busy()
+def draw_case(seed: int, kind: str = "") -> Case:
+    """The case of a seed, of a kind in the text above; '' for one whose replicas stay equal, with a wiring that depends
+    on the seed, as the sync does of "independent"."""
+    if kind == POOL:
+        return _with_workers(random.Random(f"pool case {seed}"), _draw_equal(seed, POOL))
+    if kind == INDEPENDENT:
+        return _draw_independent(seed, SYNCS_DRAWN[seed % len(SYNCS_DRAWN)])
+    if kind in SYNCS_DRAWN:
+        return _draw_independent(seed, kind)
+    return _draw_equal(seed, kind or WIRINGS_DRAWN[seed % len(WIRINGS_DRAWN)])
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
-    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
-    common disk each peer has one of its own. `extra_s`: what the run may take besides. `busy`: all compute threads."""
-
-    seed: int
-    config: RunConfig
-    plan: Plan
-    seconds: Mapping[int, Mapping[str, float]]
-    links: Mapping[tuple[int, int], Link]
-    persist_s: float
-    faults: tuple[Fault, ...]
-    nonfinite_step: int | None
-    random_moves_s: float = 0.0
-    has_common_disk: bool = True
-    extra_s: float = 0.0
-    busy: Busy = Busy()
-
-    @property
-    def moves(self) -> bool:
-        """Whether peers may change stages."""
-        return bool(self.random_moves_s or self.config.wiring.rebalance_s)
-
-    @property
-    def limit_s(self) -> float:
-        """The time limit of the run: the end of the last fault, then the time of three whole runs in which the slowest
-        peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage. Work of
-        a kind that was never timed may take UNKNOWN_S before it counts as overdue."""
-        slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values()) + 2 * self.busy.seconds
-        serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
-        ends_s = [fault.until_s for fault in self.faults]
-        healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
-        waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
-        hangs = any(fault.kind == SLOW and fault.factor >= OVERDUE_FACTOR for fault in self.faults)
-        unknown_s = UNKNOWN_S if hangs else 0.0
-        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s + unknown_s + self.extra_s
-
-    def __str__(self) -> str:
-        wiring, train = self.config.wiring, self.config.train
-        nonfinite = "" if self.nonfinite_step is None else f" at {self.nonfinite_step}"
-        return (
-            f"seed {self.seed}: {self.plan.n_stages} stages x {self.plan.n_pipelines}, "
-            f"{self.plan.n_microbatches} microbatches, delay {self.config.sync.delay}, {wiring.kind}, "
-            f"{wiring.routers} routers, window {wiring.window}, "
-            f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
-            f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
-            f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
-            f"{len(self.plan.workers)} workers, {self.busy}, "
-            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
-            f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
-        )
+def in_order(faults: Collection[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
-def draw_case(seed: int, wiring: str = "") -> Case:
-    """The case of a seed, with this kind of wiring or one that depends on the seed."""
+def kinds_of(cases: Collection[Case]) -> set[str]:
+    """The kinds of faults in these cases."""
+    return {fault.kind for case in cases for fault in case.faults}
+
+
+def _draw_links(rng: random.Random, plan: Plan, latencies_s: tuple[float, ...], gbps: float) -> dict:
+    ends = [ev.COORDINATOR, *plan.peers]
+    return {(src, dst): Link(rng.choice(latencies_s), gbps) for src in ends for dst in ends if src != dst}
+
+
+# --------------------------------------------------------------------------------------------- replicas that stay equal
+
+
+def _draw_equal(seed: int, wiring: str) -> Case:
     rng = random.Random(f"case {seed}")
-    config = _with_delay(_draw_config(rng, wiring or WIRINGS_DRAWN[seed % len(WIRINGS_DRAWN)]), seed)
+    config = _with_delay(_draw_config(rng, wiring), seed)
     plan = configs.default_plan(config)
     work_s = rng.choice((0.05, 0.3))
     seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
-    ends = [ev.COORDINATOR, *plan.peers]
     latencies_s = rng.choice(((0.001, 0.01), (0.01, 0.2), (0.1, 0.5)))
     gbps = rng.choice((1e-4, 1e-3))
     may_lose = plan.placement if rng.random() < 0.9 else [plan.peers]  # else a stage may lose all its peers
@@ -184,32 +124,14 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     run_s = N_STEPS * (10 * work_s * n_works + 8 * latencies_s[1] + persist_s)
     pause_s = rng.choice((1.0, 6.0, 15.0))
     n_faults = rng.choice((0, 1, 2, 2, 3, 4))
-    links = {(src, dst): Link(rng.choice(latencies_s), gbps) for src in ends for dst in ends if src != dst}
+    links = _draw_links(rng, plan, latencies_s, gbps)
     drawn = draw(seed, may_lose, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)
     faults = _with_arrivals(seed, rng, plan, run_s, drawn)
-    case = Case(
-        seed=seed,
-        config=config,
-        plan=plan,
-        seconds=seconds,
-        links=links,
-        persist_s=persist_s,
-        faults=faults,
-        nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
-        busy=Busy.draw(seed),
-    )
-    case = _with_failures(random.Random(f"failures {seed}"), case, run_s)
-    case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
-    case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
-    case = _with_perturbations(case, run_s)
-    case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
-    case = _with_own_disks(random.Random(f"disks {seed}"), case)
-    case = _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
-    case = _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
-    case = _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
-    case = _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
-    case = _with_operator(random.Random(f"operator {seed}"), case, run_s)
-    return _with_stop(random.Random(f"stop {seed}"), case, run_s)
+    nonfinite = None if config.train.on_nonfinite == "stop" else (0, 0, rng.randrange(N_STEPS))
+    case = Case(seed, config, plan, seconds, links, persist_s, faults, nonfinite, busy=Busy.draw(seed))
+    for text, with_more in MORE:
+        case = with_more(random.Random(f"{text} {seed}"), case, run_s)
+    return case
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -260,7 +182,7 @@ def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case
     return replace(case, faults=in_order(faults))
 
 
-def _with_perturbations(case: Case, run_s: float) -> Case:
+def _with_perturbations(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a fifth of the cases the parameters of some replicas change; these replicas compare them often."""
     if case.seed % 5 != 2:
         return case
@@ -269,13 +191,13 @@ def _with_perturbations(case: Case, run_s: float) -> Case:
     return replace(case, config=replace(case.config, sync=sync), faults=in_order([*case.faults, *faults]))
 
 
-def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
+def _with_moves(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a third of the cases in which they can, peers change stages, about once a step or less often."""
     cause = rng.choice(("queue", "random", "", "", "", ""))
     if not cause or not wiring_entry(case.config.wiring.kind).may_change_stages:
         return case
     n_steps = N_STEPS_WITH_MOVES + case.config.sync.delay
-    every_s = rng.choice((0.1, 0.3, 1.0)) * step_s
+    every_s = rng.choice((0.1, 0.3, 1.0)) * (run_s / N_STEPS)
     train = replace(case.config.train, steps=n_steps)
     wiring = case.config.wiring
     if cause == "queue":
@@ -379,37 +301,13 @@ def _slow_tensors(rng: random.Random, at_s: float, plan: Plan) -> Fault:
     return Fault(at_s * rng.uniform(0.5, 1.0), CLOG, src, rng.uniform(1.0, 15.0), (), (dst,), 0.0, DATA)
 
 
-def _with_own_disks(rng: random.Random, case: Case) -> Case:
+def _with_own_disks(rng: random.Random, case: Case, run_s: float) -> Case:
     """In half of the cases the peers have no common disk, and send the parts of checkpoints to one another."""
     if rng.random() < 0.5:
         return case
     train = replace(case.config.train, checkpoint_copies=rng.choice((1, 2, 2, 3)))
     sync = replace(case.config.sync, slice_bytes=rng.choice((1 << 10, 1 << 20)))
     return replace(case, config=replace(case.config, train=train, sync=sync), has_common_disk=False)
-
-
-class RandomMoves(ByNumber):
-    """Moves random peers to random other stages, about every every_s seconds."""
-
-    def __init__(self, seed: int, every_s: float):
-        self._rng = random.Random(f"restless {seed}")
-        self._every_s = every_s
-        self._due_s = 0.0
-
-    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
-        if now_s < self._due_s:
-            return []
-        self._due_s = now_s + self._rng.uniform(0.5, 1.5) * self._every_s
-        stage_of = {peer: stage for stage, peers in enumerate(stages) for peer in peers if peer in may_move}
-        drawn = self._rng.sample(sorted(stage_of), min(len(stage_of), self._rng.choice((1, 1, 2))))
-        return [self._move(peer, stage_of[peer], len(stages)) for peer in drawn]
-
-    def _move(self, peer: int, src: int, n_stages: int) -> Move:
-        return Move(peer, src, self._rng.choice([stage for stage in range(n_stages) if stage != src]))
-
-
-def in_order(faults: Collection[Fault]) -> tuple[Fault, ...]:
-    return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
 def _with_arrivals(seed: int, rng: random.Random, plan: Plan, run_s: float, faults: list[Fault]) -> tuple[Fault, ...]:
@@ -467,134 +365,294 @@ def _with_delay(config: RunConfig, seed: int) -> RunConfig:
     return replace(config, sync=sync, train=replace(config.train, steps=N_STEPS + sync.delay))
 
 
-def work_seconds(forward_s: float) -> dict[str, float]:
-    """Seconds of each kind of Work, in proportion to a forward's."""
-    return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
+# What happens besides, in this order: the text that seeds its random.Random, and its function.
+MORE = (
+    ("failures", _with_failures),
+    ("lost word", _with_lost_announcements),
+    ("second", _with_second_processes),
+    ("perturbations", _with_perturbations),
+    ("moves", _with_moves),
+    ("disks", _with_own_disks),
+    ("vacant", _with_vacant_stage),
+    ("lost stage", _with_lost_stage),
+    ("straggler", _with_straggler),
+    ("takeover", _with_takeover),
+    ("operator", _with_operator),
+    ("stop", _with_stop),
+)
 
 
-def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
-    """One line that says which invariant the case breaks, or which exception it raises; '' if none."""
-    return finding_of(lambda: play(case, mutate, observer))
+# ---------------------------------------------------------------------------------------------------- a pool's workers
 
 
-def finding_of(played: Callable[[], object]) -> str:
-    """The same for a call that plays a case."""
-    try:
-        played()
-    except InvariantBroken as broken:
-        return str(broken)
-    except EXCEPTIONS as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, int]:
-    """Simulate the case under the invariants. Returns the outcome, and the number of events that were checked.
-    `mutate(peer, machine, tensors)` may replace a machine (tensors is None for the coordinator); `observer` is called
-    for each event, as the invariants are."""
-    machines = build_peers(case.config, case.plan, RunStart("fuzz"))
-    wiring = case.config.wiring
-    invariants = Invariants(machines, case.faults, wiring.stage_grace_s, wiring.on_stage_lost == "wait")
-    pool = PoolInvariants(invariants, case.config, case.plan) if case.plan.workers else None
-    processes = _Processes(case, invariants, mutate or _unchanged)
-    machines |= build_workers(case.config, case.plan, RunStart("fuzz"))
-    peers = {peer: processes.make_first(peer, machine) for peer, machine in machines.items()}
-    environment = Environment(
-        link=lambda src, dst: case.links.get((src, dst), LINK_OF_NEWCOMERS),
-        cores={peer.host: 1.0 for peer in peers.values()},
-        persist_s=case.persist_s,
+def _with_workers(rng: random.Random, case: Case) -> Case:
+    """Add workers to a run of servers."""
+    config = case.config
+    n_microbatches = max(config.plan.pipelines, rng.choice((2, 4, 6, 8)))
+    config = replace(
+        config,
+        plan=replace(config.plan, workers=rng.choice((1, 2, 2, 3)), microbatches=n_microbatches),
+        sync=replace(config.sync, codec=rng.choice(("none", "none", "bf16"))),
+        train=replace(config.train, steps=config.train.steps + MORE_STEPS),
+        wiring=replace(config.wiring, retain_bytes=rng.choice((500, 1 << 30))),
+    )
+    plan = configs.default_plan(config)
+    slowest_s = max(seconds["F"] for seconds in case.seconds.values())
+    link_kinds = sorted(set(case.links.values()), key=lambda link: link.latency_s)
+    seconds, links = dict(case.seconds), dict(case.links)
+    for worker in plan.workers:
+        seconds[worker] = work_seconds(slowest_s * rng.choice((0.1, 0.3, 0.3, 1.0)))
+        for server in plan.peers:
+            for pair in ((worker, server), (server, worker)):
+                links[pair] = rng.choice(link_kinds)
+    of_servers = case.faults if rng.random() < 0.4 else ()
+    run_s = 2 * case.config.train.steps * plan.n_microbatches * plan.n_stages * slowest_s + 10.0
+    faults = [fault for worker in plan.workers for fault in _draw_worker_faults(rng, worker, plan, run_s)]
+    return replace(
+        case,
+        config=config,
+        plan=plan,
+        seconds=seconds,
+        links=links,
+        faults=in_order([*of_servers, *faults]),
+        extra_s=LEASES_LOST_MAX * FIRST_CONTACT_S if faults else 0.0,
     )
 
-    def observe(now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
-        if observer:
-            observer(now_s, peer, event, actions)
-        if pool:
-            pool(peer, event, actions)
-        if peer not in case.plan.workers:  # the step protocol knows nothing of workers
-            invariants(now_s, peer, event, actions)
 
-    simulation = Simulation(
-        processes.make_coordinator(None),
-        peers,
-        environment,
-        case.faults,
-        observer=observe,
-        processes=ProcessFactory(processes.make_peer, processes.make_coordinator),
-    )
-    invariants.watch_disks(simulation.disks, case.config.train.checkpoint_copies)
-    outcome = simulation.run(until_s=case.limit_s)
-    rows, train = outcome.of(StepReport), case.config.train
-    invariants.ended(outcome.stopped, [row.step for row in rows], train.steps)
-    if ev.COORDINATOR in outcome.stopped and not outcome.stopped[ev.COORDINATOR].code:
-        invariants.check_held_out(rows, train)
-    return outcome, 0
-
-
-def _unchanged(peer: int, machine: DrivenMachine, tensors: SymbolicTensors | None) -> DrivenMachine:
-    return machine
-
-
-class _Processes:
-    """Makes the processes of a case, each peer on a host of its own and with SymbolicTensors for tensors."""
-
-    def __init__(self, case: Case, invariants: Invariants, mutate: Mutate):
-        self._case = case
-        self._invariants = invariants
-        self._mutate = mutate
-
-    def make_first(self, peer: int, machine: Peer) -> SimPeer:
-        """A peer of the plan at the start of the run."""
-        tensors = self._make_tensors(peer, self._case.plan.seat(peer)[0], version=0)
-        self._invariants.tensors[peer] = tensors
-        return self._make_sim_peer(peer, machine, tensors, self._case.seconds[peer])
-
-    def make_peer(self, peer: int, stage: int | None) -> SimPeer:
-        """A newcomer for `stage`, or a peer of the plan that starts again; see ProcessFactory."""
-        config, plan = self._case.config, self._case.plan
-        seconds = self._case.seconds.get(peer, self._case.seconds[plan.placement[stage or 0][0]])
-        if plan.is_worker(peer):
-            machine = build_worker(config, plan, peer, RunStart("fuzz"))
-            self._invariants.tensors[peer] = tensors = self._make_tensors(peer, plan.seat(peer)[0], version=0)
-            return self._make_sim_peer(peer, machine, tensors, seconds)
-        if stage is None:
-            machine = build_peer(config, plan, peer, RunStart("fuzz"))
-            tensors = self._make_tensors(peer, plan.seat(peer)[0], version=0)
+def _draw_worker_faults(rng: random.Random, worker: int, plan: Plan, run_s: float) -> list[Fault]:
+    """One after the other. Half of the workers hear everything once and in order."""
+    servers = plan.placement[plan.seat(worker)[0]]
+    faults: list[Fault] = []
+    if rng.random() < 0.5:
+        for kind in (DUPLICATE, REORDER):
+            faults.append(Fault(0.0, kind, worker, run_s, others=servers))
+            faults += [Fault(0.0, kind, server, run_s, others=(worker,)) for server in servers]
+    at_s = rng.uniform(0.0, 0.5) * run_s
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        kind, seconds = rng.choice(WORKER_KINDS), rng.choice((0.3, 3.0, 6.0)) * rng.uniform(0.5, 3.0)
+        if kind in (CRASH, POWER_OFF):
+            faults.append(Fault(at_s, kind, worker))
+            faults += [Fault(at_s + seconds, RESTART, worker)] if rng.random() < 0.8 else []
         else:
-            machine = build_newcomer(config, plan, peer, stage, RunStart("fuzz"))
-            tensors = self._make_tensors(peer, stage, version=NO_STATE)
-        self._invariants.add_process(peer, machine, tensors)
-        return self._make_sim_peer(peer, machine, tensors, seconds)
+            others = servers if kind == CUT else ()
+            faults.append(Fault(at_s, kind, worker, seconds, others=others, factor=rng.choice((5.0, 50.0))))
+        at_s += seconds + rng.uniform(0.0, 0.5) * run_s
+    return faults
 
-    def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
-        """The first coordinator, or with `disk` one that continues from it."""
-        case = self._case
-        if disk is not None:
-            self._invariants.restart_coordinator(disk)
-        durable_state = None if disk is None else load_durable_state(disk)
-        start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
-        balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
-        machine = build_coordinator(case.config, case.plan, start, durable_state, balance)
-        return self._mutate(ev.COORDINATOR, machine, None)
 
-    def _make_sim_peer(
-        self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]
-    ) -> SimPeer:
-        disk = "" if self._case.has_common_disk else f"disk{peer}"
-        is_outside = self._case.plan.is_worker(peer)
-        mutated = self._mutate(peer, machine, tensors)
-        busy_s = self._case.busy.of(self._case.seed, peer)
-        return SimPeer(mutated, tensors, f"host{peer}", seconds, disk, busy_s=busy_s, is_outside=is_outside)
+# -------------------------------------------------------------------------------------------- replicas that may differ
 
-    def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
-        config, plan = self._case.config, self._case.plan
-        groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
-        worker_words = parameter_words(config, plan, stage) if plan.is_worker(peer) else 0
-        layout = StageLayout(stage, plan.n_stages, plan.n_microbatches, groups, config.delay, worker_words)
-        checks = Checks(self._invariants.cover_broken, self._invariants.applied, self._is_nonfinite)
-        return SymbolicTensors(peer, layout, checks, version)
 
-    def _is_nonfinite(self, generation: int, step: int) -> bool:
-        if (generation, step) != (0, self._case.nonfinite_step):
-            return False
-        self._invariants.allow_end()
-        return True
+def _draw_independent(seed: int, sync: str) -> Case:
+    rng = random.Random(f"independent {seed}")
+    work_s = rng.choice((0.05, 0.3))
+    latencies_s = rng.choice(((0.001, 0.01), (0.001, 0.01), (0.01, 0.2), (0.1, 0.4)))
+    n_stages, n_pipelines, n_microbatches = rng.randint(1, 4), rng.randint(1, 5), rng.randint(1, 3)
+    step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
+    raw = _draw_independent_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
+    _draw_options(random.Random(f"options {seed}"), raw)
+    returns = random.Random(f"return {seed}")
+    has_returns = sync == "groups" and n_pipelines > 1 and returns.random() < RETURNS_FRAC
+    raw["train"]["steps"] += STEPS_MORE if has_returns else 0
+    config = configs.parse(raw)
+    plan = configs.default_plan(config)
+    seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
+    gbps = rng.choice((1e-4, 1e-3))
+    links = _draw_links(rng, plan, latencies_s, gbps)
+    draws = rng.choice((STEP, WORK, WORK))
+    stalls = Stalls(rng.choice((0.0, 0.1, 0.3)), rng.choice((0.5, 1.0, 4.0)) * step_s, seed, draws)
+    stalls = replace(stalls, seconds=min(stalls.seconds, 2.0))
+    nonfinite, persist_s = _draw_nonfinite(rng, config, plan), rng.choice((0.0, 0.05, 0.5))
+    run_s = config.train.steps * (step_s + stalls.prob * stalls.seconds)
+    faults = [*_draw_blips(seed, rng, plan, run_s), *_draw_loss(random.Random(f"loss {seed}"), plan, run_s)]
+    if not any(fault.kind == RESTART for fault in faults):
+        faults += _draw_restarts(random.Random(f"restart {seed}"), plan, run_s)
+    faults += _draw_held_links(random.Random(f"servers {seed}"), plan, run_s)
+    faults += _draw_returns(returns, plan, run_s) if has_returns else []
+    busy = Busy.draw(seed)
+    return Case(seed, config, plan, seconds, links, persist_s, in_order(faults), nonfinite, busy=busy, stalls=stalls)
+
+
+def _draw_independent_config(
+    rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]
+) -> dict[str, Any]:
+    """The fields of a config. `sizes`: stages, pipelines, and microbatches of each pipeline (some get one more)."""
+    n_stages, n_pipelines, n_microbatches = sizes
+    n_more = rng.randrange(n_pipelines)
+    draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
+    settings = draw_settings(rng, step_s, n_pipelines)
+    has_servers = sync == "server"
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
+    checkpoint_every = rng.choice((0, 0, 1, 2, 3))
+    return dict(
+        model=model,
+        plan=dict(
+            stages=n_stages,
+            pipelines=n_pipelines,
+            microbatches=n_pipelines * n_microbatches + n_more,
+            servers=int(has_servers),
+            schedule=rng.choice(("1f1b", "1f1b", "gpipe")),
+        ),
+        train=dict(
+            steps=rng.randint(3, 8),
+            checkpoint_every_steps=checkpoint_every,
+            on_nonfinite=rng.choice(("stop", "skip", "skip")),
+        ),
+        optim=dict(clip_norm=rng.choice((0.0, 1.0, 1.0))),
+        wiring=dict(kind="independent", on_stage_lost="stop"),
+        sync=dict(kind=sync, slice_bytes=rng.choice((SMALL_SLICE, LARGE_SLICE)), **{sync: settings}),
+        net=dict(heartbeat_s=0.5, deadline_floor_s=4.0),
+    )
+
+
+def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
+    """In half of the cases exchanged vectors are rounded, and groups have options that only some systems use."""
+    if rng.random() < 0.5:
+        return
+    sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
+    sync["codec"] = rng.choice(("none", "bf16"))
+    train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
+    train["eval_microbatches"] = rng.choice((1, 3))
+    if groups is None:
+        return
+    groups["weights"] = rng.choice(("equal", "samples"))
+    groups["clip"] = rng.choice(("pipeline", "stage"))
+    groups["average_moments"] = rng.random() < 0.3
+    draw_more = rng.choice((_keep, _draw_stash, _draw_stash, _draw_streaming, _draw_streaming))
+    draw_more(rng, raw)
+
+
+def _keep(rng: random.Random, raw: dict[str, Any]) -> None:
+    """No more options."""
+
+
+def _draw_stash(rng: random.Random, raw: dict[str, Any]) -> None:
+    """Pipelines that are never flushed."""
+    raw["plan"] |= dict(schedule="stash", microbatches=raw["plan"]["pipelines"])
+    raw["sync"]["groups"]["clip"] = "stage"
+
+
+def _draw_streaming(rng: random.Random, raw: dict[str, Any]) -> None:
+    """All replicas average fragments, with lags, and keep a share of their own. Each stage has a block for each
+    fragment."""
+    raw["model"]["n_layers"] = 12
+    drawn = raw["sync"]["groups"]
+    n_fragments, distance = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
+    raw["sync"]["groups"] = dict(
+        match="all",
+        outer=rng.choice(("none", "none", "sgd", "nesterov")),
+        fragments=n_fragments,
+        every_steps=n_fragments * distance + rng.randrange(n_fragments),
+        lag_steps=rng.choice((0, distance - 1, distance - 1)),
+        mix_frac=rng.choice((0.0, 0.25, 0.5)),
+        **{name: drawn[name] for name in ("weights", "clip", "average_moments")},
+    )
+    raw["train"]["steps"] += n_fragments * distance
+
+
+def _draw_groups(rng: random.Random, step_s: float, n_pipelines: int) -> dict[str, Any]:
+    match = rng.choice(("window", "window", "window", "window", "all", "all", "pairs", "none"))
+    settings: dict[str, Any] = dict(match=match, every_steps=rng.choice((1, 1, 1, 2, 3)))
+    if match == "window":
+        window_s = rng.choice((0.02, 0.1, 0.25, 1.0, 1.0, 0.0, math.inf)) * step_s if n_pipelines else 0.0
+        cap = 0 if math.isinf(window_s) else rng.choice((0, 0, 2, 3))
+        n_groups = rng.choice((-1, 0, 1, 2, 3, n_pipelines, 2 * n_pipelines))
+        kind = rng.choice(("sliding", "sliding", "tumbling"))
+        settings |= dict(window_s=window_s, group_size_max=cap, connectivity_groups=n_groups, connectivity_window=kind)
+        settings["window_frac"] = 0.0 if window_s else rng.choice((0.0, 0.1, 0.5))
+    if match == "pairs":
+        settings["seed"] = rng.randrange(100)
+    if match == "all":
+        settings["outer"] = rng.choice(("none", "sgd", "nesterov"))
+    return settings
+
+
+def _draw_server(rng: random.Random, step_s: float, n_pipelines: int) -> dict[str, Any]:
+    del step_s, n_pipelines
+    return dict(staleness=rng.choice((0, 1, 2, 4)), wave=rng.choice((1, 1, 2, 3)))
+
+
+def _draw_nonfinite(rng: random.Random, config: RunConfig, plan: Plan) -> tuple[int, int, int] | None:
+    """In an eighth of the cases a gradient is not finite."""
+    place = rng.randrange(plan.n_stages), rng.randrange(plan.n_pipelines), rng.randrange(config.train.steps)
+    return place if rng.random() < 1 / 8 else None
+
+
+def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """Faults that lose nobody: links that stand still, are slow or cut for a moment, a device that is slow, messages
+    that come twice or late, the coordinator or a peer that does nothing for a while."""
+    pause_s = rng.choice((1.0, 6.0, 15.0))
+    n_faults = rng.choice((0, 0, 1, 2, 3))
+    if len(plan.peers) == 1:
+        n_faults = min(n_faults, 1)  # a coordinator that has paused leaves no pair of ends to draw
+    faults = draw(seed, [[peer] for peer in plan.peers], n_faults, run_s, pause_s, HARMLESS_KINDS)
+    if rng.random() < 0.25:
+        faults.append(Fault(rng.uniform(0.0, run_s), PAUSE, rng.choice(plan.peers), rng.uniform(0.0, BLIP_S)))
+    return faults
+
+
+def _draw_held_links(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In a third of the cases with several servers the first one's links to another stand still now and then: news of a
+    snapshot reaches the others late."""
+    if len(plan.roles.servers) < 2 or rng.random() < 2 / 3:
+        return []
+    first, *others = [server for (server,) in plan.roles.servers]
+    held = [(rng.uniform(0.0, run_s), rng.uniform(0.0, HELD_S)) for _ in range(rng.randint(1, 4))]
+    return [Fault(at_s, CLOG, first, s, others=(rng.choice(others),), factor=0.0) for at_s, s in held]
+
+
+def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In two fifths of the cases a peer is lost or leaves, in some of them two are, or the coordinator dies and is
+    started again."""
+    if rng.random() >= 0.4:
+        return []
+    at_s = rng.uniform(0.0, run_s)
+    if rng.random() < 0.2:
+        return [Fault(at_s, CRASH, ev.COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, ev.COORDINATOR)]
+    losses = [_draw_lost_peer(rng, plan, at_s)]
+    if rng.random() < 0.3:
+        losses.append(_draw_lost_peer(rng, plan, rng.choice((at_s, rng.uniform(0.0, run_s)))))
+    return losses
+
+
+def _draw_restarts(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In a quarter of the cases the coordinator dies and is started again, in some of them twice. A peer may be lost
+    meanwhile, and the one that died may go on beside its successor."""
+    if rng.random() >= 0.25:
+        return []
+    faults: list[Fault] = []
+    at_s = rng.uniform(0.0, run_s)
+    for _ in range(rng.choice((1, 1, 2))):
+        kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
+        again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 3.0), rng.uniform(0.1, 20.0)))
+        faults += [Fault(at_s, kind, ev.COORDINATOR), Fault(again_s, RESTART, ev.COORDINATOR)]
+        if rng.random() < 0.3:
+            faults.append(_draw_lost_peer(rng, plan, rng.uniform(at_s, again_s)))
+        if rng.random() < 0.2:
+            faults.append(Fault(again_s + rng.uniform(0.0, 1.0), STALE, ev.COORDINATOR, rng.uniform(0.0, 10.0)))
+        at_s = again_s + rng.choice((0.05, rng.uniform(0.0, 0.5), rng.uniform(0.0, run_s)))
+    return faults
+
+
+def _draw_returns(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """A peer dies and is started again. In some cases another process dies while the pipeline comes back, at any place,
+    and in some of these it is started again too."""
+    at_s, peer = rng.uniform(0.0, run_s / 3), rng.choice(plan.peers)
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
+        again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 1.0), rng.uniform(0.1, 10.0)))
+        faults.append(Fault(at_s, kind, peer))
+        if peer == ev.COORDINATOR or rng.random() < 0.9:
+            faults.append(Fault(again_s, RESTART, peer))
+        at_s = again_s + rng.choice((rng.uniform(0.0, 1.0), rng.uniform(0.0, 6.0)))
+        peer = rng.choice((peer, ev.COORDINATOR, *plan.peers))
+    return faults
+
+
+def _draw_lost_peer(rng: random.Random, plan: Plan, at_s: float) -> Fault:
+    kind, peer = rng.choice(LOSSES), rng.choice(plan.peers)
+    if kind == CUT:
+        breaks_s = rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
+        return Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(ev.COORDINATOR,), breaks_s=breaks_s)
+    return Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)

@@ -11,8 +11,8 @@ from independent_mutants import MUTANTS, old_messages_count, wants_are_told_agai
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 from jaxdt.sync.engine import RoundEngine
-from jaxdt.testing.cases import Busy
-from jaxdt.testing.independent.cases import draw_case, finding, play
+from jaxdt.testing.case import Busy, finding, play
+from jaxdt.testing.cases import draw_case
 from jaxdt.testing.independent.invariants import ONE_MEAN, REPLAYED
 
 
@@ -22,10 +22,10 @@ def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(name):
     others = []
     for seed in seeds:
         with patched():
-            line = finding(draw_case(seed), mutate)
+            line = finding(draw_case(seed, "independent"), mutate)
         broken = re.search(r" s: \((\d+)\) ", line)
         if (int(broken[1]) if broken else line.partition(":")[0]) in revealed_by:
-            assert not finding(draw_case(seed))
+            assert not finding(draw_case(seed, "independent"))
             return
         others += [line] if line else []
     pytest.fail(f"not caught among {seeds}: {others}")

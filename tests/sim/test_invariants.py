@@ -276,8 +276,8 @@ class Found(Exception):
 def symbolic_tensors(peer=1, n_microbatches=2, stage=1):
     """The last of two stages, or the first."""
 
-    def broken(invariant, peer, problem):
-        raise Found(f"({invariant}) {peer}: {problem}")
+    def broken(peer, problem):
+        raise Found(f"{peer}: {problem}")
 
     layout = StageLayout(stage=stage, n_stages=2, n_microbatches=n_microbatches, groups=(GROUP,))
     return SymbolicTensors(peer, layout, Checks(broken, applied=lambda peer, step, rounds: None))
@@ -303,7 +303,7 @@ def test_a_sum_counts_each_microbatch_once():
     other.run(Work(1, "G", None, 3, 0), 0.0, (ROUND,))
     assert counted_twice({1: own, 3: other}, 0) == ((0, 0, 1, 0), (1, 3))
     own.put(part, 3, other.tensor_to_send(part))
-    with pytest.raises(Found, match=r"\(1\) 1: round 0 of stage1 counts {\(0, 0, 1, 0\): 2}"):
+    with pytest.raises(Found, match=r"1: round 0 of stage1 counts {\(0, 0, 1, 0\): 2}"):
         own.sum(ev.SliceKey(ROUND, 0, 10), (1, 3))
 
 

@@ -17,7 +17,8 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run.config import default_plan
 from jaxdt.sim.faults import CRASH, JOIN, NEVER_DONE, SLOW, Fault
-from jaxdt.testing.cases import Busy, draw_case, finding, play
+from jaxdt.testing.case import Busy, finding, play
+from jaxdt.testing.cases import draw_case
 from jaxdt.testing.invariants import COVER, DISJOINT
 
 N_STEPS = 20
@@ -50,7 +51,7 @@ def case(wiring, pipelines=3, faults=(), delay=0):
         seconds=seconds,
         links=links,
         faults=tuple(faults),
-        nonfinite_step=None,
+        nonfinite=None,
         random_moves_s=0.0,
         busy=Busy(),
     )

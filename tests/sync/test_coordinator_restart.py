@@ -16,7 +16,8 @@ from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.testing.independent.cases import draw_case, play
+from jaxdt.testing.case import play
+from jaxdt.testing.cases import draw_case
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -26,7 +26,8 @@ from jaxdt.run import config as run_config
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.testing.independent.cases import draw_case, play
+from jaxdt.testing.case import play
+from jaxdt.testing.cases import draw_case
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 

@@ -37,9 +37,10 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxdt.membership.coordinator import VIEW
+from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.incarnations import Incarnations
 from jaxdt.protocol.reports import (
@@ -95,8 +96,8 @@ class ServerClocks:
     lost: set[int]
 
 
-class Invariants:
-    """The observer of one simulation. `tensors[peer]` is filled before it runs."""
+class IndependentInvariants:
+    """The observer of one simulation."""
 
     def __init__(self, arithmetic: Residues, faults: Sequence[Fault] = ()):
         plan = arithmetic.plan
@@ -149,15 +150,25 @@ class Invariants:
             is_nonfinite=self._is_nonfinite,
         )
 
-    def began_anew(self, peer: int, tensors: ResidueTensors) -> None:
+    def make_tensors(self, peer: int, stage: int) -> ResidueTensors:
+        """The tensors of a peer at the start of the run."""
+        tensors = self.tensors[peer] = ResidueTensors(peer, self._arithmetic, self.watcher)
+        return tensors
+
+    def begin_process(self, peer: int, machine: Peer, stage: int, version: int) -> ResidueTensors:
         """A peer continues with another machine, which has nothing of what the one before had."""
-        tensors.norms |= self.tensors[peer].norms  # others may still use those that they have heard
-        self.tensors[peer] = tensors
+        norms = self.tensors[peer].norms
+        tensors = self.make_tensors(peer, stage)
+        tensors.norms |= norms  # others may still use those that they have heard
         self._begun.pop(peer, None)
         self._enough.pop(peer, None)
         self._adopting[peer].clear()
         for known in self._means.values():
             known.pop(peer, None)
+        return tensors
+
+    def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
+        """Nothing to do: the fault that ended the one before was seen."""
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
@@ -655,9 +666,3 @@ class Invariants:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")
         if stays and len(found) != len(expected):
             self.broken(REPLAYED, peer, f"has {len(found)} changes of its parameters, the replay {len(expected)}")
-
-
-def limit_s(case_s: float, faults: Sequence[Fault]) -> float:
-    """The time limit of a run that takes `case_s` undisturbed at most: the end of its faults comes on top."""
-    ends_s = [fault.until_s for fault in faults]
-    return case_s + max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
