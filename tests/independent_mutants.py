@@ -11,6 +11,7 @@ from mutants import Mutant, of_coordinator, of_peers, unchanged
 
 from jaxdt.membership.member import Membership
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
@@ -28,11 +29,13 @@ from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer, Replica
 from jaxdt.sync.server_snapshots import ServerSnapshots
-from jaxdt.testing.independent.invariants import (
+from jaxdt.testing.independent.tensors import ResidueTensors
+from jaxdt.testing.promises import (
     ANSWERED,
     BUDGET,
     CONNECTED,
     HELD,
+    MEMBERS,
     ONE_CUT,
     ONE_MEAN,
     PROGRESS,
@@ -41,7 +44,6 @@ from jaxdt.testing.independent.invariants import (
     TOKEN,
     WINDOW,
 )
-from jaxdt.testing.independent.tensors import ResidueTensors
 from jaxdt.wiring.independent import IndependentWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -73,6 +75,14 @@ class TellsOneLess(Mutant):
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
+
+
+class SkipsANumber(Mutant):
+    """The log names each group by the number of the next one."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        return [replace(action, k=action.k + 1) if isinstance(action, GroupReport) else action for action in actions]
 
 
 class AdoptsTwice(Mutant):
@@ -429,6 +439,7 @@ MUTANTS = {
         {HELD, PROGRESS},
         range(60),
     ),
+    "the log skips the number of a group": (of_coordinator(SkipsANumber), nullcontext, {MEMBERS}, range(60)),
     "a mean is adopted again after a reconnect": (
         of_peers(AdoptsTwice),
         nullcontext,

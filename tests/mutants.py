@@ -35,7 +35,7 @@ from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.download import FetchedStates
 from jaxdt.testing.case import Case, finding
-from jaxdt.testing.invariants import (
+from jaxdt.testing.promises import (
     APPLICABLE,
     COPIES,
     COVER,

@@ -16,9 +16,8 @@ from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.protocol.wake_up import WakeUp
-from jaxdt.testing.invariants import COVER, PROGRESS
-from jaxdt.testing.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
 from jaxdt.testing.pool.reissue_only import ReissueOnly
+from jaxdt.testing.promises import BOUNDED, COVER, LEASED_TWICE, PROGRESS, WHOLE_SUMS
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.server import PoolServer

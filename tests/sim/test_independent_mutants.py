@@ -13,7 +13,7 @@ from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
 from jaxdt.sync.engine import RoundEngine
 from jaxdt.testing.case import Busy, finding, play
 from jaxdt.testing.cases import draw_case
-from jaxdt.testing.independent.invariants import ONE_MEAN, REPLAYED
+from jaxdt.testing.promises import ONE_MEAN, REPLAYED
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -4,7 +4,10 @@ The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need les
 
 from dataclasses import replace
 
+import independent_mutants
 import pytest
+from mutants import MUTANTS
+from pool_mutants import POOL_MUTANTS
 
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.protocol import events as ev
@@ -14,6 +17,7 @@ from jaxdt.run import serialize
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
 from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
+from jaxdt.testing import promises
 from jaxdt.testing.invariants import InvariantBroken, Invariants
 from jaxdt.testing.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 
@@ -41,6 +45,13 @@ def durable(invariants, value, now_s=1.0):
 
 
 EMPTY = ev.View(1, 1, 0, (), (1, 1), 0)
+
+
+def test_each_promise_has_a_mutant_that_breaks_it():
+    numbers = [value for value in vars(promises).values() if isinstance(value, promises.Promise)]
+    assert numbers == list(range(1, 26)) and all(promise.text for promise in numbers)
+    mutants = [*MUTANTS.values(), *POOL_MUTANTS.values(), *independent_mutants.MUTANTS.values()]
+    assert set(numbers) <= set().union(*(found for _, _, found, _ in mutants))
 
 
 def test_records_are_made_once_and_in_order():

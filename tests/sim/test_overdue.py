@@ -19,7 +19,7 @@ from jaxdt.run.config import default_plan
 from jaxdt.sim.faults import CRASH, JOIN, NEVER_DONE, SLOW, Fault
 from jaxdt.testing.case import Busy, finding, play
 from jaxdt.testing.cases import draw_case
-from jaxdt.testing.invariants import COVER, DISJOINT
+from jaxdt.testing.promises import COVER, DISJOINT
 
 N_STEPS = 20
 FOR_EVER_S = 1e5

@@ -1,36 +1,7 @@
 """The invariants of a run of independent pipelines, at every event and at its end.
 
-In brackets: the property of SDPipe's scheduler (Miao et al., PVLDB 16(9), Sec. 3) that an invariant stands for: [1] one
-group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7] known
-systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
-
-  (1) every replica that wants a group gets exactly one, and all members of a group are told so [1]; a replica wants one
-      after the local steps that the config says, for the fragment that is due then
-  (2) members of a group are replicas of the stage that have not gone, and wait; the groups of a stage are numbered one
-      by one, and the steps of a replica grow [2, 7: the sizes that a rule allows]
-  (3) all members that adopt a group's mean adopt the same number, once, and so do those of a mean of states [8]
-  (4) any P groups in a row connect the stage's replicas, or the last of them is marked as suspended, and no other group
-      is marked [3]
-  (5) one stage at most waits beyond its window, and while a group is suspended another stage does [4]
-  (6) a group that is not enforced closes within the longest window [6]
-  (7) no replica computes with a server's parameters that lack a push which the bound on staleness promises
-  (8) the run ends within a stated time [5], and as it should: with the result, unless a fault has taken a peer away or
-      a gradient is not finite and the config says stop
-  (9) the pipelines have done as many local steps as the run has, and no pipeline begins one after it has heard that
-      these are enough; every replica of a pipeline has done as many as the report of its end says
-  (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log, and so
-      are the means for checkpoints and the held-out losses
-  (12) a pipeline that comes back begins with the states of one other pipeline, all of one moment; (10) says which
-  (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
-      by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
-      bytes on its way as the codec says; what belongs to a round that is closed is let go
-  (12) the parameters that servers keep aside for a held-out loss or a checkpoint hold as many local steps of each
-      pipeline at every stage
-
-[9]: replicas that are done leave their stages while others continue. [10] is a test that plays a case twice, and [11]
-is arithmetic, tested where that is.
-
-Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py).
+Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py). A number in brackets is that
+of a promise (promises.py).
 """
 
 import math
@@ -65,23 +36,12 @@ from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.sim_peer import CRASHED, Outcome
-from jaxdt.testing.independent import group_rules
 from jaxdt.testing.independent.group_rules import GroupRules, RuleBroken
 from jaxdt.testing.independent.residues import Residues, Vector
 from jaxdt.testing.independent.tensors import ROUNDED, ResidueTensors, Watcher
 from jaxdt.testing.invariants import InvariantBroken
+from jaxdt.testing.promises import ANSWERED, BUDGET, HELD, ONE_CUT, ONE_MEAN, PROGRESS, REPLAYED, STALENESS, Promise
 from jaxdt.testing.replay import PUSHED, SERVER, Replay, TrailEntry, gradient_scales
-
-ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD, ONE_CUT = range(
-    1, 13
-)
-NUMBER_OF = {
-    group_rules.ANSWERED: ANSWERED,
-    group_rules.MEMBERS: MEMBERS,
-    group_rules.CONNECTED: CONNECTED,
-    group_rules.TOKEN: TOKEN,
-    group_rules.WINDOW: WINDOW,
-}
 
 
 @dataclass
@@ -170,9 +130,9 @@ class IndependentInvariants:
     def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
         """Nothing to do: the fault that ended the one before was seen."""
 
-    def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
+    def broken(self, promise: Promise, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
-        raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
+        raise InvariantBroken(f"{self.now_s:.3f} s: ({promise}) {name}: {problem}")
 
     def __call__(self, now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         self.now_s = now_s
@@ -187,7 +147,7 @@ class IndependentInvariants:
             try:
                 self._on_coordinator_event(event, actions)
             except RuleBroken as rule:
-                self.broken(NUMBER_OF[rule.rule], ev.COORDINATOR, str(rule))
+                self.broken(rule.promise, ev.COORDINATOR, str(rule))
             return
         if isinstance(event, ev.Received):
             self._on_heard(peer, event)
@@ -449,7 +409,7 @@ class IndependentInvariants:
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
-        """(3) among the members that have stayed. A lost one may have adopted a mean of which nobody else has heard."""
+        """(17) among the members that have stayed. A lost one may have adopted a mean that nobody else has heard of."""
         for place, known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
@@ -482,7 +442,7 @@ class IndependentInvariants:
         return 1 + self._plan.n_ahead(0) if self._has_lost else 0
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
-        """Check (9). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
+        """Check (22). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
         done."""
         plan, n_rows = self._plan, self._config.train.steps
         n_steps: dict[int, int] = {}
