@@ -4,10 +4,8 @@ The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need les
 
 from dataclasses import replace
 
-import independent_mutants
 import pytest
-from mutants import MUTANTS
-from pool_mutants import POOL_MUTANTS
+from test_mutants import FAMILIES
 
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.protocol import events as ev
@@ -50,7 +48,7 @@ EMPTY = ev.View(1, 1, 0, (), (1, 1), 0)
 def test_each_promise_has_a_mutant_that_breaks_it():
     numbers = [value for value in vars(promises).values() if isinstance(value, promises.Promise)]
     assert numbers == list(range(1, 26)) and all(promise.text for promise in numbers)
-    mutants = [*MUTANTS.values(), *POOL_MUTANTS.values(), *independent_mutants.MUTANTS.values()]
+    mutants = [mutant for family in FAMILIES.values() for mutant in family.values()]
     assert set(numbers) <= set().union(*(found for _, _, found, _ in mutants))
 
 
