@@ -11,23 +11,10 @@ from mutants import Mutant, of_coordinator, of_peers, unchanged
 
 from jaxdt.membership.member import Membership
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sim.fuzz.independent.invariants import (
-    ANSWERED,
-    BUDGET,
-    CONNECTED,
-    HELD,
-    ONE_CUT,
-    ONE_MEAN,
-    PROGRESS,
-    REPLAYED,
-    STALENESS,
-    TOKEN,
-    WINDOW,
-)
-from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
 from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutLosses
@@ -43,6 +30,21 @@ from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer, Replica
 from jaxdt.sync.server_snapshots import ServerSnapshots
 from jaxdt.sync.shared_table import SharedTable
+from jaxdt.testing.independent.tensors import ResidueTensors
+from jaxdt.testing.promises import (
+    ANSWERED,
+    BUDGET,
+    CONNECTED,
+    HELD,
+    MEMBERS,
+    ONE_CUT,
+    ONE_MEAN,
+    PROGRESS,
+    REPLAYED,
+    STALENESS,
+    TOKEN,
+    WINDOW,
+)
 from jaxdt.wiring.fixed import FixedWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -74,6 +76,14 @@ class TellsOneLess(Mutant):
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
+
+
+class SkipsANumber(Mutant):
+    """The log names each group by the number of the next one."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        return [replace(action, k=action.k + 1) if isinstance(action, GroupReport) else action for action in actions]
 
 
 class AdoptsTwice(Mutant):
@@ -479,6 +489,7 @@ MUTANTS = {
         {HELD, PROGRESS},
         range(60),
     ),
+    "the log skips the number of a group": (of_coordinator(SkipsANumber), nullcontext, {MEMBERS}, range(60)),
     "a mean is adopted again after a reconnect": (
         of_peers(AdoptsTwice),
         nullcontext,

@@ -1,7 +1,7 @@
 """Planted mistakes in the step protocol (step protocol, Sec. 11), each of which the fuzzer must find.
 
 A mutant wraps one machine and changes its events or its actions. So it needs to know the messages, but not the inside
-of the machines. Some mutants replace a function or a constant of a machine instead. `MUTANTS` says which invariants may
+of the machines. Some mutants replace a function or a constant of a machine instead. `MUTANTS` says which promises may
 reveal each mutant, and among which of the fuzzer's seeds they must.
 
 To be planted once grants have lease numbers: cancel without order.
@@ -30,8 +30,12 @@ from jaxdt.protocol import participants
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import LateResultReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.sim.fuzz.cases import Case, finding
-from jaxdt.sim.fuzz.invariants import (
+from jaxdt.sync import allreduce
+from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.transfer import FetchedStates
+from jaxdt.testing.case import finding
+from jaxdt.testing.cases import draw_case
+from jaxdt.testing.promises import (
     APPLICABLE,
     COPIES,
     COVER,
@@ -44,10 +48,7 @@ from jaxdt.sim.fuzz.invariants import (
     PROGRESS,
     SPARED,
 )
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
-from jaxdt.sync import allreduce
-from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.transfer import FetchedStates
+from jaxdt.testing.symbolic_tensors import SymbolicTensors
 
 
 class Mutant:
@@ -457,7 +458,7 @@ def second_process_replaces_the_first():
         yield
 
 
-# name: (mutation, patch, invariants that may reveal it, seeds among which they must)
+# name: (mutation, patch, promises that reveal it when they are broken, or exceptions, seeds among which they must)
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, (2, *range(20))),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
@@ -537,16 +538,17 @@ MUTANTS = {
 }
 
 
-def check_found(mutant, draw_case: Callable[[int], Case]) -> None:
-    """Fail unless one of the mutant's seeds reveals it by an invariant that it should break, and passes without it."""
-    mutate, patched, invariants, seeds = mutant
+def check_found(mutant, kind: str) -> None:
+    """Fail unless one of the mutant's seeds, drawn with this kind, reveals it by a promise that it should break or an
+    exception of a machine, and passes without it."""
+    mutate, patched, revealed_by, seeds = mutant
     others = []
     for seed in seeds:
         with patched():
-            line = finding(draw_case(seed), mutate) or ""
+            line = finding(draw_case(seed, kind), mutate)
         broken = re.search(r" s: \((\d+)\) ", line)
-        if broken and int(broken[1]) in invariants:
-            assert not finding(draw_case(seed))
+        if (int(broken[1]) if broken else line.partition(":")[0]) in revealed_by:
+            assert not finding(draw_case(seed, kind))
             return
         others += [line] if line else []
     pytest.fail(f"not caught among {seeds}: {others}")

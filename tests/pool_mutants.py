@@ -16,9 +16,8 @@ from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.protocol.wake_up import WakeUp
-from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
-from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE, WHOLE_SUMS
-from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
+from jaxdt.testing.pool.reissue_only import ReissueOnly
+from jaxdt.testing.promises import BOUNDED, COVER, LEASED_TWICE, PROGRESS, WHOLE_SUMS
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
@@ -51,21 +50,21 @@ class KeepsContributions(Mutant):
 
 def keeps_accumulators(peer, machine, tensors):
     """A worker that is let in anew goes on with what it has accumulated."""
-    if tensors is not None and tensors._is_worker:
+    if tensors is not None and tensors.is_worker:
         tensors.restore = lambda restore: None
     return machine
 
 
 def of_workers(mutant):
     def mutate(peer, machine, tensors):
-        return mutant(machine) if tensors is not None and tensors._is_worker else machine
+        return mutant(machine) if tensors is not None and tensors.is_worker else machine
 
     return mutate
 
 
 def of_servers(mutant):
     def mutate(peer, machine, tensors):
-        is_server = peer != ev.COORDINATOR and not tensors._is_worker
+        is_server = peer != ev.COORDINATOR and not tensors.is_worker
         return _seen(mutant, machine) if is_server else machine
 
     return mutate

@@ -31,8 +31,8 @@ from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.sim.fuzz.cases import RandomMoves
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
+from jaxdt.testing.case import RandomMoves
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

@@ -30,6 +30,7 @@ STANDARD_LIBRARY_ONLY = (
     "jaxdt.sync",
     "jaxdt.sim",
     "jaxdt.build",
+    "jaxdt.testing",
 )
 WITHOUT_JAX = (*STANDARD_LIBRARY_ONLY, "planner")
 ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax"}
@@ -234,7 +235,7 @@ def test_the_wall_clock_decides_nothing():
         assert not read & {"time", "time_ns", "gmtime", "localtime"}, f"{module} reads the wall clock"
 
 
-MACHINES = ("jaxdt.run", "jaxdt.protocol", "jaxdt.membership", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")
+MACHINES = STANDARD_LIBRARY_ONLY
 
 
 def test_machines_have_no_clock_socket_thread_or_global_dice():

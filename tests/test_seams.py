@@ -237,7 +237,8 @@ RUN_BLOCKED = """
 import sys
 sys.modules["jaxdt.wiring.{other}"] = None
 from jaxdt.build import RunStart, build_coordinator, build_peers
-from jaxdt.sim.fuzz.cases import draw_case, finding
+from jaxdt.testing.case import finding
+from jaxdt.testing.cases import draw_case
 for seed in range(3):
     assert not finding(draw_case(seed, "{kind}"))
 """

@@ -1,6 +1,5 @@
 """The discrete-event simulator: the protocol machines of a run under a virtual clock, with modelled links and hosts.
 
-It predicts step times and plays faults, deterministically: equal inputs give equal traces. `jaxdt.sim.fuzz` draws small
-runs and checks the invariants of the step protocol. May import `jaxdt.build` and what lies below it, and the standard
-library only: neither jax nor numpy.
+It predicts step times and plays faults, deterministically: equal inputs give equal traces. May import `jaxdt.build` and
+what lies below it, and the standard library only: neither jax nor numpy.
 """

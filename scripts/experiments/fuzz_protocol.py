@@ -5,11 +5,10 @@
     python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=independent
     python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=pool
 
-Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py; with workers that come and go,
-jaxdt/sim/fuzz/pool/cases.py; with independent pipelines, whose replicas may differ,
-jaxdt/sim/fuzz/independent/cases.py). Without --wiring every fourth seed draws a pool. A seed that fails prints one line
-with the time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its
-faults and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
+Each seed draws a run, its links and its faults (jaxdt/testing/cases.py). Without --wiring every fourth seed draws a
+pool, whose workers come and go; "independent" draws pipelines whose replicas may differ. A seed that fails prints one
+line with the time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the
+case, its faults and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
 
 import time
@@ -21,18 +20,16 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.run.errors import BadInput
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz import cases
-from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN
-from jaxdt.sim.fuzz.independent import cases as independent_cases
-from jaxdt.sim.fuzz.pool import cases as pool_cases
+from jaxdt.testing.case import finding
+from jaxdt.testing.cases import INDEPENDENT, POOL, WIRINGS_DRAWN, draw_case
 
-INDEPENDENT = "independent"
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")
 WIRING = flags.DEFINE_enum(
     "wiring",
     "",
-    ["", *sorted(set(WIRINGS_DRAWN)), pool_cases.POOL, INDEPENDENT],
-    "The wiring of all cases, or independent for replicas that may differ; by default some of each other kind.",
+    ["", *sorted(set(WIRINGS_DRAWN)), POOL, INDEPENDENT],
+    "The wiring of all cases, or independent for replicas that may differ; by default some of each kind whose replicas "
+    "stay equal.",
 )
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
 
@@ -54,20 +51,11 @@ def main() -> int:
 
 def play_seed(seed: int) -> str:
     """The finding in the case of a seed; '' if there is none."""
-    observer = show if VERBOSE.value else None
-    if WIRING.value == INDEPENDENT:
-        independent_case = independent_cases.draw_case(seed)
-        print_case(independent_case)
-        return independent_cases.finding(independent_case, observer=observer)
-    is_pool = WIRING.value == pool_cases.POOL or (not WIRING.value and seed % 4 == 0)
-    case = pool_cases.draw_case(seed) if is_pool else cases.draw_case(seed, WIRING.value)
-    print_case(case)
-    return cases.finding(case, observer=observer)
-
-
-def print_case(case: cases.Case | independent_cases.Case) -> None:
+    is_pool = not WIRING.value and seed % 4 == 0
+    case = draw_case(seed, POOL if is_pool else WIRING.value)
     if VERBOSE.value:
         print("\n".join(map(str, (case, *case.faults))))
+    return finding(case, observer=show if VERBOSE.value else None)
 
 
 def parse_seeds(text: str) -> range:

@@ -20,10 +20,7 @@ from absl import flags
 from replayed_log import checkpoint_means, compared, fields_of, incarnations_of, peers_by_threads, take_threads
 
 from jaxdt.cli import environment, run_flags, run_inputs
-from jaxdt.model.data import TokenFile
-from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group, mean_tree
-from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
-from jaxdt.model.stage import StageFunctions
+from jaxdt.model.stage_arithmetic import StageArithmetic
 from jaxdt.protocol import trace
 from jaxdt.protocol.incarnations import Incarnation, Incarnations
 from jaxdt.protocol.reports import (
@@ -32,15 +29,14 @@ from jaxdt.protocol.reports import (
     PullReport,
     PushReport,
     ReadyReport,
+    Report,
     RestartedReport,
     SnapshotReport,
-    StateMeanReport,
     StepReport,
     ViewReport,
 )
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
-from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import kept_lines
@@ -49,6 +45,7 @@ from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whol
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sync.matching.mixing import mixing_lines
+from jaxdt.testing.replay import Replay
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
@@ -75,8 +72,12 @@ def main() -> int:
         print(f"not compared: {problem}")
     incarnations = incarnations_of(plan, reports, folders)
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
-    place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path), frozenset(folders))
-    what, states_of = REPLAYS[config.sync.kind](config, place, reports, incarnations)
+    arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path))
+    replay = Replay(config, plan, arithmetic, incarnations)
+    fresh = [arithmetic.fresh_state(stage) for stage in range(plan.n_stages)]
+    begin(replay, fresh, fields_of(reports, StepReport.kind))
+    log = RunLog(run_dir, plan, reports, frozenset(folders), incarnations)
+    what, states_of = REPLAYS[config.sync.kind](replay, log)
     ends = [(one, incarnations.n_steps[number]) for number, one in enumerate(incarnations.all)]
     steps = ", ".join(f"{steps_of(one, n)} of pipeline {one.pipeline}" for one, n in ends)
     print(f"replayed {what} and local steps {steps}")
@@ -112,100 +113,69 @@ def steps_of(one: Incarnation, n_steps: int) -> str:
 
 
 @dataclass(frozen=True)
-class ReplayPlace:
-    """The inputs of a replay beside the config and the log of the run. `versions`: of the run's checkpoints."""
+class RunLog:
+    """What is known of a run besides its config. `reports`: the coordinator's; `versions`: of the run's checkpoints."""
 
     run_dir: Path
     plan: Plan
-    functions: Sequence[StageFunctions]
-    data: TokenFile
+    reports: list[trace.TraceRecord]
     versions: frozenset[int]
+    incarnations: Incarnations
+
+    def of_peer(self, peer: int, *kinds: type[Report]) -> list[Any]:
+        """The reports of these kinds in a peer's own log, in their order."""
+        path = self.run_dir / "trace" / f"peer_{peer}.jsonl"
+        try:
+            lines = kept_lines(path)
+        except OSError as error:
+            raise BadInput(f"run_dir: the log of peer {peer} is missing ({error})") from None
+        by_name = {kind.kind: kind for kind in kinds}
+        records = [record for record in trace.read(lines, str(path)) if record["what"] == "report"]
+        return [by_name[record["kind"]](**record["fields"]) for record in records if record["kind"] in by_name]
 
 
-def replay_groups(
-    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
-) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
-    """Averaging groups: what was replayed, and the state of each stage in the checkpoints, by version."""
+StatesOf = dict[int, list[tuple[Any, Any]]]  # version -> the state of each stage
 
-    def logged(report: GroupReport | StateMeanReport) -> LoggedGroup:
-        return logged_group(place.plan, incarnations, report)
 
-    formed = [GroupReport(**fields) for fields in fields_of(reports, GroupReport.kind)]
-    for line in mixing_lines(place.plan, formed):
+def replay_groups(replay: Replay, log: RunLog) -> tuple[str, StatesOf]:
+    """Averaging groups: what was replayed, and the states in the checkpoints."""
+    groups = [GroupReport(**fields) for fields in fields_of(log.reports, GroupReport.kind)]
+    for line in mixing_lines(log.plan, groups):
         print(line)
-    groups = [logged(report) for report in formed]
-    means = {(mean.version, mean.stage): logged(mean).places for mean in checkpoint_means(reports, place.versions)}
-    replay = GroupReplay(config, place.plan, place.functions, place.data, incarnations)
-    begin(replay, [row[0] for row in replay.states], fields_of(reports, StepReport.kind))
-    kept = replay.run(groups, incarnations.n_steps, {member for places in means.values() for member in places})
-    states_of: dict[int, list[tuple[Any, Any]]] = {}
-    for version in place.versions:
-        places_of = [means.get((version, stage), []) for stage in range(place.plan.n_stages)]
-        if all(places_of):
-            states_of[version] = [mean_tree([kept[member] for member in places]) for places in places_of]
+    means = {(mean.version, mean.stage): mean for mean in checkpoint_means(log.reports, log.versions)}
+    replay.run(log.incarnations.n_steps, groups, keep=list(means.values()))
+    stages = range(log.plan.n_stages)
+    whole = [version for version in log.versions if all((version, stage) in means for stage in stages)]
+    states_of = {version: [replay.mean_state(means[version, stage]) for stage in stages] for version in whole}
     return f"{len(groups)} groups", states_of
 
 
-def replay_servers(
-    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], incarnations: Incarnations
-) -> tuple[str, dict[int, list[tuple[Any, Any]]]]:
-    """The same replay for pushes to servers and pulls from them, and for all checkpoints."""
-    plan = place.plan
-    logs = [server_log(place, server) for (server,) in plan.roles.servers]
-    kept = [kept_by_workers(place, row) for row in plan.placement]
-    replay = ServerReplay(config, plan, place.functions, place.data)
-    like = [replay.state(stage, row) for stage, row in enumerate(plan.placement)]
-    begin(replay, like, fields_of(reports, StepReport.kind))
-    moments = {of_stage[version] for of_stage in kept for version in of_stage if version in place.versions}
-    n_steps = {
-        p: max([n, *(step for pipeline, step in moments if pipeline == p)]) for p, n in incarnations.n_steps.items()
-    }
-    replay.run(logs, n_steps, moments)
-    acts = [act for log in logs for act in log if isinstance(act, ServerAct)]
-    n_pushes = sum(act.is_push for act in acts)
-    what = f"{n_pushes} pushes, {len(acts) - n_pushes} pulls"
-    views = [report["fields"] for report in reports if report["kind"] in (ViewReport.kind, RestartedReport.kind)]
+def replay_servers(replay: Replay, log: RunLog) -> tuple[str, StatesOf]:
+    """The same for pushes to servers and pulls from them. Of several workers of a stage that have kept a version for a
+    checkpoint the last one counts: the others were lost."""
+    plan = log.plan
+    logs = [log.of_peer(server, PushReport, PullReport, SnapshotReport) for (server,) in plan.roles.servers]
+    found = [one for row in plan.placement for worker in row for one in log.of_peer(worker, KeptReport)]
+    kept = {(one.version, one.stage): one for one in found if one.version in log.versions}
+    replay.run(log.incarnations.n_steps, logs=logs, keep=list(kept.values()))
+    acts = [act for of_stage in logs for act in of_stage if not isinstance(act, SnapshotReport)]
+    n_pushes = sum(isinstance(act, PushReport) for act in acts)
+    kinds = (ViewReport.kind, RestartedReport.kind)
+    views = [report["fields"] for report in log.reports if report["kind"] in kinds]
     members = {int(peer) for peer in views[-1]["members"]}
-    states_of = {config.train.steps: [replay.state(stage, members) for stage in range(plan.n_stages)]}
-    for version in set.intersection(*(set(of_stage) for of_stage in kept)) & place.versions:
-        states_of[version] = [replay.kept(version, stage, *kept[stage][version]) for stage in range(plan.n_stages)]
-    return what, states_of
+    last = [min(peer for peer in row if peer in members) for row in plan.placement]
+    states = [replay.states[plan.seat(worker)] for worker in last]
+    states_of = {replay.n_rows: [replay.served_state(stage, state) for stage, state in enumerate(states)]}
+    stages = range(plan.n_stages)
+    for version in log.versions:
+        if all((version, stage) in kept for stage in stages):
+            aside = replay.snapshots[version, True]
+            workers = [replay.states_of(kept[version, stage])[0] for stage in stages]
+            states_of[version] = [replay.served_state(s, state, aside[s].vector) for s, state in enumerate(workers)]
+    return f"{n_pushes} pushes, {len(acts) - n_pushes} pulls", states_of
 
 
-def server_log(place: ReplayPlace, server: int) -> list[ServerAct | SnapshotAct]:
-    """The acts of a server, in their order."""
-    acts: list[ServerAct | SnapshotAct] = []
-    for record in peer_records(place, server):
-        kind, fields = record["kind"], record["fields"]
-        if kind in (PushReport.kind, PullReport.kind):
-            pipeline = place.plan.seat(fields["worker"])[1]
-            acts.append(ServerAct(kind == PushReport.kind, pipeline, fields["step"]))
-        elif kind == SnapshotReport.kind:
-            acts.append(SnapshotAct((fields["version"], fields["is_checkpoint"]), fields["cut"]))
-    return acts
-
-
-def kept_by_workers(place: ReplayPlace, workers: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Version -> the pipeline and the local steps of the worker of a stage that has kept it for a checkpoint: the last
-    of several, of whom the others were lost."""
-    kept: dict[int, tuple[int, int]] = {}
-    for pipeline, worker in enumerate(workers):
-        found = [record["fields"] for record in peer_records(place, worker) if record["kind"] == KeptReport.kind]
-        kept |= {fields["version"]: (pipeline, fields["step"]) for fields in found}
-    return kept
-
-
-def peer_records(place: ReplayPlace, peer: int) -> list[trace.TraceRecord]:
-    """The reports of a peer, in their order."""
-    path = place.run_dir / "trace" / f"peer_{peer}.jsonl"
-    try:
-        lines = kept_lines(path)
-    except OSError as error:
-        raise BadInput(f"run_dir: the log of peer {peer} is missing ({error})") from None
-    return [record for record in trace.read(lines, str(path)) if record["what"] == "report"]
-
-
-def begin(replay: GroupReplay | ServerReplay, like: Sequence[tuple[Any, Any]], rows: list[dict[str, Any]]) -> None:
+def begin(replay: Replay, like: Sequence[tuple[Any, Any]], rows: list[dict[str, Any]]) -> None:
     """A run that was resumed begins with a checkpoint; `like`: states of each stage."""
     first = rows[0]["step"] if rows else 0
     if not START.value:

@@ -14,7 +14,7 @@ from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S
 from jaxdt.protocol.reports import UnreachedReport
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.sim.fuzz.independent.cases import draw_case
+from jaxdt.testing.cases import draw_case
 
 ASKS = ev.TEMPORARY_IDS + 7
 BEAT_S = TERMS.heartbeat_s

@@ -10,7 +10,8 @@ from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.roster import BACKOFF_STEPS_MAX, Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CUT, Fault
-from jaxdt.sim.fuzz.cases import draw_case, play
+from jaxdt.testing.case import play
+from jaxdt.testing.cases import draw_case
 
 STAGES = {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}
 PATIENCE_S = 1.0
@@ -88,9 +89,7 @@ def test_one_eviction_mends_all_that_it_can():
 
 def test_who_is_put_out_again_and_again_comes_back_more_and_more_rarely():
     """A link that stays broken for a whole run of 60 steps."""
-    case = next(
-        case for seed in range(100) if (case := draw_case(seed)).plan.n_pipelines == 3 and not case.nonfinite_step
-    )
+    case = next(case for seed in range(100) if (case := draw_case(seed)).plan.n_pipelines == 3 and not case.nonfinite)
     steps = 60
     config = replace(case.config, train=replace(case.config.train, steps=steps))
     one, other = case.plan.placement[0][0], case.plan.placement[1][1]

@@ -11,8 +11,9 @@ from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.sim.fuzz import cases, symbolic_tensors
-from jaxdt.sim.fuzz.cases import LINK_OF_NEWCOMERS, draw_case, play
+from jaxdt.testing import cases, symbolic_tensors
+from jaxdt.testing.case import LINK_OF_NEWCOMERS, play
+from jaxdt.testing.cases import draw_case
 
 FLOOR_S = 8.0
 STAGES = {0: 0, 1: 1}
@@ -48,7 +49,7 @@ class StalledLater(Stalled):
 def case_with_a_newcomer(seed=0):
     """A case of more steps than usual, whose only fault is a join."""
     drawn = map(draw_case, range(seed, 100))
-    case = next(case for case in drawn if case.plan.n_pipelines > 1 and case.nonfinite_step is None)
+    case = next(case for case in drawn if case.plan.n_pipelines > 1 and case.nonfinite is None)
     train = replace(case.config.train, steps=12)
     sync = replace(case.config.sync, slice_bytes=1 << 10)
     config = replace(case.config, train=train, sync=sync)

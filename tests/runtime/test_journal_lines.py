@@ -10,7 +10,7 @@ import pytest
 
 from jaxdt.protocol.reports import LeavingReport, StillWaitingReport
 from jaxdt.runtime.reporting.journal import Journal, still_waiting
-from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.testing.cases import draw_case
 
 PLAN = draw_case(0).plan
 

@@ -19,7 +19,7 @@ from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.testing.cases import draw_case
 
 CASE = draw_case(0)
 SECONDS = {peer: dict(seconds) for peer, seconds in CASE.seconds.items()}

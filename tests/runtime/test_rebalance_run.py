@@ -17,7 +17,8 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
-from jaxdt.sim.fuzz.cases import RandomMoves, draw_case, play
+from jaxdt.testing.case import RandomMoves, play
+from jaxdt.testing.cases import draw_case
 from jaxdt.wiring.load_report import LoadReporter
 
 CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]
@@ -75,7 +76,7 @@ def test_a_plan_knows_a_peer_that_changes_stages_once():
 def calm(case, **changes):
     """The case without faults."""
     wiring = replace(case.config.wiring, routers=2, window=0, retain_bytes=1 << 30)
-    return replace(case, faults=(), nonfinite_step=None, config=replace(case.config, wiring=wiring), **changes)
+    return replace(case, faults=(), nonfinite=None, config=replace(case.config, wiring=wiring), **changes)
 
 
 def views_of(outcome):

@@ -25,7 +25,7 @@ from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.prediction import Prediction
 from jaxdt.runtime.reporting.run_history import History, RunHistory
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.testing.cases import draw_case
 
 CASE = draw_case(0)
 MEMBERS = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}

@@ -24,7 +24,8 @@ from jaxdt.sim.faults import (
     TWICE,
     spares_every_stage,
 )
-from jaxdt.sim.fuzz.cases import draw_case, finding, play
+from jaxdt.testing.case import finding, play
+from jaxdt.testing.cases import draw_case
 
 ROOT = Path(__file__).resolve().parents[2]
 N_SEEDS = 300

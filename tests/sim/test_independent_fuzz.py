@@ -9,20 +9,21 @@ import pytest
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.sim.faults import CRASH
-from jaxdt.sim.fuzz.independent.cases import HARMLESS_KINDS, LOSSES, draw_case, finding, kinds_of, play
+from jaxdt.testing.case import finding, play
+from jaxdt.testing.cases import HARMLESS_KINDS, LOSSES, draw_case, kinds_of
 
 N_SEEDS = 100
 
 
 @pytest.mark.parametrize("low", range(0, N_SEEDS, 50))
 def test_invariants_hold(low):
-    found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed)))}
+    found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed, "independent")))}
     assert not found
 
 
 def test_the_seeds_draw_all_kinds():
     """Otherwise the fuzzer would check less than it claims."""
-    drawn = [draw_case(seed) for seed in range(600)]
+    drawn = [draw_case(seed, "independent") for seed in range(600)]
     assert kinds_of(drawn) >= {*HARMLESS_KINDS, *LOSSES}
     assert any(fault.kind == CRASH and fault.peer == ev.COORDINATOR for case in drawn for fault in case.faults)
     groups = [case.config.sync.groups for case in drawn if case.config.sync.kind == "groups"]
@@ -55,7 +56,7 @@ def test_the_rules_are_put_to_the_test():
     """Stages enforce, groups are suspended, clocks come as far apart as they may, and some runs end early."""
     codes, sizes, enforced, suspended, leads = Counter(), set(), 0, 0, set()
     for seed in (7, 8, 12, 16, 19, 25, 27, 39, 47, 59):
-        case = draw_case(seed)
+        case = draw_case(seed, "independent")
         outcome, invariants = play(case)
         codes[outcome.stopped[ev.COORDINATOR].code] += 1
         groups = outcome.of(GroupReport)
@@ -76,7 +77,7 @@ def test_pipelines_that_formed_groups_crosswise_before_a_restart_do_not_wait_for
 def test_equal_seeds_play_equally():
     def events(seed):
         lines = []
-        play(draw_case(seed), observer=lambda *observed: lines.append(str(observed)))
+        play(draw_case(seed, "independent"), observer=lambda *observed: lines.append(str(observed)))
         return lines
 
     first = events(1)

@@ -5,6 +5,7 @@ The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need les
 from dataclasses import replace
 
 import pytest
+from test_mutants import FAMILIES
 
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.protocol import events as ev
@@ -14,8 +15,9 @@ from jaxdt.run import serialize
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
 from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
-from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
-from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
+from jaxdt.testing import promises
+from jaxdt.testing.invariants import InvariantBroken, Invariants
+from jaxdt.testing.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 
 GROUP = Group(1, (1,), 10)
 ROUND = RoundId(RoundKind.GRADIENT, 1, 0, view=1)
@@ -41,6 +43,13 @@ def durable(invariants, value, now_s=1.0):
 
 
 EMPTY = ev.View(1, 1, 0, (), (1, 1), 0)
+
+
+def test_each_promise_has_a_mutant_that_breaks_it():
+    numbers = [value for value in vars(promises).values() if isinstance(value, promises.Promise)]
+    assert numbers == list(range(1, 26)) and all(promise.text for promise in numbers)
+    mutants = [mutant for family in FAMILIES.values() for mutant in family.values()]
+    assert set(numbers) <= set().union(*(found for _, _, found, _ in mutants))
 
 
 def test_records_are_made_once_and_in_order():
@@ -276,8 +285,8 @@ class Found(Exception):
 def symbolic_tensors(peer=1, n_microbatches=2, stage=1):
     """The last of two stages, or the first."""
 
-    def broken(invariant, peer, problem):
-        raise Found(f"({invariant}) {peer}: {problem}")
+    def broken(peer, problem):
+        raise Found(f"{peer}: {problem}")
 
     layout = StageLayout(stage=stage, n_stages=2, n_microbatches=n_microbatches, groups=(GROUP,))
     return SymbolicTensors(peer, layout, Checks(broken, applied=lambda peer, step, rounds: None))
@@ -303,7 +312,7 @@ def test_a_sum_counts_each_microbatch_once():
     other.run(Work(1, "G", None, 3, 0), 0.0, (ROUND,))
     assert counted_twice({1: own, 3: other}, 0) == ((0, 0, 1, 0), (1, 3))
     own.put(part, 3, other.tensor_to_send(part))
-    with pytest.raises(Found, match=r"\(1\) 1: round 0 of stage1 counts {\(0, 0, 1, 0\): 2}"):
+    with pytest.raises(Found, match=r"1: round 0 of stage1 counts {\(0, 0, 1, 0\): 2}"):
         own.sum(ev.SliceKey(ROUND, 0, 10), (1, 3))
 
 

@@ -1,21 +1,26 @@
-"""The fuzzer finds every planted mistake, by an invariant that it should break, on seeds that pass without it."""
+"""The fuzzer finds every planted mistake, by a promise that it should break, on seeds that pass without it."""
 
 from dataclasses import replace
 from unittest import mock
 
+import independent_mutants
 import pytest
 from mutants import MUTANTS, check_found
+from pool_mutants import POOL_MUTANTS
 
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, CUT, HOLD, Fault
-from jaxdt.sim.fuzz.cases import Busy, draw_case, finding
-from jaxdt.sim.fuzz.invariants import APPLICABLE
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
+from jaxdt.testing.case import Busy, finding
+from jaxdt.testing.cases import draw_case
+from jaxdt.testing.promises import APPLICABLE
+from jaxdt.testing.symbolic_tensors import SymbolicTensors
+
+FAMILIES = {"": MUTANTS, "pool": POOL_MUTANTS, "independent": independent_mutants.MUTANTS}
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(name):
-    check_found(MUTANTS[name], draw_case)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, family in FAMILIES.items() for name in family])
+def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(kind, name):
+    check_found(FAMILIES[kind][name], kind)
 
 
 @pytest.mark.parametrize("seed", [14, 34])

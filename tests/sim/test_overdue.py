@@ -17,8 +17,9 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run.config import default_plan
 from jaxdt.sim.faults import CRASH, JOIN, NEVER_DONE, SLOW, Fault
-from jaxdt.sim.fuzz.cases import Busy, draw_case, finding, play
-from jaxdt.sim.fuzz.invariants import COVER, DISJOINT
+from jaxdt.testing.case import Busy, finding, play
+from jaxdt.testing.cases import draw_case
+from jaxdt.testing.promises import COVER, DISJOINT
 
 N_STEPS = 20
 FOR_EVER_S = 1e5
@@ -50,7 +51,7 @@ def case(wiring, pipelines=3, faults=(), delay=0):
         seconds=seconds,
         links=links,
         faults=tuple(faults),
-        nonfinite_step=None,
+        nonfinite=None,
         random_moves_s=0.0,
         busy=Busy(),
     )

@@ -3,11 +3,9 @@ hold at the end is the replay of the log, bit for bit, and no row of the metrics
 
 from dataclasses import replace
 
-import jax
-import numpy as np
 import pytest
 import test_server
-from test_group_replay import N_STEPS, assert_equal_bits, make_config, replayed, results_of, simulated, simulation
+from test_group_replay import N_STEPS, assert_equal_bits, make_config, replayed, simulated, simulation
 from test_group_replay import store_of as store_of_group
 from test_held_out import evaluated
 from test_streaming import STREAMING
@@ -17,8 +15,9 @@ from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
-from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.testing.case import play
+from jaxdt.testing.cases import draw_case
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -95,13 +94,12 @@ def restart(at_s, kind=POWER_OFF):
 
 
 def assert_equals_replay(config, outcome, states, lost=()):
-    plan, replay = run_config.default_plan(config), replayed(config, outcome)
-    replay.average_states(results_of(config, outcome))
+    plan, replay = run_config.default_plan(config), replayed(config, outcome, StateMeanReport)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
             if pipeline not in lost:
                 assert outcome.stopped[peer].code == 0
-                assert_equal_bits(states[peer], replay.states[stage][pipeline])
+                assert_equal_bits(states[peer], replay.states[stage, pipeline])
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert rows == list(range(len(rows))) and len(rows) in ([N_STEPS, N_STEPS - 1] if lost else [N_STEPS])
 
@@ -169,7 +167,7 @@ def test_servers_go_on_without_a_coordinator_and_with_the_next_one(at_s):
     outcome, states = test_server.trained(config, faults=restart(at_s))
     replay = test_server.replayed(config, outcome)
     for stage, row in enumerate(plan.placement):
-        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
+        assert_equal_bits(states[min(row)], test_server.result_of(replay, stage))
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert rows == list(range(config.train.steps)) and len(outcome.of(RestartedReport)) == 1
 

@@ -17,7 +17,7 @@ from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers, ch
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
-from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
+from jaxdt.model.stage_arithmetic import StageArithmetic
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.incarnations import Incarnations
@@ -38,6 +38,7 @@ from jaxdt.run.optim import OptimConfig
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
+from jaxdt.testing.replay import Replay
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -150,29 +151,19 @@ def incarnations_of(config, outcome):
     return Incarnations(run_config.default_plan(config).n_pipelines, log)
 
 
-def log_of(config, outcome):
+def replayed(config, outcome, *kinds):
+    """The replay, with the means of these kinds of reports: StateMeanReport for the run's result."""
     plan, incarnations = run_config.default_plan(config), incarnations_of(config, outcome)
-    return [logged_group(plan, incarnations, report) for report in outcome.of(GroupReport)], incarnations.n_steps
-
-
-def results_of(config, outcome):
-    """The replicas of each stage whose mean is the result."""
-    plan = run_config.default_plan(config)
-    means = {mean.stage: mean for mean in outcome.of(StateMeanReport) if mean.version == config.train.steps}
-    return [logged_group(plan, incarnations_of(config, outcome), mean) for mean in means.values()]
-
-
-def replayed(config, outcome, keep=None):
-    """The replay; or, of the places in `keep`, the states."""
-    plan = run_config.default_plan(config)
     functions = [functions_for(config, s) for s in range(plan.n_stages)]
-    replay = GroupReplay(config, plan, functions, Tokens(), incarnations_of(config, outcome))
-    kept = replay.run(*log_of(config, outcome), keep or ())
-    return replay if keep is None else kept
+    replay = Replay(config, plan, StageArithmetic(config, plan, functions, Tokens()), incarnations)
+    keep = [report for kind in kinds for report in outcome.of(kind)]
+    replay.run(incarnations.n_steps, outcome.of(GroupReport), keep=keep)
+    return replay
 
 
 def whole_params(replay, pipeline):
-    return {name: tree for of_stage in replay.states for name, tree in of_stage[pipeline][0].items()}
+    stages = sorted(stage for stage, number in replay.states if number == pipeline)
+    return {name: tree for stage in stages for name, tree in replay.states[stage, pipeline][0].items()}
 
 
 def assert_close(got, expected, tolerance):
@@ -206,16 +197,15 @@ RULES = [
 def test_a_run_equals_the_replay_of_its_log(match, groups):
     config = make_config(match, 3, microbatches=7, **groups)
     outcome, states = simulated(config)
-    replay = replayed(config, outcome)
-    n_steps = log_of(config, outcome)[1]
+    replay = replayed(config, outcome, StateMeanReport)
+    n_steps = incarnations_of(config, outcome).n_steps
     assert sum(n_steps.values()) >= 3 * N_STEPS
     sizes = {len(report.members) for report in outcome.of(GroupReport)}
     assert sizes >= {"all": {3}, "none": set(), "pairs": {1, 2}, "window": {1, 2}}[match]
-    replay.average_states(results_of(config, outcome))
     plan = run_config.default_plan(config)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
-            assert_equal_bits(states[peer], replay.states[stage][pipeline])
+            assert_equal_bits(states[peer], replay.states[stage, pipeline])
     rows = [report.loss for report in outcome.of(StepReport)]
     assert len(rows) == N_STEPS and rows[-1] < rows[0]
 
@@ -223,20 +213,15 @@ def test_a_run_equals_the_replay_of_its_log(match, groups):
 def test_a_checkpoint_on_the_way_is_the_mean_of_states_that_the_log_names():
     config = make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4)
     config = replace(config, train=replace(config.train, checkpoint_every_steps=3))
-    stores, plan = {}, run_config.default_plan(config)
+    stores = {}
     outcome, _ = simulated(config, stores)
     means = outcome.of(StateMeanReport)
     assert sorted((mean.version, mean.stage) for mean in means) == [(v, stage) for v in (3, 6, 8) for stage in (0, 1)]
     assert any(len(set(mean.steps)) > 1 for mean in means)
     assert [report.version for report in outcome.of(CheckpointReport)] == [3, 6, 8]
-    places = {
-        mean: [(mean.stage, plan.seat(m)[1], step) for m, step in zip(mean.members, mean.steps, strict=True)]
-        for mean in (replace(mean, members=tuple(mean.members), steps=tuple(mean.steps)) for mean in means)
-    }
-    kept = replayed(config, outcome, [place for found in places.values() for place in found])
-    for mean, found in places.items():
-        written = stores[mean.members[0]].written[mean.version]
-        assert_equal_bits(written, mean_tree([kept[place] for place in found]))
+    replay = replayed(config, outcome, StateMeanReport)
+    for mean in means:
+        assert_equal_bits(stores[mean.members[0]].written[mean.version], replay.mean_state(mean))
 
 
 # ------------------------------------------------------------------------------------ what the replay itself computes
@@ -354,9 +339,7 @@ def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd():
         _, expected = simulated(local)
         for peer, (params, _) in states.items():
             assert_close(params, expected[peer][0], 1e-6)
-        replay = replayed(outer, outcome)
-        replay.average_states(results_of(outer, outcome))
-        assert_equal_bits(states[0], replay.states[0][0])
+        assert_equal_bits(states[0], replayed(outer, outcome, StateMeanReport).states[0, 0])
 
 
 class Sent:
@@ -421,8 +404,9 @@ def test_averaged_moments_of_sgd_are_those_of_all_reduce():
     _, expected = simulated(make_config(None, 2, SGD))
     for average_moments in (True, False):
         config = make_config("all", 2, SGD, average_moments=average_moments)
-        for stage, of_stage in enumerate(replayed(config, simulated(config)[0]).states):
-            (_, ours), (_, others) = jax.device_get(of_stage)
+        states = jax.device_get(replayed(config, simulated(config)[0]).states)
+        for stage in (0, 1):
+            (_, ours), (_, others) = states[stage, 0], states[stage, 1]
             if average_moments:
                 assert_equal_bits(ours, others)
                 assert_close(ours, expected[stage][1], 1e-5)

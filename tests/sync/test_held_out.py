@@ -12,7 +12,6 @@ from test_stash import stashing
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -42,24 +41,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_those_of_the_whole_model_at_the_mean_of_the_parameters(name):
     config = evaluated(CASES[name], 3, checkpoint_every_steps=3)
-    plan, n_pipelines = run_config.default_plan(config), config.plan.pipelines
+    n_pipelines = config.plan.pipelines
     outcome, _ = simulated(config)
     rows = outcome.of(StepReport)
     assert [report.step for report in rows] == list(range(8))
     losses = {report.step + 1: report.eval_loss for report in rows if report.eval_loss is not None}
     assert set(losses) == {3, 6, 8}
     means = outcome.of(HeldOutMeanReport)
-    places = {mean.version: [] for mean in means}
-    for mean in means:
-        assert len(mean.members) == n_pipelines
-        for member, n_steps in zip(mean.members, mean.steps, strict=True):
-            places[mean.version].append((mean.stage, plan.seat(member)[1], n_steps))
-    kept = replayed(config, outcome, [place for found in places.values() for place in found])
+    assert all(len(mean.members) == n_pipelines for mean in means)
+    replay = replayed(config, outcome, HeldOutMeanReport)
     samples = [Tokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
-    for version, found in places.items():
-        params = {}
-        for stage in range(plan.n_stages):
-            params |= mean_tree([kept[place][0] for place in found if place[0] == stage])
+    for version in losses:
+        found = [replay.mean_state(mean)[0] for mean in means if mean.version == version]
+        params = {name: tree for of_stage in found for name, tree in of_stage.items()}
         total = sum(float(gpt_reference.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
         assert losses[version] == pytest.approx(total / (N_HELD_OUT * BATCH), rel=1e-5)
     assert [report.version for report in outcome.of(CheckpointReport)] == [3, 6, 8]

@@ -8,10 +8,9 @@ import pytest
 from test_group_replay import (
     N_STEPS,
     assert_equal_bits,
-    log_of,
+    incarnations_of,
     make_config,
     replayed,
-    results_of,
     simulated,
     simulation,
     store_of,
@@ -21,13 +20,14 @@ from test_stash import stashing
 from test_streaming import STREAMING
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import LostReport, StepReport
+from jaxdt.protocol.reports import LostReport, StateMeanReport, StepReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.testing.case import play
+from jaxdt.testing.cases import draw_case
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -111,16 +111,15 @@ def test_the_others_go_on_and_equal_the_replay(name):
     plan, n_pipelines = run_config.default_plan(config), config.plan.pipelines
     outcome, states = simulated(config, faults=[Fault(time_of(config, happens, number) + 1e-6, CRASH, LOST)])
     assert [report.peer for report in outcome.of(LostReport)] == [LOST]
-    replay = replayed(config, outcome)
-    replay.average_states(results_of(config, outcome))
+    replay = replayed(config, outcome, StateMeanReport)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
             if pipeline != plan.seat(LOST)[1]:
                 assert outcome.stopped[peer].code == 0
-                assert_equal_bits(states[peer], replay.states[stage][pipeline])
+                assert_equal_bits(states[peer], replay.states[stage, pipeline])
     rows = [report.step for report in outcome.of(StepReport)]
     assert rows == list(range(len(rows))) and N_STEPS - 1 <= len(rows) <= N_STEPS
-    n_steps = log_of(config, outcome)[1]
+    n_steps = incarnations_of(config, outcome).n_steps
     assert n_pipelines * N_STEPS - n_pipelines <= sum(n_steps.values()) <= n_pipelines * (N_STEPS + 2)
 
 

@@ -10,7 +10,6 @@ from test_group_replay import (
     incarnations_of,
     make_config,
     replayed,
-    results_of,
     simulated,
 )
 from test_stash import stashing
@@ -24,6 +23,7 @@ from jaxdt.protocol.reports import (
     GroupReport,
     LostReport,
     PipelineJoinReport,
+    StateMeanReport,
     StepReport,
     ViewReport,
 )
@@ -55,13 +55,13 @@ CONFIGS = {
 
 def assert_equals_replay(config, outcome, states, away=(), n_steps=N_STEPS):
     """The states of all pipelines that are there at the end equal those of the replay."""
-    plan, replay, found = run_config.default_plan(config), replayed(config, outcome), incarnations_of(config, outcome)
-    replay.average_states(results_of(config, outcome))
+    plan, found = run_config.default_plan(config), incarnations_of(config, outcome)
+    replay = replayed(config, outcome, StateMeanReport)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
             if pipeline not in away:
                 assert outcome.stopped[peer].code == 0
-                assert_equal_bits(states[peer], replay.states[stage][found.last_of(pipeline)])
+                assert_equal_bits(states[peer], replay.states[stage, found.last_of(pipeline)])
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert rows == list(range(len(rows))) and n_steps - 1 <= len(rows) <= n_steps
 

@@ -14,7 +14,7 @@ from test_group_replay import Tokens
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.server_replay import ServerAct, ServerReplay, SnapshotAct
+from jaxdt.model.stage_arithmetic import StageArithmetic
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import KeptReport, PipelineEndReport, PullReport, PushReport, SnapshotReport, StepReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -28,6 +28,7 @@ from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.sync.server import ParameterServer, ServedStage
+from jaxdt.testing.replay import Replay
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
@@ -110,15 +111,18 @@ def replayed(config, outcome):
     plan = run_config.default_plan(config)
     logs = [[] for _ in range(plan.n_stages)]
     for _, _, report in outcome.reports:
-        if isinstance(report, SnapshotReport):
-            logs[report.stage].append(SnapshotAct((report.version, report.is_checkpoint), report.cut))
-        if isinstance(report, PushReport | PullReport):
-            act = ServerAct(isinstance(report, PushReport), plan.seat(report.worker)[1], report.step)
-            logs[report.stage].append(act)
-    replay = ServerReplay(config, plan, [functions_for(config, s) for s in range(plan.n_stages)], Tokens())
+        if isinstance(report, PushReport | PullReport | SnapshotReport):
+            logs[report.stage].append(report)
+    functions = [functions_for(config, stage) for stage in range(plan.n_stages)]
+    replay = Replay(config, plan, StageArithmetic(config, plan, functions, Tokens()))
     n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
-    replay.run(logs, n_steps, [(plan.seat(report.worker)[1], report.step) for report in outcome.of(KeptReport)])
+    replay.run(n_steps, logs=logs, keep=outcome.of(KeptReport))
     return replay
+
+
+def result_of(replay, stage, pipeline=0):
+    """The state of a stage that the run writes if this pipeline is the first that is left."""
+    return replay.served_state(stage, replay.states[stage, pipeline])
 
 
 @pytest.mark.parametrize("head", ["untied", "tied"])
@@ -133,9 +137,9 @@ def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec, hea
     replay = replayed(config, outcome)
     assert sum(map(len, replay.losses)) >= plan.n_pipelines * N_STEPS
     for stage, row in enumerate(plan.placement):
-        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
+        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(result_of(replay, stage)))
         for peer in (*row, *plan.roles.servers[stage]):
-            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.params[stage]))
+            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.servers[stage][0]))
     rows = [report.loss for report in outcome.of(StepReport)]
     assert len(rows) == N_STEPS and rows[-1] < rows[0]
 
@@ -150,9 +154,9 @@ def test_a_lost_worker_holds_nobody_and_its_pushes_stay(at_s):
     replay = replayed(config, outcome)
     assert any(report.worker == lost for report in outcome.of(PushReport))
     for stage, row in enumerate(plan.placement):
-        jax.tree.map(np.testing.assert_array_equal, states[row[1]], jax.device_get(replay.state(stage, row[1:])))
+        jax.tree.map(np.testing.assert_array_equal, states[row[1]], jax.device_get(result_of(replay, stage, 1)))
         for peer in (*row[1:], *plan.roles.servers[stage]):
-            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.params[stage]))
+            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.servers[stage][0]))
     assert len(outcome.of(StepReport)) >= N_STEPS - 1
 
 

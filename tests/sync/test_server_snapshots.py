@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import test_server
 from test_group_replay import N_HELD_OUT, Tokens
-from test_server import BATCH, N_STEPS, make_config, replayed, trained
+from test_server import BATCH, N_STEPS, make_config, replayed, result_of, trained
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
@@ -60,13 +60,13 @@ def kept_aside(staleness, wave, eval_every=2, checkpoint_every=2, **settings):
 def assert_kept_aside_as_replayed(config, outcome, stores):
     """Held-out losses and checkpoints are those of the replay of the servers' logs, these bit for bit. Returns the
     versions of the losses and of the checkpoints."""
-    plan, replay = run_config.default_plan(config), replayed(config, outcome)
+    replay = replayed(config, outcome)
     samples = [Tokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
     losses = {report.step + 1: report.eval_loss for report in outcome.of(StepReport) if report.eval_loss is not None}
     for version, loss in losses.items():
         params = {}
-        for stage, vector in replay.snapshots[version, False].items():
-            params |= FloatVector(replay.params[stage]).tree(vector, 1.0)
+        for stage, snapshot in replay.snapshots[version, False].items():
+            params |= replay.served_state(stage, replay.servers[stage], snapshot.vector)[0]
         total = sum(float(gpt_reference.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
         assert loss == pytest.approx(total / (N_HELD_OUT * BATCH), rel=1e-5)
     versions = {report.version for report in outcome.of(CheckpointReport)}
@@ -75,9 +75,8 @@ def assert_kept_aside_as_replayed(config, outcome, stores):
             continue  # its pipeline was lost before
         params, moments = stores[report.worker].written[report.version]
         got = FloatVector(params).of(params)
-        np.testing.assert_array_equal(got, replay.snapshots[report.version, True][report.stage])
-        pipeline = plan.seat(report.worker)[1]
-        jax.tree.map(np.testing.assert_array_equal, moments, replay.moments[pipeline, report.step][report.stage])
+        np.testing.assert_array_equal(got, replay.snapshots[report.version, True][report.stage].vector)
+        jax.tree.map(np.testing.assert_array_equal, moments, replay.states_of(report)[0][1])
     return set(losses), versions
 
 
@@ -102,7 +101,7 @@ def test_they_are_those_of_the_servers_logs(staleness, wave, head, stores):
     assert_same_pushes(outcome, range(3))
     replay = replayed(config, outcome)
     for stage, row in enumerate(run_config.default_plan(config).placement):
-        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
+        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(result_of(replay, stage)))
 
 
 def test_workers_go_on_while_a_loss_is_measured():

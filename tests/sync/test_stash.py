@@ -15,17 +15,15 @@ from test_group_replay import (
     Tokens,
     assert_close,
     assert_equal_bits,
-    log_of,
+    incarnations_of,
     make_config,
     replayed,
-    results_of,
     simulated,
     whole_params,
 )
 
 from jaxdt.build import check
 from jaxdt.model.gpt import init_stage
-from jaxdt.model.group_replay import mean_tree
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
@@ -63,13 +61,12 @@ def test_a_run_equals_the_replay_of_its_log(match, pipelines, groups):
     optim = replace(ADAMW, clip_norm=0.5) if groups.get("clip") else ADAMW
     config = stashing(match, pipelines, 8, optim, **groups)
     outcome, states = simulated(config)
-    replay = replayed(config, outcome)
-    assert sum(log_of(config, outcome)[1].values()) >= 8 * pipelines
-    replay.average_states(results_of(config, outcome))
+    replay = replayed(config, outcome, StateMeanReport)
+    assert sum(incarnations_of(config, outcome).n_steps.values()) >= 8 * pipelines
     plan = run_config.default_plan(config)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
-            assert_equal_bits(states[peer], replay.states[stage][pipeline])
+            assert_equal_bits(states[peer], replay.states[stage, pipeline])
     rows = [report.loss for report in outcome.of(StepReport)]
     assert len(rows) == 8 and rows[-1] < rows[0]
 
@@ -77,12 +74,11 @@ def test_a_run_equals_the_replay_of_its_log(match, pipelines, groups):
 def test_a_checkpoint_on_the_way_is_the_mean_of_states_that_the_log_names():
     config = stashing("window", 3, 8, window_s=3.0, connectivity_groups=4)
     config = replace(config, train=replace(config.train, checkpoint_every_steps=3))
-    stores, plan = {}, run_config.default_plan(config)
+    stores = {}
     outcome, _ = simulated(config, stores)
+    replay = replayed(config, outcome, StateMeanReport)
     for mean in outcome.of(StateMeanReport):
-        places = [(mean.stage, plan.seat(m)[1], step) for m, step in zip(mean.members, mean.steps, strict=True)]
-        kept = replayed(config, outcome, places)
-        assert_equal_bits(stores[mean.members[0]].written[mean.version], mean_tree([kept[place] for place in places]))
+        assert_equal_bits(stores[mean.members[0]].written[mean.version], replay.mean_state(mean))
 
 
 @pytest.mark.parametrize("head", ["untied", "tied"])

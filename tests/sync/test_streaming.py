@@ -12,10 +12,9 @@ from test_group_replay import (
     WholeModel,
     assert_close,
     assert_equal_bits,
-    log_of,
+    incarnations_of,
     make_config,
     replayed,
-    results_of,
     simulated,
     whole_params,
 )
@@ -24,7 +23,6 @@ from test_stash import stashing
 from jaxdt.build import check
 from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.gpt import init_stage
-from jaxdt.model.group_replay import mean_tree
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StateMeanReport
@@ -38,11 +36,6 @@ from jaxdt.sim.predict import Conditions, simulate
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 STREAMING = dict(every_steps=6, fragments=2, lag_steps=2, mix_frac=0.25, outer="nesterov", outer_lr=0.6)
-
-
-def places_of(config, mean):
-    plan = run_config.default_plan(config)
-    return [(mean.stage, plan.seat(m)[1], step) for m, step in zip(mean.members, mean.steps, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -64,17 +57,14 @@ def test_a_run_equals_the_replay_of_its_log(layers, groups):
     assert {report.fragment for report in reports} == set(range(config.sync.groups.fragments))
     for report in reports:
         assert {config.sync.groups.fragment_due(step) for step in report.steps} == {report.fragment}
-    replay = replayed(config, outcome)
-    replay.average_states(results_of(config, outcome))
+    replay = replayed(config, outcome, StateMeanReport)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
-            assert_equal_bits(states[peer], replay.states[stage][pipeline])
+            assert_equal_bits(states[peer], replay.states[stage, pipeline])
     means = [mean for mean in outcome.of(StateMeanReport) if mean.version < 13]
     assert len(means) == 6
-    kept = replayed(config, outcome, [place for mean in means for place in places_of(config, mean)])
     for mean in means:
-        written = stores[mean.members[0]].written[mean.version]
-        assert_equal_bits(written, mean_tree([kept[place] for place in places_of(config, mean)]))
+        assert_equal_bits(stores[mean.members[0]].written[mean.version], replay.mean_state(mean))
 
 
 @pytest.mark.parametrize("head", ["untied", "tied"])
@@ -93,7 +83,7 @@ def test_losses_and_parameters_are_those_of_streaming_diloco_in_plain_jax(head):
     anchors = [pick(whole.params[0], f) for f in (0, 1)]
     states = [outer.init(anchor) for anchor in anchors]
     frozen = {}
-    steps = log_of(config, outcome)[1]
+    steps = incarnations_of(config, outcome).n_steps
     for n in range(1, max(steps.values()) + 1):
         for p in (p for p in range(3) if n <= steps[p]):
             assert whole.step(p, n - 1) == pytest.approx(replay.losses[p][n - 1], rel=1e-5)

@@ -14,9 +14,9 @@ from jaxdt.run.config import default_plan
 from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, PAUSE, RESTART, Fault
-from jaxdt.sim.fuzz.cases import Busy, play, work_seconds
-from jaxdt.sim.fuzz.invariants import InvariantBroken
-from jaxdt.sim.fuzz.pool.cases import draw_case
+from jaxdt.testing.case import Busy, play, work_seconds
+from jaxdt.testing.cases import draw_case
+from jaxdt.testing.invariants import InvariantBroken
 
 SERVERS, WORKERS = (0, 1), (2, 3, 4, 5)
 SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -24,7 +24,7 @@ SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
 
 def churn(n_steps, delay):
     """Two stages with a server and two workers each; every worker is lost every few steps."""
-    case = draw_case(0)
+    case = draw_case(0, "pool")
     config = case.config
     config = replace(
         config,
@@ -50,7 +50,7 @@ def churn(n_steps, delay):
         links={(src, dst): Link(0.01, 1.0) for src in ends for dst in ends if src != dst},
         persist_s=0.0,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        nonfinite_step=None,
+        nonfinite=None,
         random_moves_s=0.0,
         busy=Busy(),  # else the batches take longer than the faults last, and fuller windows follow
     )
@@ -68,7 +68,7 @@ def n_objects(root):
 
 
 def held_by(tensors):
-    vectors = len(tensors.vector_rounds) + len(tensors.accumulators)
+    vectors = len(tensors.rounds) + len(tensors.accumulators)
     return len(tensors.boundary_keys) + len(tensors.residual_keys) + vectors
 
 

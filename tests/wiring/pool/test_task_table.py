@@ -1,14 +1,14 @@
 """A server's tasks: the life of a microbatch step by step, and random runs in which workers are lost or late.
 
-`python -m jaxdt.sim.fuzz.pool.task_runs` makes ten times as many runs."""
+`python -m jaxdt.testing.pool.task_runs` makes ten times as many runs."""
 
 import itertools
 
 import pytest
 
 from jaxdt.run.work import WorkKind
-from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
-from jaxdt.sim.fuzz.pool.task_runs import RunOptions, TaskRun, is_right
+from jaxdt.testing.pool.reissue_only import ReissueOnly
+from jaxdt.testing.pool.task_runs import RunOptions, TaskRun, is_right
 from jaxdt.wiring.pool.task_table import FAILURES_MAX, TaskTable, Verdict
 
 SERVER, SLOW, FAST = 0, 1, 2

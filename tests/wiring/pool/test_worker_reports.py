@@ -7,7 +7,7 @@ from test_pool_memory import WORKERS, churn
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
-from jaxdt.sim.fuzz.cases import play
+from jaxdt.testing.case import play
 
 N_STEPS = 8
 

@@ -1,46 +1,19 @@
 """The invariants of a run of independent pipelines, at every event and at its end.
 
-In brackets: the property of SDPipe's scheduler (Miao et al., PVLDB 16(9), Sec. 3) that an invariant stands for: [1] one
-group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7] known
-systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
-
-  (1) every replica that wants a group gets exactly one, and all members of a group are told so [1]; a replica wants one
-      after the local steps that the config says, for the fragment that is due then
-  (2) members of a group are replicas of the stage that have not gone, and wait; the groups of a stage are numbered one
-      by one, and the steps of a replica grow [2, 7: the sizes that a rule allows]
-  (3) all members that adopt a group's mean adopt the same number, once, and so do those of a mean of states [8]
-  (4) any P groups in a row connect the stage's replicas, or the last of them is marked as suspended, and no other group
-      is marked [3]
-  (5) one stage at most waits beyond its window, and while a group is suspended another stage does [4]
-  (6) a group that is not enforced closes within the longest window [6]
-  (7) no replica computes with a server's parameters that lack a push which the bound on staleness promises
-  (8) the run ends within a stated time [5], and as it should: with the result, unless a fault has taken a peer away or
-      a gradient is not finite and the config says stop
-  (9) the pipelines have done as many local steps as the run has, and no pipeline begins one after it has heard that
-      these are enough; every replica of a pipeline has done as many as the report of its end says
-  (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log, and so
-      are the means for checkpoints and the held-out losses
-  (12) a pipeline that comes back begins with the states of one other pipeline, all of one moment; (10) says which
-  (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
-      by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
-      bytes on its way as the codec says; what belongs to a round that is closed is let go
-  (12) the parameters that servers keep aside for a held-out loss or a checkpoint hold as many local steps of each
-      pipeline at every stage
-
-[9]: replicas that are done leave their stages while others continue. [10] is a test that plays a case twice, and [11]
-is arithmetic, tested where that is.
-
-Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py).
+Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py). A number in brackets is that
+of a promise (promises.py).
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from jaxdt.membership.peer import Peer
 from jaxdt.membership.run_state import VIEW
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.incarnations import Incarnations
 from jaxdt.protocol.reports import (
     GroupReport,
     HeldOutMeanReport,
@@ -57,35 +30,18 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.protocol.round_id import Place, RoundId, RoundKind
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run.config import STAGE
+from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import ENDS, LEAVE, Fault
-from jaxdt.sim.fuzz.independent import group_rules
-from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
-from jaxdt.sim.fuzz.independent.log_replay import (
-    GroupReplay,
-    LogProblem,
-    ReplayedSnapshot,
-    Replicas,
-    RunShape,
-    ServerReplay,
-    returns_of,
-)
-from jaxdt.sim.fuzz.independent.residues import Vector
-from jaxdt.sim.fuzz.independent.tensors import PUSHED, ROUNDED, ResidueTensors, TrailEntry, Watcher
-from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import CRASHED, Outcome
-
-ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD, ONE_CUT = range(
-    1, 13
-)
-NUMBER_OF = {
-    group_rules.ANSWERED: ANSWERED,
-    group_rules.MEMBERS: MEMBERS,
-    group_rules.CONNECTED: CONNECTED,
-    group_rules.TOKEN: TOKEN,
-    group_rules.WINDOW: WINDOW,
-}
+from jaxdt.testing.independent.group_rules import GroupRules, RuleBroken
+from jaxdt.testing.independent.residues import Residues, Vector
+from jaxdt.testing.independent.tensors import ROUNDED, ResidueTensors, Watcher
+from jaxdt.testing.invariants import InvariantBroken
+from jaxdt.testing.promises import ANSWERED, BUDGET, HELD, ONE_CUT, ONE_MEAN, PROGRESS, REPLAYED, STALENESS, Promise
+from jaxdt.testing.replay import PUSHED, SERVER, Replay, TrailEntry, gradient_scales
 
 
 @dataclass
@@ -100,16 +56,15 @@ class ServerClocks:
     lost: set[int]
 
 
-class Invariants:
-    """The observer of one simulation. `tensors[peer]` is filled before it runs."""
+class IndependentInvariants:
+    """The observer of one simulation."""
 
-    def __init__(self, shape: RunShape, faults: Sequence[Fault] = ()):
-        plan = shape.plan
+    def __init__(self, arithmetic: Residues, faults: Sequence[Fault] = ()):
+        plan = arithmetic.plan
         self.tensors: dict[int, ResidueTensors] = {}
         self.now_s = 0.0
-        self.n_checked = 0
-        self._shape = shape
-        groups = shape.config.sync.groups
+        self._arithmetic, self._config, self._plan = arithmetic, arithmetic.config, arithmetic.plan
+        groups = arithmetic.config.sync.groups
         self._rules = [GroupRules(groups, plan.placement) for _ in range(groups.fragments)]  # of each fragment
         self._faults = any(fault.may_lose for fault in faults)
         self._loses = {peer for fault in faults for peer in fault.may_lose}
@@ -155,23 +110,32 @@ class Invariants:
             is_nonfinite=self._is_nonfinite,
         )
 
-    def began_anew(self, peer: int, tensors: ResidueTensors) -> None:
+    def make_tensors(self, peer: int, stage: int) -> ResidueTensors:
+        """The tensors of a peer at the start of the run."""
+        tensors = self.tensors[peer] = ResidueTensors(peer, self._arithmetic, self.watcher)
+        return tensors
+
+    def begin_process(self, peer: int, machine: Peer, stage: int, version: int) -> ResidueTensors:
         """A peer continues with another machine, which has nothing of what the one before had."""
-        tensors.norms |= self.tensors[peer].norms  # others may still use those that they have heard
-        self.tensors[peer] = tensors
+        norms = self.tensors[peer].norms
+        tensors = self.make_tensors(peer, stage)
+        tensors.norms |= norms  # others may still use those that they have heard
         self._begun.pop(peer, None)
         self._enough.pop(peer, None)
         self._adopting[peer].clear()
         for known in self._means.values():
             known.pop(peer, None)
+        return tensors
 
-    def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
+    def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
+        """Nothing to do: the fault that ended the one before was seen."""
+
+    def broken(self, promise: Promise, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
-        raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
+        raise InvariantBroken(f"{self.now_s:.3f} s: ({promise}) {name}: {problem}")
 
     def __call__(self, now_s: float, peer: int, event: ev.Event | Fault, actions: list[ev.Action]) -> None:
         self.now_s = now_s
-        self.n_checked += 1
         if isinstance(event, Fault):
             self._waits_for_ever |= peer != ev.COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
             has_begun = self._has_view or self._view_pending
@@ -183,7 +147,7 @@ class Invariants:
             try:
                 self._on_coordinator_event(event, actions)
             except RuleBroken as rule:
-                self.broken(NUMBER_OF[rule.rule], ev.COORDINATOR, str(rule))
+                self.broken(rule.promise, ev.COORDINATOR, str(rule))
             return
         if isinstance(event, ev.Received):
             self._on_heard(peer, event)
@@ -234,7 +198,7 @@ class Invariants:
     def _on_view(self, members: Collection[int]) -> None:
         """A view is durable. A pipeline without one of its peers is lost, and leaves at all stages."""
         self._has_view = True
-        placement = self._shape.plan.placement
+        placement = self._plan.placement
         self._first_tensors = self._first_tensors or dict(self.tensors)
         for row in placement:
             for pipeline, peer in enumerate(row):
@@ -248,7 +212,7 @@ class Invariants:
         """A pipeline is whole again, from now on."""
         if report in self._returns:
             return
-        rows = self._shape.plan.placement
+        rows = self._plan.placement
         self._returns.append(report)
         self._replicas_of.append(tuple(self.tensors[row[report.pipeline]] for row in rows))
         self._lost.discard(report.pipeline)
@@ -330,23 +294,24 @@ class Invariants:
         for _, body, n_bytes in sent:
             if isinstance(body, ev.Shard | ev.Reduced):
                 key = body.key
-                codec = self._shape.config.sync.codec if key.round.kind in ROUNDED else NONE
+                codec = self._config.sync.codec if key.round.kind in ROUNDED else NONE
                 expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
                 if n_bytes != expected:
                     self.broken(HELD, peer, f"sends {key} as {n_bytes} bytes, expected {expected}")
 
     def _is_nonfinite(self, peer: int, step: int) -> bool:
-        found = self._shape.is_nonfinite(*self._shape.plan.seat(peer), step)
+        found = self._arithmetic.is_nonfinite(*self._plan.seat(peer), step)
         self._n_nonfinite += found
         return found
 
     def _scale(self, peer: int, step: int) -> float:
         """The factor that a gradient should have. All norms that it depends on have to be known by now."""
-        stage, pipeline = self._shape.plan.seat(peer)
-        norms = [self.tensors[row[pipeline]].norms.get(step) for row in self._shape.plan.placement]
-        if self._shape.config.optim.clip_norm and not self._shape.clips_alone and None in norms:
+        stage, pipeline = self._plan.seat(peer)
+        norms = [self.tensors[row[pipeline]].norms.get(step) for row in self._plan.placement]
+        config, plan = self._config, self._plan
+        if config.optim.clip_norm and config.sync.groups.clip != STAGE and None in norms:
             self.broken(HELD, peer, f"clips step {step} before the norms of its pipeline are known: {norms}")
-        return self._shape.scales(pipeline, step, [norm or 0.0 for norm in norms])[stage]
+        return gradient_scales(config, plan.shares[pipeline], [norm or 0.0 for norm in norms])[stage]
 
     def _adopts(self, peer: int, round: RoundId, vector: Vector) -> None:
         if round.kind == RoundKind.PUSH:
@@ -366,11 +331,11 @@ class Invariants:
 
     def _averages(self, peer: int) -> bool:
         """Whether a replica stays, and is not the only one of its stage that does."""
-        return self._stays(peer) and self._shape.plan.n_pipelines - len(self._lost) > 1
+        return self._stays(peer) and self._plan.n_pipelines - len(self._lost) > 1
 
     def _stays(self, peer: int) -> bool:
         """Whether a peer is a server, or of a pipeline that is not lost."""
-        return peer in self._clocks or self._shape.plan.seat(peer)[1] not in self._lost
+        return peer in self._clocks or self._plan.seat(peer)[1] not in self._lost
 
     def _added(self, server: int, round: RoundId) -> None:
         """A server adds the push of a worker."""
@@ -382,7 +347,7 @@ class Invariants:
 
     def _serves(self, server: int, round: RoundId) -> None:
         """A server lays its parameters out for a worker: they hold all pushes that the bound promises."""
-        settings, clocks = self._shape.config.sync.server, self._clocks[server]
+        settings, clocks = self._config.sync.server, self._clocks[server]
         worker = round.peer
         if clocks.added[worker] != clocks.wanted.get(worker):
             self.broken(STALENESS, server, f"answers peer {worker} without its own pushes: {clocks}")
@@ -408,7 +373,7 @@ class Invariants:
             steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
             waiting = [rules.waiting() for rules in self._rules]
             self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
-        if stop.code == CRASHED and self._loses.issuperset(self._shape.plan.peers):
+        if stop.code == CRASHED and self._loses.issuperset(self._plan.peers):
             return  # nobody is left for a coordinator that is started again
         if stop.code:
             self._check_reason(stop)
@@ -419,8 +384,8 @@ class Invariants:
         self._check_wanted(n_steps)
         try:
             self._check_replay(outcome, n_steps)
-        except LogProblem as problem:
-            self.broken(REPLAYED, ev.COORDINATOR, f"the log cannot be replayed: {problem}")
+        except BadInput as problem:
+            self.broken(REPLAYED, ev.COORDINATOR, f"cannot be replayed: {problem}")
         for peer, round in sorted(self._closed):
             is_adopting = any(round in rounds for rounds in self._adopting[peer])  # the run may end in the middle of it
             if self._stays(peer) and round in self.tensors[peer].rounds and not is_adopting:
@@ -432,19 +397,19 @@ class Invariants:
         that is lost already, or whose last stage is lost too; the others may have ended by then, so rows may be missing
         as far as they need these steps."""
         rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
-        n_rows = self._shape.config.train.steps
+        n_rows = self._config.train.steps
         n_fewest = n_rows - self._n_rows_short
         if self._has_lost and self._has_ended:
-            last_stage = self._shape.plan.placement[-1]
+            last_stage = self._plan.placement[-1]
             unknown = {p for p, peer in enumerate(last_stage) if peer in self._loses} | self._lost_before
             known = [number for number in n_steps if self._planned(number) not in unknown]
             n_left = sum(n_steps[number] - self._first_step(number) for number in known)
-            n_fewest = min(n_fewest, n_left // self._shape.plan.n_pipelines)
+            n_fewest = min(n_fewest, n_left // self._plan.n_pipelines)
         if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
-        """(3) among the members that have stayed. A lost one may have adopted a mean of which nobody else has heard."""
+        """(17) among the members that have stayed. A lost one may have adopted a mean that nobody else has heard of."""
         for place, known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
@@ -452,7 +417,7 @@ class Invariants:
 
     def _check_reason(self, stop: ev.Stop) -> None:
         """A run may end without its result for these reasons only."""
-        if stop.code == ExitCode.DIVERGED and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
+        if stop.code == ExitCode.DIVERGED and self._n_nonfinite and self._config.train.on_nonfinite == "stop":
             return
         if not self._loses:
             self.broken(PROGRESS, ev.COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
@@ -464,9 +429,9 @@ class Invariants:
 
     def _goes_on_without(self, peers: Collection[int]) -> bool:
         """Whether a run has its servers and a whole pipeline left when it has lost these peers."""
-        rows = self._shape.plan.placement
+        rows = self._plan.placement
         return self._clocks.keys().isdisjoint(peers) and any(
-            all(row[pipeline] not in peers for row in rows) for pipeline in range(self._shape.plan.n_pipelines)
+            all(row[pipeline] not in peers for row in rows) for pipeline in range(self._plan.n_pipelines)
         )
 
     @property
@@ -474,12 +439,12 @@ class Invariants:
         """The number of rows that a lost pipeline may cost: as many as it had steps under way, with stash one a stage.
         The others may have ended by then, counting on these steps: they have told their stages the last step, and begin
         no other."""
-        return 1 + self._shape.plan.n_ahead(0) if self._has_lost else 0
+        return 1 + self._plan.n_ahead(0) if self._has_lost else 0
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
-        """Check (9). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
+        """Check (22). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
         done."""
-        plan, n_rows = self._shape.plan, self._shape.config.train.steps
+        plan, n_rows = self._plan, self._config.train.steps
         n_steps: dict[int, int] = {}
         for number, report in self._ends:
             n_steps[number] = max(report.n_steps, n_steps.get(number, 0))
@@ -499,7 +464,7 @@ class Invariants:
 
     def _all_replicas(self) -> list[tuple[int, int, ResidueTensors]]:
         """(pipeline, peer, its tensors) for each pipeline of the plan, and for each one that has come back."""
-        rows, plan = self._shape.plan.placement, self._shape.plan
+        rows, plan = self._plan.placement, self._plan
         found = [(p, peer, self._first_tensors[peer]) for row in rows for p, peer in enumerate(row)]
         for number, one in enumerate(self._returns, plan.n_pipelines):
             replicas = self._replicas_of[number - plan.n_pipelines]
@@ -508,16 +473,16 @@ class Invariants:
 
     def _planned(self, number: int) -> int:
         """The pipeline of the plan that a pipeline is, or comes back as."""
-        n = self._shape.plan.n_pipelines
+        n = self._plan.n_pipelines
         return number if number < n else self._returns[number - n].pipeline
 
     def _first_step(self, number: int) -> int:
-        n = self._shape.plan.n_pipelines
+        n = self._plan.n_pipelines
         return 0 if number < n else self._returns[number - n].n_steps
 
     def _last(self, planned: int) -> int:
         """The number of the last that a pipeline of the plan was."""
-        n = self._shape.plan.n_pipelines
+        n = self._plan.n_pipelines
         return max([planned, *(k for k, one in enumerate(self._returns, n) if one.pipeline == planned)])
 
     def _is_there(self, number: int) -> bool:
@@ -528,7 +493,7 @@ class Invariants:
     def _check_wanted(self, n_steps: Mapping[int, int]) -> None:
         """Every replica that stays has wanted a group whenever one was due: fragment f after every_steps * (i + f / F)
         local steps, for all i, rounded down."""
-        groups, plan = self._shape.config.sync.groups, self._shape.plan
+        groups, plan = self._config.sync.groups, self._plan
         offsets = {math.floor(groups.every_steps * f / groups.fragments): f for f in range(groups.fragments)}
         averages = not self._clocks and groups.match != "none"
         for row in plan.placement if averages else ():
@@ -541,60 +506,65 @@ class Invariants:
                     self.broken(ANSWERED, peer, f"has wanted groups {self._wanted[peer]}, due were {due}")
 
     def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
-        if self._clocks:
-            self._check_servers(outcome, n_steps)
-            return
-        means = outcome.of(StateMeanReport), outcome.of(HeldOutMeanReport)
-        returns = returns_of(self._shape.plan, self._returns)
-        replay = GroupReplay(self._shape, outcome.of(GroupReport), *means, returns)
-        replay.run(n_steps)
-        self._check_trails(replay.replicas)
-        reports = {(mean.version, mean.stage): mean for mean in means[0]}
-        for (version, stage), mean in replay.means.items():
-            report = reports[version, stage]
+        plan, has_servers = self._plan, bool(self._clocks)
+        logs: dict[int, list[PushReport | PullReport | SnapshotReport]] = {server: [] for server in self._clocks}
+        for _, peer, report in outcome.reports:
+            if isinstance(report, PushReport | PullReport | SnapshotReport):
+                logs[peer].append(report)
+        means = {(one.version, one.stage): one for one in outcome.of(StateMeanReport)}
+        held_out = {(one.version, one.stage): one for one in outcome.of(HeldOutMeanReport)}
+        keep = outcome.of(KeptReport) if has_servers else [*means.values(), *held_out.values()]
+        incarnations = Incarnations(plan.n_pipelines, self._returns)
+        replay = Replay(self._config, plan, self._arithmetic, incarnations, has_trails=True)
+        replay.run(n_steps, outcome.of(GroupReport), list(logs.values()), keep)
+        assert replay.trails is not None
+        for number, peer, tensors in self._all_replicas():
+            stage, _ = plan.seat(peer)
+            self._check_trail(peer, tensors.trail, replay.trails[stage, number], self._is_there(number))
+        if has_servers:
+            params = self._check_servers(outcome, replay)
+        else:
+            self._check_state_means(replay, means)
+            params = {key: replay.mean_state(report).params for key, report in held_out.items()}
+        stages = range(plan.n_stages)
+        whole = [v for v in {version for version, _ in params} if all((v, stage) in params for stage in stages)]
+        losses = {v: self._arithmetic.held_out_loss([params[v, stage] for stage in stages]) for v in whole}
+        self._check_held_out(outcome.of(StepReport), losses)
+
+    def _check_state_means(self, replay: Replay, means: Mapping[tuple[int, int], StateMeanReport]) -> None:
+        """The means of states for checkpoints, of all members that stay."""
+        for (version, _), report in means.items():
+            mean = replay.mean_state(report)
             there = [peer for peer in report.members if self._admissions.get(peer, 0) <= report.view]
             for peer in filter(self._averages, there):
                 if (found := self.tensors[peer].means.get(version)) != mean:
                     self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
-        self._check_checkpoints(set(replay.means))
-        self._check_held_out(outcome.of(StepReport), replay.held_out_losses())
+        self._check_checkpoints(set(means))
 
-    def _check_servers(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
-        """Servers hold what the replay of their logs does, and snapshots the same pushes at all stages."""
-        logs: list[list[PushReport | PullReport | SnapshotReport]] = [[] for _ in self._clocks]
-        for _, peer, report in outcome.reports:
-            if isinstance(report, PushReport | PullReport | SnapshotReport):
-                logs[list(self._clocks).index(peer)].append(report)
+    def _check_servers(self, outcome: Outcome, replay: Replay) -> dict[tuple[int, int], Vector]:
+        """Servers hold what the replay of their logs does, and snapshots the same pushes at all stages. Returns the
+        parameters for held-out losses."""
+        assert replay.trails is not None
+        for stage, server in enumerate(self._clocks):
+            trail = [entry for entry in self.tensors[server].trail if entry.what == PUSHED]
+            self._check_trail(server, trail, replay.trails[stage, SERVER])
+        self._check_cuts(outcome, replay)
         kept = outcome.of(KeptReport)
-        replay = ServerReplay(self._shape, logs, kept)
-        replay.run(n_steps)
-        for server, trail in zip(self._clocks, replay.server_trails, strict=True):
-            self._check_trail(server, [entry for entry in self.tensors[server].trail if entry.what == PUSHED], trail)
-        self._check_trails(replay.replicas)
-        snapshots: dict[tuple[int, bool], dict[int, ReplayedSnapshot]] = defaultdict(dict)
-        for one in replay.snapshots:
-            snapshots[one.report.version, one.report.is_checkpoint][one.report.stage] = one
-        self._check_cuts(outcome, snapshots)
         for one in kept:
-            state, snapshot = self.tensors[one.worker].means.get(one.version), snapshots[one.version, True][one.stage]
-            place = (one.stage, self._shape.plan.seat(one.worker)[1], one.step)
-            expected = (snapshot.params, replay.moments[place])
+            state, snapshot = self.tensors[one.worker].means.get(one.version), replay.snapshots[one.version, True]
+            moments = replay.states_of(one)[0].moments
+            expected = (snapshot[one.stage].vector, moments)
             if self._stays(one.worker) and (state is None or (state.params, state.moments) != expected):
                 self.broken(REPLAYED, one.worker, f"has kept {state} for version {one.version}, the replay {expected}")
-        n_stages = self._shape.plan.n_stages
-        losses: dict[int, float] = {}
-        for (version, is_checkpoint), of_stages in snapshots.items():
-            if len(of_stages) == n_stages and not is_checkpoint:
-                params = [of_stages[stage].params for stage in range(n_stages)]
-                losses[version] = replay.replicas.held_out_loss(params)
-        self._check_held_out(outcome.of(StepReport), losses)
         self._check_kept({one.version for one in kept}, {one.version for one in outcome.of(StateMeanReport)})
+        aside = [(version, of) for (version, is_checkpoint), of in replay.snapshots.items() if not is_checkpoint]
+        return {(version, stage): one.vector for version, of in aside for stage, one in of.items()}
 
     def _check_kept(self, kept: set[int], whole: set[int]) -> None:
         """Checkpoints are those that the config asks for, and where nothing is lost the first of them is not forgotten.
         One that is late, since it waits for a held-out loss or its writer is slow, is left out when a later one is
         complete."""
-        train = self._shape.config.train
+        train = self._config.train
         every = train.checkpoint_every_steps or train.steps
         due = set(range(every, train.steps, every))
         may_miss = not due or train.eval_every_steps or self._faults or self._has_ended
@@ -602,14 +572,14 @@ class Invariants:
         if not kept <= whole <= due or not first <= whole:
             self.broken(REPLAYED, ev.COORDINATOR, f"servers kept {whole} and workers {kept}, due were {due}")
 
-    def _check_cuts(self, outcome: Outcome, snapshots: Mapping[tuple[int, bool], dict[int, ReplayedSnapshot]]) -> None:
+    def _check_cuts(self, outcome: Outcome, replay: Replay) -> None:
         """A snapshot that is whole holds as many pushes of each pipeline at every stage, but for those that are lost,
         and as many as was said."""
         told = {(one.version, False, one.stage): one.steps for one in outcome.of(HeldOutMeanReport)}
         told |= {(one.version, True, one.stage): one.steps for one in outcome.of(StateMeanReport)}
-        left = [p for p in range(self._shape.plan.n_pipelines) if p not in self._lost]
+        left = [p for p in range(self._plan.n_pipelines) if p not in self._lost]
         for (version, is_checkpoint, stage), steps in told.items():
-            of_stages = snapshots[version, is_checkpoint]
+            of_stages = replay.snapshots[version, is_checkpoint]
             if of_stages[stage].steps != steps:
                 problem = f"holds {steps} local steps, the replay {of_stages[stage].steps}"
                 self.broken(REPLAYED, ev.COORDINATOR, f"stage {stage}, snapshot of {version}: {problem}")
@@ -620,7 +590,7 @@ class Invariants:
     def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
         """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so
         does the first that should."""
-        train = self._shape.config.train
+        train = self._config.train
         every, n_rows = train.eval_every_steps, train.steps
         due = {version for version in range(1, n_rows + 1) if every and (version % every == 0 or version == n_rows)}
         found = {row.step + 1: row.eval_loss for row in rows if row.eval_loss is not None}
@@ -637,7 +607,7 @@ class Invariants:
     def _check_checkpoints(self, found: set[tuple[int, int]]) -> None:
         """Every checkpoint that the config asks for has a mean of states at each stage. The run may end while that
         before the last one is under way."""
-        plan, train = self._shape.plan, self._shape.config.train
+        plan, train = self._plan, self._config.train
         every = train.checkpoint_every_steps or train.steps
         versions = {*range(every, train.steps, every), train.steps}
         expected = {(version, stage) for version in versions for stage in range(plan.n_stages)}
@@ -645,11 +615,6 @@ class Invariants:
         may_miss = {newest, train.steps} if plan.n_pipelines == 1 else {newest}  # the result is that of the only one
         if not {key for key in expected if key[0] not in may_miss} <= found <= expected:
             self.broken(REPLAYED, ev.COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
-
-    def _check_trails(self, replicas: Replicas) -> None:
-        for number, peer, tensors in self._all_replicas():
-            stage, _ = self._shape.plan.seat(peer)
-            self._check_trail(peer, tensors.trail, replicas.trails[stage, number], self._is_there(number))
 
     def _check_trail(
         self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry], stays: bool = True
@@ -661,9 +626,3 @@ class Invariants:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")
         if stays and len(found) != len(expected):
             self.broken(REPLAYED, peer, f"has {len(found)} changes of its parameters, the replay {len(expected)}")
-
-
-def limit_s(case_s: float, faults: Sequence[Fault]) -> float:
-    """The time limit of a run that takes `case_s` undisturbed at most: the end of its faults comes on top."""
-    ends_s = [fault.until_s for fault in faults]
-    return case_s + max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)

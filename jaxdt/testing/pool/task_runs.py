@@ -1,6 +1,6 @@
 """Random runs of a server's task table against workers that are lost, late or told everything twice.
 
-    python -m jaxdt.sim.fuzz.pool.task_runs --runs=2000
+    python -m jaxdt.testing.pool.task_runs --runs=2000
 
 An accumulator is a list of microbatches, so a sum shows what is in it. A run is right if the server's sum holds each
 microbatch exactly once. The control issues again only what was unfinished when a worker was lost, as the paper's text
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jaxdt.run.work import WorkKind
-from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
+from jaxdt.testing.pool.reissue_only import ReissueOnly
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 
 SERVER = 0

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import GroupsConfig
+from jaxdt.testing.promises import ANSWERED, CONNECTED, MEMBERS, TOKEN, WINDOW, Promise
 
-ANSWERED, MEMBERS, CONNECTED, TOKEN, WINDOW = "answered", "members", "connected", "token", "window"
 ROUNDING_S = 1e-6
 GROUPS_PER_REPLICA = 4  # what connectivity_groups -1 stands for
 
 
 class RuleBroken(Exception):
-    """`rule`: which one; `problem`: how."""
+    """`problem`: how the rules break a promise."""
 
-    def __init__(self, rule: str, problem: str):
+    def __init__(self, promise: Promise, problem: str):
         super().__init__(problem)
-        self.rule = rule
+        self.promise = promise
 
 
 def is_connected(replicas: Collection[int], cliques: Iterable[Collection[int]]) -> bool:

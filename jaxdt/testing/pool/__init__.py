@@ -1,11 +1,10 @@
 """The fuzzer of pools, in two sizes.
 
-Whole runs, with the fuzzer's servers, links and symbolic tensors: cases.py (workers that come and go), invariants.py
-(what must hold besides the step protocol's invariants).
+Whole runs: invariants.py (what must hold besides the step protocol's invariants).
 
 One server's task table, without machines, in virtual time: task_runs.py (workers that crash, pause and come back
 over a network that delays, repeats and reorders; as a script many runs), reissue_only.py (the control: a server that
 issues again only what was unfinished).
 
-Imports what jaxdt.sim.fuzz may import.
+Imports what jaxdt.testing may import.
 """

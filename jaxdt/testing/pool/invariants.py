@@ -1,24 +1,8 @@
-"""The invariants of a pool at every event of a simulation, besides those of the step protocol, which hold for its
-servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
+"""The invariants of a pool at every event of a simulation, besides those of a run whose replicas stay equal, which hold
+for its servers (jaxdt.testing.invariants).
 
-  (12) a process of a server never grants two leases of one number, and its accumulator never holds a microbatch twice
-       (the second half is checked where a contribution is added)
-  (13) what is kept is bounded, and freed. A peer holds nothing of a step but from the version before the one that opens
-       it, since others may have begun it, until the update of the step is over. Of one step
-         a server holds for each microbatch of its cut, and of those that it has taken from other servers, its input,
-         its output and the gradients of both, and the residuals of as many forwards as 1F1B lets wait at one client,
-         of one more beside workers, and of one that is done again; after a view in mid-step, when the servers do the
-         rest by routes, all that of any microbatch;
-         a worker holds inputs, outputs and residuals of the microbatches of its server.
-       A server takes at most as many microbatches of a step as it owns.
-       And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
-       each worker; a worker holds those that it was asked for. A peer waits for few wakings of one kind.
-  (14) the servers' parts of a sum cover the step: no member asks to be evicted for a sum that does not
-
-Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
-(jaxdt.sim.fuzz.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:
-on messages, actions and tensors. An observer is called before an event's actions are done, so the tensors that an event
-changed are checked when the next event comes.
+Checked from outside too: on messages, actions and tensors. An observer is called before an event's actions are done, so
+the tensors that an event changed are checked when the next event comes.
 """
 
 from collections import Counter
@@ -29,12 +13,12 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz.invariants import Invariants
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
+from jaxdt.testing.invariants import Invariants
+from jaxdt.testing.promises import BOUNDED, LEASED_TWICE, WHOLE_SUMS
+from jaxdt.testing.symbolic_tensors import SymbolicTensors
 from jaxdt.wiring.pool.even_transfer import part, server_of
 from jaxdt.wiring.pool.task_times import LEASES_MIN
 
-LEASED_TWICE, BOUNDED, WHOLE_SUMS = 12, 13, 14
 OF_SERVER = 4  # boundary tensors of a microbatch at a server: input, output, and the gradients of both
 WAKINGS_MAX = 40  # of one kind that one peer waits for; 23 were seen, of links that a fault has cut
 OF_WORKER = 3  # at a worker: input, gradient of the output, and what it sends
@@ -145,7 +129,7 @@ class PoolInvariants:
         return OF_SERVER * n_own + 2 * self._n_held_out, n_residuals
 
     def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:
-        held = {round for round in tensors.vector_rounds if round.kind == RoundKind.CONTRIBUTION}
+        held = {round for round in tensors.rounds if round.kind == RoundKind.CONTRIBUTION}
         under_way = {round for round in self._asked.get(peer, ()) if round.number >= tensors.version - 1}
         if kept := sorted(held - under_way):
             self._invariants.broken(BOUNDED, peer, f"holds vectors of {kept}, which are over")

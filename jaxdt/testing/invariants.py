@@ -1,41 +1,8 @@
-"""The invariants, which hold at every event of a simulation, under any faults (step protocol, Sec. 11).
+"""The invariants of a run whose replicas stay equal, at every event of a simulation, under any faults.
 
-  (1) each result counts every microbatch once, computed with the version of its step
-  (2) the records that a member has applied are a prefix of the durable records
-  (3) every member of the view can apply every durable record that it has not applied
-  (4) within a generation records only grow
-  (5) nothing is rolled back, and the run does not end, while each stage has a living peer that holds its committed
-      version and has not been silent for the grace period; no view leaves a stage without members; before the first
-      view the run needs all peers
-  (6) no microbatch is in the accumulators of two live members of one view
-  (7) the run ends within a stated time after the last fault is over, and its last row has the held-out loss of the
-      parameters that it ends with. A run does not count if it waits, and has said so,
-      for Work that never ends at the only peers that hold the state of a stage
-  (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
-      nor for another coordinator, nor for another process of that peer. If two members accuse each other it may evict
-      the living one. A joining member does not count while no message of the coordinator reaches it, since it does not
-      hear of the view; nor while the devices of all that hold the state of its stage hang. In both cases the step would
-      wait for it in vain. A peer does not count if a superseded coordinator has ended it before the peer heard of the
-      successor: when a person ends the run at that coordinator, the peer cannot know better, and its process is gone
-  (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
-  (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
-       disks of members as were asked for, or on those of all members that no fault has touched yet
-  (11) from when an operator's pause is durable until an operator wants the run to be resumed no step is made durable,
-       but for one that was being written when the pause began
-
-The invariants are checked from outside: on durable values, on applied records, and on the contents of tensors
-(symbolic_tensors.py). The only state of the machines that is read is the view that they have adopted. `SymbolicTensors`
-also reports under (1) when a machine wants a tensor that is not there.
-
-Living peers that (5) does not count, although they hold the committed version, and why:
-
-  a joining member, until the coordinator has heard that its state is here: before that it looks like one whose donor
-      has died in mid-download, and the run would wait for it in vain
-  a peer outside of the view that was asked to leave or to move, or that an operator has evicted: it gives up its state
-      because it was told to
-  a peer that was evicted before the coordinator was started again: what an evicted peer may hold is not made durable,
-      since it matters only until the next step is committed
-  a peer whose present process was never a full member: the state with which a process starts is that of a checkpoint
+The only state of the machines that is read is the view that they have adopted; all else is seen from outside: durable
+values, applied records, and the contents of tensors (symbolic_tensors.py). `SymbolicTensors` reports COVER when a
+machine wants a tensor that is not there. A number in brackets is that of a promise (promises.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,9 +23,22 @@ from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
+from jaxdt.testing.promises import (
+    APPLICABLE,
+    COPIES,
+    COVER,
+    DISJOINT,
+    EQUAL,
+    GROWS,
+    LIVING,
+    PAUSED,
+    PREFIX,
+    PROGRESS,
+    SPARED,
+    Promise,
+)
+from jaxdt.testing.symbolic_tensors import SymbolicTensors, counted_twice
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
 Durable = ev.View | ev.Record | OperatorState | ev.Checkpoint | int
@@ -86,7 +66,6 @@ class Invariants:
     ):
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
-        self.n_checked = 0
         self._peers = dict(peers)
         self._planned = set(peers)
         self._alive = set(peers)
@@ -127,7 +106,6 @@ class Invariants:
             self._check_tensors(*self._to_check)
         self._to_check = None
         self.now_s = now_s
-        self.n_checked += 1
         if isinstance(event, Fault):
             self._on_fault(peer, event)
         elif peer == ev.COORDINATOR:
@@ -199,9 +177,13 @@ class Invariants:
         self._expendable |= known - last.by_peer.keys() if last else set[int]()  # left already, unknown to this one
         self._served &= known
 
-    def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
+    def broken(self, promise: Promise, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == ev.COORDINATOR else f"peer {peer}"
-        raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
+        raise InvariantBroken(f"{self.now_s:.3f} s: ({promise}) {name}: {problem}")
+
+    def cover_broken(self, peer: int, problem: str) -> NoReturn:
+        """(1), as the tensors of a peer report it."""
+        self.broken(COVER, peer, problem)
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
         self._touched |= {peer, *fault.others}

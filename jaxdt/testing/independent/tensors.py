@@ -1,57 +1,23 @@
-"""The tensors of one peer of independent pipelines: numbers in place of arrays, held as in the runtime's store.
+"""The tensors of one peer of independent pipelines: residues in place of arrays.
 
-It is an error to use a tensor that is not there, as it is in that store. The changes of the replica's state are kept in
-a trail, which a replay of the run's log has to repeat.
+The changes of the replica's state are kept in a trail, which a replay of the run's log has to repeat.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.run.codec import NONE
-from jaxdt.run.config import GroupsConfig
-from jaxdt.run.sizes import SHARED_TABLE
+from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements, shared_table_elements
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sim.fuzz.independent import residues
-from jaxdt.sim.fuzz.independent.residues import State, Vector
-from jaxdt.sync.transfer import FetchedStates
+from jaxdt.testing.held_tensors import HELD_OUT, HeldTensors, key_of
+from jaxdt.testing.independent import residues
+from jaxdt.testing.independent.residues import Residues, State, Vector
+from jaxdt.testing.replay import ADOPTED, PUSHED, STEPPED, TAKEN_OVER, TrailEntry
 
 N_WORDS = 600  # of a state: several slices where those are small
 ROUNDED = (RoundKind.MEAN, RoundKind.PUSH)  # by the codec
-STEPPED, ADOPTED, PUSHED, TAKEN_OVER = "step", "adopt", "push", "take over"  # what a trail has
-HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
-
-
-@dataclass(frozen=True)
-class ReplicaLayout:
-    """The facts about a run that the tensors of a peer need. `n_elements`: numbers of its parameters;
-    `fragment_elements`: numbers that it exchanges for each fragment; `n_steps`: after them a mean of states is the
-    run's result; `weight`: the weight of the replica in its groups; `n_ahead`: steps whose forwards run before a step's
-    backward. `table_elements`: numbers of the table that the first and the last stage share, 0 for none."""
-
-    stage: int
-    n_stages: int
-    n_elements: int
-    fragment_elements: tuple[int, ...]
-    n_steps: int
-    groups: GroupsConfig
-    codec: str
-    weight: int
-    n_ahead: int
-    table_elements: int = 0
-
-
-@dataclass(frozen=True)
-class TrailEntry:
-    """`what` has happened to a replica after `step` local steps of its own, or, for a push that a server adds, of the
-    worker; and its state since."""
-
-    what: str
-    step: int
-    state: State
 
 
 @dataclass(frozen=True)
@@ -67,32 +33,34 @@ class Watcher:
     is_nonfinite: Callable[[int, int], bool]
 
 
-class ResidueTensors:
+class ResidueTensors(HeldTensors):
     """`n_steps`: local steps done. `means`: by version, the mean of states that was kept aside. `norms`: by step, of
     the own gradient."""
 
-    def __init__(self, peer: int, layout: ReplicaLayout, watcher: Watcher):
-        self.peer = peer
-        self.layout = layout
-        self.n_words = N_WORDS
+    def __init__(self, peer: int, arithmetic: Residues, watcher: Watcher):
+        config, plan = arithmetic.config, arithmetic.plan
+        stage, pipeline = plan.seat(peer)
+        super().__init__(peer, (stage, plan.n_stages), N_WORDS, watcher.broken)
+        self._arithmetic = arithmetic
+        self._groups = config.sync.groups
+        self._n_rows = config.train.steps
+        self._n_ahead = plan.n_ahead(stage)
+        self._weight = self._groups.weight(plan.shares[pipeline])
+        self._n_elements = replica_elements(config, *plan.stages[stage])
+        self._n_table = shared_table_elements(config, plan)
+        fragments = range(self._groups.fragments)
+        self._fragment_elements = [exchanged_elements(config, *plan.stages[stage], f) for f in fragments]
         self.n_steps = 0
-        self.state = residues.fresh_state(layout.stage, layout.groups)
+        self.state = arithmetic.fresh_state(stage)
         self.trail: list[TrailEntry] = []
         self.means: dict[int, State] = {}
         self.norms: dict[int, float] = {}
         self._watcher = watcher
         self._base: Vector | None = None  # the parameters that the server has of this worker
         self._table: Vector | None = None  # the first stage's, with which the last computes
-        self._accumulators: dict[int, int] = {}
-        self._boundaries: dict[ev.Key, int] = {}
-        self._residuals: dict[ev.Key, int] = {}
         self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
         self._frozen: tuple[int, Vector] | None = None  # the local steps after which a vector was kept, and that
-        self._own: dict[RoundId, Vector] = {}
-        self._slices: dict[ev.SliceKey, Vector] = {}
-        self._forgotten: set[RoundId] = set()
-        self._fetched = FetchedStates(self.n_words)  # another replica's steps and state, in each slice
-        self._work: Mapping[str, Callable[[Work, float, tuple[RoundId, ...]], dict[str, float]]] = {
+        self._work = {
             WorkKind.FORWARD: self._forward,
             WorkKind.BACKWARD: self._backward,
             WorkKind.EVALUATE: self._evaluate,
@@ -101,63 +69,40 @@ class ResidueTensors:
             WorkKind.LAY_OUT: self._lay_out,
             WorkKind.ADOPT: self._adopt,
         }
-        if layout.table_elements:
-            ends = {0: WorkKind.CONTRIBUTE, layout.n_stages - 1: WorkKind.GATHER}
+        if self._n_table:
+            ends = {0: WorkKind.CONTRIBUTE, plan.n_stages - 1: WorkKind.GATHER}
             moves = {WorkKind.CONTRIBUTE: self._add_table_gradient, WorkKind.GATHER: self._give_table_gradient}
-            if kind := ends.get(layout.stage):
+            if kind := ends.get(stage):
                 self._work = {**self._work, kind: moves[kind], WorkKind.TABLE: self._move_table}
-
-    @property
-    def rounds(self) -> set[RoundId]:
-        """The rounds of which this peer holds any tensor."""
-        return self._own.keys() | {key.round for key in self._slices}
-
-    def broken(self, problem: str) -> NoReturn:
-        self._watcher.broken(self.peer, problem)
-
-    def _missing(self, what: object) -> NoReturn:
-        self.broken(f"wants a tensor that it does not hold: {what}")
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float, rounds: tuple[RoundId, ...] = ()) -> dict[str, float]:
-        """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
-        if work.kind not in self._work:
-            self.broken(f"{work} is not Work of replicas that may differ")
-        return self._work[work.kind](work, scale, rounds)
-
-    @property
-    def _is_last(self) -> bool:
-        return self.layout.stage == self.layout.n_stages - 1
-
     def _forward(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
-        step = self._forwarded_step(work)
-        self._stash[step] = self._with_table(self.state.params, self._table)
-        if not self._is_last:
-            y = residues.forward(self.state.params, self._input(work))
-            self._residuals[_key("act", work)] = self._boundaries[_key("act", work, 1)] = y
-        del scale, rounds
-        return {}
-
-    def _forwarded_step(self, work: Work) -> int:
-        """The step of a forward. It computes with the parameters after as many local steps, less those that run ahead
+        """A forward computes with the parameters after as many local steps as its step says, less those that run ahead
         of a backward."""
-        step, n_ahead = work.step, self.layout.n_ahead
+        step, n_ahead = work.step, self._n_ahead
         if step is None or self.n_steps != max(0, step - n_ahead):
             self.broken(f"{work} is run after {self.n_steps} local steps, forwards run {n_ahead} ahead")
-        return step
+        self._stash[step] = self._with_table(self.state.params, self._table)
+        return super()._forward(work, scale, rounds)
 
     def _backward(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
-        step = self._checked_step(work)
-        if self._is_last:
-            x, gy = self._input(work), 0
-        else:
-            x, gy = self._take(self._residuals, _key("act", work)), self._take(self._boundaries, _key("grad", work, 1))
-        gx, contribution = residues.backward(self._stash[step], x, gy)
-        self._boundaries[_key("grad", work)] = gx
-        self._accumulators[step] = (self._accumulators.get(step, 0) + contribution) % residues.PRIME
-        del scale, rounds
-        return {"n_samples": 1, "loss_sum": 1.0} if self._is_last else {"n_samples": 1}
+        self._checked_step(work)
+        return super()._backward(work, scale, rounds)
+
+    def _tokens(self, kind: str, work: Work) -> int:
+        assert work.microbatch is not None and work.step is not None  # as in all forwards and backwards
+        is_held_out = kind == HELD_OUT
+        return residues.held_out_tokens(work.microbatch) if is_held_out else residues.tokens(work.step, work.microbatch)
+
+    def _forwarded(self, work: Work, x: int) -> int:
+        return residues.forward(self.state.params, x)
+
+    def _backwarded(self, work: Work, x: int, gy: int | None) -> int:
+        step = self.n_steps
+        gx, contribution = residues.backward(self._stash[step], x, gy or 0)
+        self.accumulators[step] = (self.accumulators.get(step, 0) + contribution) % residues.PRIME
+        return gx
 
     def _checked_step(self, work: Work) -> int:
         """The step of Work that has to be of the step under way."""
@@ -173,30 +118,16 @@ class ResidueTensors:
             self.broken(f"{work} computes with {rounds}, which are no means for a held-out loss of these rows")
         params = residues.scaled(self._result(round), scale)
         params = self._with_table(params, self._result(tables[0]) if tables else None)
-        x = self._input(work, HELD_OUT)
+        x = self._input(HELD_OUT, work)
         if self._is_last:
-            return {"n_samples": 1, "loss_sum": residues.held_out_loss(params, x)}
-        self._boundaries[_key(HELD_OUT, work, 1)] = residues.forward(params, x)
+            return {"n_samples": 1, "loss_sum": residues.loss(params, x)}
+        self._boundaries[key_of(HELD_OUT, work, 1)] = residues.forward(params, x)
         return {}
-
-    def _input(self, work: Work, kind: str = "act") -> int:
-        assert work.microbatch is not None and work.step is not None  # as in all forwards and backwards
-        if self.layout.stage == 0:
-            is_held_out = kind == HELD_OUT
-            m = work.microbatch
-            return residues.held_out_tokens(m) if is_held_out else residues.tokens(work.step, m)
-        return self._take(self._boundaries, _key(kind, work))
-
-    def _take(self, held: dict[ev.Key, int], key: ev.Key) -> int:
-        if key not in held:
-            self._missing(key)
-        return held.pop(key)
 
     def _norm(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         is_nonfinite = self._watcher.is_nonfinite(self.peer, step)
-        self.norms[step] = float("nan") if is_nonfinite else residues.sq_norm(self._accumulators[step])
-        del scale, rounds
+        self.norms[step] = float("nan") if is_nonfinite else residues.sq_norm(self.accumulators[step])
         return {"sq_norm": self.norms[step]}
 
     def _local_step(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
@@ -205,10 +136,9 @@ class ResidueTensors:
         if abs(scale - expected) > 1e-9 * expected:
             self.broken(f"local step {step} scales its gradient by {scale}, expected {expected}")
         if scale:
-            self.state = residues.local_step(self.state, self._accumulators[step])
+            self.state = residues.local_step(self.state, self.accumulators[step])
         self.n_steps += 1
         self.trail.append(TrailEntry(STEPPED, self.n_steps, self.state))
-        del rounds
         return {}
 
     # ------------------------------------------------------------------------------------------------- a shared table
@@ -216,7 +146,7 @@ class ResidueTensors:
     @property
     def _borrows_table(self) -> bool:
         """Whether this stage computes with the first one's table."""
-        return self.layout.table_elements > 0 and self._is_last
+        return self._n_table > 0 and self._is_last
 
     def _with_table(self, params: Vector, table: Vector | None) -> Vector:
         if not self._borrows_table:
@@ -228,16 +158,14 @@ class ResidueTensors:
     def _give_table_gradient(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         for round in rounds:
-            self._own[round] = (residues.table_gradient(self._accumulators[step]),)
-        del scale
+            self._own[round] = (residues.table_gradient(self.accumulators[step]),)
         return {}
 
     def _add_table_gradient(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         step = self._checked_step(work)
         for round in rounds:
             (number,) = self._result(round)
-            self._accumulators[step] = (self._accumulators[step] + number) % residues.PRIME
-        del scale
+            self.accumulators[step] = (self.accumulators[step] + number) % residues.PRIME
         return {}
 
     def _move_table(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
@@ -247,10 +175,9 @@ class ResidueTensors:
             return {}
         params = self.state.params
         if round.kind == RoundKind.HELD_OUT_TABLE:
-            mean = replace(round, kind=RoundKind.HELD_OUT, stage=self.layout.stage)
+            mean = replace(round, kind=RoundKind.HELD_OUT, stage=self.stage)
             params = residues.scaled(self._result(mean), scale)
         self._own[round] = params[:1]
-        del work
         return {}
 
     # --------------------------------------------------------------------------------------------- rounds of averaging
@@ -262,22 +189,21 @@ class ResidueTensors:
         for round in rounds:
             if round in self._forgotten:
                 self.broken(f"lays out {round}, which it has forgotten")
-            self._own[round] = residues.as_sent(self._codec_of(round), self._vector_of(round))
-        del scale
+            self._own[round] = self._as_sent(round, self._vector_of(round))
         return {}
 
     def _freeze(self, step: int) -> None:
-        fragment = self.layout.groups.fragment_due(step)
+        fragment = self._groups.fragment_due(step)
         if fragment is None:
             self.broken(f"keeps a vector after {step} local steps, when no fragment is due")
         self._frozen = (step, self._exchanged(fragment))
 
     def _exchanged(self, fragment: int) -> Vector:
-        return residues.exchanged(self.layout.groups, self.state, fragment, self.layout.weight)
+        return self._arithmetic.laid_out(self.stage, self.state, fragment, self._weight)
 
-    def _codec_of(self, round: RoundId) -> str:
-        """The codec of a round. Vectors of averaging groups and pushes are rounded; parameters and states are not."""
-        return self.layout.codec if round.kind in ROUNDED else NONE
+    def _as_sent(self, round: RoundId, vector: Vector) -> Vector:
+        """Vectors of averaging groups and pushes are rounded by the codec; parameters and states are not."""
+        return self._arithmetic.as_sent(vector) if round.kind in ROUNDED else vector
 
     def _vector_of(self, round: RoundId) -> Vector:
         if round.kind == RoundKind.PUSH:
@@ -302,7 +228,6 @@ class ResidueTensors:
                 if snapshot not in self._own:
                     self._missing(f"its part of {snapshot}, to add {adopted} to it")
                 self._own[snapshot] = residues.total((self._own[snapshot], vector))
-        del work
         return {}
 
     def _adopt_round(self, round: RoundId, vector: Vector) -> None:
@@ -318,46 +243,39 @@ class ResidueTensors:
             return
         elif round.kind == RoundKind.STATE:
             mean = self.means[round.number] = state.unflat(vector)
-            if round.number < self.layout.n_steps:
+            if round.number < self._n_rows:
                 return
             self.state = mean
         else:
-            self.state = residues.averaged(self.layout.groups, state, round.fragment, vector)
+            self.state = self._arithmetic.averaged(self.stage, state, round.fragment, vector)
         self.trail.append(TrailEntry(what, step, self.state))
 
     def _result(self, round: RoundId) -> Vector:
         """The whole sum, whose slices all have to be here and of the same vectors."""
-        slices = {key: part for key, part in self._slices.items() if key.src is None and key.round == round}
-        held, n_numbers = sum(key.hi - key.lo for key in slices), self._size(round)
+        held, n_numbers = self._n_held(round), self._size(round)
         if held != n_numbers:
             self._missing(f"the whole sum of {round}, of which it has {held} of {n_numbers} numbers")
-        if len(set(slices.values())) != 1:
-            self.broken(f"slices of {round} hold different sums: {slices}")
-        return next(iter(slices.values()))
+        sums = {part for key, part in self._slices.items() if key.src is None and key.round == round}
+        if len(sums) != 1:
+            self.broken(f"slices of {round} hold different sums: {sums}")
+        return sums.pop()
 
     def _size(self, round: RoundId) -> int:
         if round.stage == SHARED_TABLE:
-            return self.layout.table_elements
+            return self._n_table
         if round.kind == RoundKind.STATE:
             return self.n_words
         is_mean = round.kind == RoundKind.MEAN
-        return self.layout.fragment_elements[round.fragment] if is_mean else self.layout.n_elements
+        return self._fragment_elements[round.fragment] if is_mean else self._n_elements
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
     def tensor_to_send(self, body: ev.Message) -> Any:
-        key = tensor_key(body)
-        if isinstance(key, ev.Key):
-            return self._take(self._boundaries, key)
-        if isinstance(key, ev.StateKey) and not key.part:
-            return self._given(key)
-        if not isinstance(key, ev.SliceKey):
-            return None  # a slice of a checkpoint's part
-        if key.src is not None:
-            return self._own_part(key)
-        if key not in self._slices:
-            self._missing(f"the sum {key} to send it")
-        return self._slices[key]
+        """A boundary tensor is sent once."""
+        tensor = super().tensor_to_send(body)
+        if isinstance(body, ev.Boundary):
+            self.discard(body.key)
+        return tensor
 
     def _given(self, key: ev.StateKey) -> tuple[int, State]:
         """A slice of the own state, which has to be that after as many local steps as are asked for."""
@@ -365,57 +283,19 @@ class ResidueTensors:
             self.broken(f"gives its state after {self.n_steps} local steps, asked for is {key}")
         return self.n_steps, self.state
 
-    def put(self, body: ev.Message, src: int, tensor: Any) -> None:
-        key = tensor_key(body)
-        if isinstance(key, ev.StateKey):
-            self._fetched.put(key, tensor)
-        if isinstance(body, ev.Boundary):
-            self._boundaries[body.key] = tensor
-        elif isinstance(key, ev.SliceKey) and key.round not in self._forgotten:
-            self._slices[key] = tensor
-        del src
-
     def offer(self, round: RoundId, step: int) -> None:
         if self._frozen is None or self._frozen[0] != step:
             self.broken(f"offers a vector of step {step} to {round}, and has kept {self._frozen}")
         if round in self._forgotten:
             self.broken(f"offers a vector to {round}, which it has forgotten")
-        self._own[round] = residues.as_sent(self._codec_of(round), self._frozen[1])
+        self._own[round] = self._as_sent(round, self._frozen[1])
 
-    def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        parts = [self._own_part(key) if member == self.peer else self._part(key, member) for member in members]
-        self._slices[key] = residues.as_sent(self._codec_of(key.round), residues.total(parts))
-        return residues.mixed(*self._slices[key]) & 0xFFFFFFFF, 1.0
-
-    def _own_part(self, key: ev.SliceKey) -> Vector:
-        if key.round not in self._own:
-            self._missing(f"its own part of {key}")
-        return self._own[key.round]
-
-    def _part(self, key: ev.SliceKey, member: int) -> Vector:
-        part = ev.SliceKey(key.round, key.lo, key.hi, member)
-        if part not in self._slices:
-            self._missing(f"{part} to add it up")
-        return self._slices.pop(part)
-
-    def forget(self, round: RoundId) -> None:
-        self._forgotten.add(round)
-        self._own.pop(round, None)
-        for key in [key for key in self._slices if key.round == round]:
-            del self._slices[key]
-
-    def reopen(self, round: RoundId) -> None:
-        self._forgotten.discard(round)
-
-    def discard(self, key: ev.Key | ev.StateKey) -> None:
-        if isinstance(key, ev.StateKey):
-            self._fetched.begin()
-        else:
-            self._boundaries.pop(key, None)
+    def _added(self, key: ev.SliceKey, parts: list[Vector]) -> tuple[Vector, int, float]:
+        total = self._as_sent(key.round, residues.total(parts))
+        return total, residues.mixed(*total), 1.0
 
     def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
-        for freed in [other for other in self._accumulators if other <= step]:
-            del self._accumulators[freed]
+        super().free(step, rounds)
         self._stash.pop(step, None)
         for held in (self._residuals, self._boundaries):
             for key in [key for key in held if key.step <= step and key.kind != HELD_OUT]:
@@ -426,7 +306,7 @@ class ResidueTensors:
     def write_checkpoint(self, version: int) -> None:
         """The state of `version` is this peer's own, or the mean that was kept aside last, which was for it."""
         kept = next(reversed(self.means), None)
-        if version not in (self.layout.n_steps, kept):
+        if version not in (self._n_rows, kept):
             self.broken(f"writes a checkpoint of {version}, and has kept aside the mean of {kept}")
 
     def restore(self, restore: ev.Restore) -> None:
@@ -434,10 +314,9 @@ class ResidueTensors:
 
     def install(self, install: ev.Install) -> ev.Installed:
         """Take over another replica's state, all slices of which have to be of one moment."""
-        fetched = self._fetched.take(install.version)
-        held, found = sum(key.hi - key.lo for key, _ in fetched), {state for _, state in fetched}
-        if held != self.n_words or len(found) != 1:
-            self.broken(f"{install}: has {held} of {self.n_words} words, of the states {found}")
+        found = self._fetched_state(install)
+        if len(found) != 1:
+            self.broken(f"{install}: has slices of the states {found}")
         self.n_steps, self.state = found.pop()
         if self.n_steps != install.version:
             self.broken(f"{install}: the state is that after {self.n_steps} local steps")
@@ -448,8 +327,3 @@ class ResidueTensors:
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         return residues.mixed(*self.state.flat()) & 0xFFFFFFFF, 1.0, (0.0,)
-
-
-def _key(kind: str, work: Work, offset: int = 0) -> ev.Key:
-    assert work.step is not None and work.microbatch is not None  # as in all forwards and backwards
-    return ev.Key(kind, work.step, work.stage + offset, work.microbatch)

@@ -1,0 +1,143 @@
+"""The arithmetic of a run whose replicas may differ, with the jitted functions of its stages: for a replay of its log
+(jaxdt.testing.replay.Arithmetic). A run and its replay compute with the same functions, so they come to the same bits.
+
+n numbers of a stage's parameters."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, Int
+
+from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.model.base import Params
+from jaxdt.model.chain import Chain
+from jaxdt.model.float_vector import FloatVector
+from jaxdt.model.stage import StageFunctions, Vectors
+from jaxdt.model.vectors import TIED_GROUP, group_entries
+from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput
+from jaxdt.run.plan import Plan
+
+State = tuple[Params, Any]  # parameters and the optimizer's state, with anchor and momentum of an outer one
+
+
+class Tokens(Protocol):
+    """The source of microbatches, such as a TokenFile."""
+
+    def train_batch(
+        self, seed: int, step: int, microbatch: int, microbatch_size: int, seq_len: int, n_microbatches: int
+    ) -> Int[np.ndarray, "B T+1"]: ...
+
+
+class StageArithmetic:
+    """`functions`: of each stage."""
+
+    def __init__(self, config: RunConfig, plan: Plan, functions: Sequence[StageFunctions], data: Tokens):
+        if any(codec != "none" for codec in plan.codec):
+            raise BadInput(f"plan.codec: got {', '.join(plan.codec)}, a replay expects none")
+        self.n_samples = config.train.microbatch_size
+        self._config = config
+        self._groups = config.sync.groups
+        self._plan = plan
+        self._functions = functions
+        self._data = data
+        self._chain = Chain(functions, config.train.seed, config.optim.clip_norm)
+        self._fragments = [fragment_entries(config.model, lo, hi, self._groups.fragments) for lo, hi in plan.stages]
+
+    def fresh_state(self, stage: int) -> State:
+        functions = self._functions[stage]
+        params = functions.init(self._config.train.seed)
+        outer = (params, jax.tree.map(jnp.zeros_like, params)) if self._groups.outer != "none" else ()
+        return _joined(ReplicaState(params, outer, functions.init_optimizer(params)))
+
+    def params(self, state: State) -> Params:
+        return state[0]
+
+    def kept(self, state: State) -> State:
+        return jax.device_get(state)
+
+    def placed(self, stage: int, kept: State) -> State:
+        return self._functions[stage].place(kept)
+
+    def gradient(
+        self, pipeline: int, step: int, params_of: Sequence[Params]
+    ) -> tuple[list[Vectors], list[float], float]:
+        train, n, seq_len = self._config.train, self._plan.n_microbatches, self._config.seq_lengths.at(step)
+        params_of = with_shared_table(self._functions, params_of)
+        accs = [functions.zeros() for functions in self._functions]
+        losses: list[float] = []
+        for m in self._plan.microbatches(pipeline):
+            tokens_BT = self._data.train_batch(train.seed, step, m, train.microbatch_size, seq_len, n)
+            loss, accs = self._chain.accumulate(tokens_BT, accs, params_of)
+            losses.append(float(loss))
+        vectors = [functions.gradient_vectors(acc) for functions, acc in zip(self._functions, accs, strict=True)]
+        if len(vectors) > 1 and TIED_GROUP in vectors[0]:
+            vectors[0][TIED_GROUP] += vectors[-1].pop(TIED_GROUP)
+        sq_norms = [math.fsum(_sq_norm(np.asarray(v)) for v in of_stage.values()) for of_stage in vectors]
+        return vectors, sq_norms, sum(losses) / (len(losses) * self.n_samples)
+
+    def local_step(self, stage: int, state: State, gradient: Vectors, scale: float) -> State:
+        replica = self._split(state)
+        after = self._functions[stage].update(replica.params, replica.opt_state, gradient, np.float32(scale))
+        return _joined(ReplicaState(after[0], replica.outer, after[1]))
+
+    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Sent:
+        names = self._fragments[stage][fragment]
+        return as_sent(self._config.sync.codec, exchanged(self._groups, self._split(state), names, weight))
+
+    def mean(self, contributions: Sequence[Sent], weight: int) -> Vector:
+        return added(contributions).astype(np.float32) * np.float32(1.0 / weight)
+
+    def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
+        after = averaged(self._groups, self._split(state), self._fragments[stage][fragment], mean)
+        return self.placed(stage, _joined(after))
+
+    def mean_state(self, states: Sequence[State]) -> State:
+        return mean_tree(states)
+
+    def vector(self, state: State) -> Float32[np.ndarray, " n"]:
+        return FloatVector(state[0]).of(state[0])
+
+    def change(self, vector: Float32[np.ndarray, " n"], base: Float32[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
+        return as_sent(self._config.sync.codec, vector - base).astype(np.float32)
+
+    def added(self, vector: Float32[np.ndarray, " n"], change: Float32[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
+        return vector + change
+
+    def with_vector(self, stage: int, state: State, vector: Float32[np.ndarray, " n"]) -> State:
+        return self._functions[stage].place(FloatVector(state[0]).tree(vector, 1.0)), state[1]
+
+    def _split(self, state: State) -> ReplicaState:
+        params, own = state
+        opt_state, *outer = own if self._groups.outer != "none" else (own,)
+        return ReplicaState(params, tuple(outer), opt_state)
+
+
+def _joined(replica: ReplicaState) -> State:
+    return replica.params, (replica.opt_state, *replica.outer) if replica.outer else replica.opt_state
+
+
+def with_shared_table(stages: Sequence[StageFunctions], params_of: Sequence[Params]) -> list[Params]:
+    """The parameters with which stages compute: the last one's with the table that it shares with the first, if it
+    does."""
+    *others, last = params_of
+    end = stages[-1]
+    names = group_entries(end.config, end.lo, end.hi).get(TIED_GROUP, [])
+    return [*others, last | {name: params_of[0][name] for name in names}]
+
+
+def mean_tree(trees: Sequence[Any]) -> Any:
+    """The mean of trees, added in their order."""
+    layout = FloatVector(trees[0])
+    total = layout.of(trees[0])
+    for tree in trees[1:]:
+        total = total + layout.of(tree)
+    return layout.tree(total, 1.0 / len(trees))
+
+
+def _sq_norm(vector: np.ndarray) -> float:
+    return float(np.einsum("i,i", vector, vector))
