@@ -46,7 +46,7 @@ def has_ended(run_dir: Path) -> bool:
 def launch_flags(job: Path) -> Mapping[str, Any]:
     """The flags of the launch of the run in this folder that a resumed run keeps. Paths are whole ones."""
     path = job / LAUNCH
-    fields = read_json(path) if path.exists() else {}
+    fields: Any = read_json(path) if path.exists() else {}
     if not is_object(fields):
         raise BadInput(f"{path}: got {fields!r:.40}, expected an object")
     return fields | {name: str((job / str(fields[name])).resolve()) for name in LAUNCH_PATHS if name in fields}
