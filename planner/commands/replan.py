@@ -81,7 +81,8 @@ def _run_to_replan(flags: Namespace) -> RunToReplan | None:
 
 def _how_to_take(flags: Namespace, found: Replan, run_to_replan: RunToReplan) -> str:
     """The command that takes the plan; or the reason why there is none."""
-    step_s, now_s = found.result.step_s, found.result.plan.found["replan"]["unchanged_s"]
+    facts = found.result.plan.found
+    step_s, now_s = facts["step_s"], facts["replan"]["unchanged_s"]
     if now_s is not None and step_s >= (1 - GAIN_FRAC_MIN) * now_s:
         return "no better plan of these members was found"
     if not flags.out:
