@@ -335,13 +335,6 @@ class ForgetsOwnSteps(Mutant):
         return actions
 
 
-def tensors_of_old_views_are_dropped() -> AbstractContextManager[object]:
-    """A tensor of an own step does not count in a later view than the one in which it was sent."""
-    right = Membership._outlives
-    outlives = lambda membership, header, body: type(body) is not ev.Boundary and right(membership, header, body)  # noqa: E731
-    return mock.patch.object(Membership, "_outlives", outlives)
-
-
 def members_count_the_same() -> AbstractContextManager:
     """The sum of weighted contributions is divided by their number."""
     return mock.patch.object(Groups, "_factor", lambda groups, exchange: 1.0 / len(exchange.contributors))
@@ -486,12 +479,6 @@ MUTANTS = {
     "a fragment is left out": (unchanged, lambda: due_fragments(lambda f: f or None), {ANSWERED}, range(60)),
     "a backward computes with the newest parameters": (of_tensors(ForgetsTheStash), nullcontext, {REPLAYED}, range(60)),
     "a view voids own steps": (of_peers(ForgetsOwnSteps), nullcontext, {HELD, PROGRESS}, range(9, 60)),
-    "a tensor of an own step ends with its view": (
-        unchanged,
-        tensors_of_old_views_are_dropped,
-        {PROGRESS},
-        range(22, 60),
-    ),
     "forwards run less far ahead": (unchanged, forwards_run_less_ahead, {HELD}, range(60)),
     "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, range(60)),
     "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),
