@@ -363,23 +363,17 @@ def forwards_run_less_ahead():
         yield
 
 
-def views_void_own_steps() -> AbstractContextManager[object]:
+class ForgetsOwnSteps(Mutant):
     """A view makes a wiring forget what has come of the pipeline's own steps, as it does where steps are the run's."""
-    right = FixedWiring.handle
 
-    def handle(wiring, now_s, event):
-        if isinstance(event, ev.ViewChanged):
-            wiring._arrived.clear()
-        return right(wiring, now_s, event)
-
-    return mock.patch.object(FixedWiring, "handle", handle)
-
-
-def tensors_of_old_views_are_dropped() -> AbstractContextManager[object]:
-    """A tensor of an own step does not count in a later view than the one in which it was sent."""
-    right = Membership._outlives
-    outlives = lambda membership, header, body: type(body) is not ev.Boundary and right(membership, header, body)  # noqa: E731
-    return mock.patch.object(Membership, "_outlives", outlives)
+    def handle(self, now_s, event):
+        view = self.machine.membership.view
+        actions = self.machine.handle(now_s, event)
+        if self.machine.membership.view != view:
+            for wiring in self.machine._machines:
+                if isinstance(wiring, FixedWiring):
+                    wiring._arrived.clear()
+        return actions
 
 
 def members_count_the_same() -> AbstractContextManager:
@@ -531,13 +525,7 @@ MUTANTS = {
         {REPLAYED},
         (9, *range(60)),
     ),
-    "a view voids own steps": (unchanged, views_void_own_steps, {HELD, PROGRESS}, range(9, 60)),
-    "a tensor of an own step ends with its view": (
-        unchanged,
-        tensors_of_old_views_are_dropped,
-        {PROGRESS},
-        range(22, 60),
-    ),
+    "a view voids own steps": (of_peers(ForgetsOwnSteps), nullcontext, {HELD, PROGRESS}, range(9, 60)),
     "forwards run less far ahead": (unchanged, forwards_run_less_ahead, {HELD}, (9, *range(60))),
     "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, (17, *range(60))),
     "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),
