@@ -48,7 +48,7 @@ from jaxdt.sim.fuzz.invariants import (
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.transfer import FetchedStates
+from jaxdt.sync.transfer import FetchedStates, TransferEngine
 
 
 class Mutant:
@@ -242,6 +242,11 @@ def one_buffer():
 
     with mock.patch.multiple(FetchedStates, begin=lambda self: None, put=put, take=take):
         yield
+
+
+def forgets_requests() -> AbstractContextManager:
+    """What a newcomer has asked for before it was here is never given."""
+    return mock.patch.object(TransferEngine, "give_waiting", lambda engine: [])
 
 
 class LatestVersion(SymbolicTensors):
@@ -475,6 +480,7 @@ MUTANTS = {
     ),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
     "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, range(20)),
+    "a state that is asked for too early is never given": (unchanged, forgets_requests, {LIVING}, (9, 42)),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
