@@ -32,7 +32,7 @@ from jaxdt.protocol.reports import LateResultReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.transfer import FetchedStates
+from jaxdt.sync.transfer import FetchedStates, TransferEngine
 from jaxdt.testing.case import finding
 from jaxdt.testing.cases import draw_case
 from jaxdt.testing.promises import (
@@ -242,6 +242,11 @@ def one_buffer():
 
     with mock.patch.multiple(FetchedStates, begin=lambda self: None, put=put, take=take):
         yield
+
+
+def forgets_requests() -> AbstractContextManager:
+    """What a newcomer has asked for before it was here is never given."""
+    return mock.patch.object(TransferEngine, "give_waiting", lambda engine: [])
 
 
 class LatestVersion(SymbolicTensors):
@@ -502,6 +507,7 @@ MUTANTS = {
     ),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
     "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, (7, *range(20))),
+    "a state that is asked for too early is never given": (unchanged, forgets_requests, {LIVING}, (9, 42)),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, (3, *range(30))),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
