@@ -36,7 +36,7 @@ class CheckpointProgress:
         self._unfit: set[str] = set()  # disks that could not take a copy
         self._done: set[int] = set()
 
-    def saved(self, saved: ev.Saved, disk: str) -> None:
+    def on_saved(self, saved: ev.Saved, disk: str) -> None:
         """A stage's part is durable on a disk. A part of an older checkpoint changes nothing."""
         version = saved.version
         if version == self.checkpoint.version:
@@ -54,7 +54,7 @@ class CheckpointProgress:
     def _with_disk(self, part: ev.Part, disk: str) -> ev.Part:
         return replace(part, disks=tuple(sorted({disk, *part.disks})))
 
-    def missing(self, digest: str, disk: str) -> None:
+    def on_part_missing(self, digest: str, disk: str) -> None:
         """A disk does not hold a part, or cannot take it."""
         known = [*self.checkpoint.parts, *(part for parts in self._parts.values() for part in parts.values())]
         if not any(part.digest == digest and disk in part.disks for part in known):
@@ -128,11 +128,11 @@ class CheckpointProgress:
         """Stages of the newest complete checkpoint of which none of these disks holds the part."""
         return [part.stage for part in self.checkpoint.parts if not set(part.disks) & set(disks)]
 
-    def view_changed(self) -> None:
+    def on_view(self) -> None:
         """Members may not have read what they were told in the view before."""
         self._ordered.clear()
 
-    def complete(self, checkpoint: ev.Checkpoint) -> float:
+    def on_complete(self, checkpoint: ev.Checkpoint) -> float:
         """The checkpoint is durable as complete. Returns the most seconds for which saving it kept a member from its
         work."""
         self.checkpoint = checkpoint
@@ -141,7 +141,7 @@ class CheckpointProgress:
         self._blocked_s = {version: s for version, s in self._blocked_s.items() if version > checkpoint.version}
         return blocked_s
 
-    def done(self, peer: int) -> None:
+    def on_done(self, peer: int) -> None:
         """A member has applied all steps."""
         self._done.add(peer)
 

@@ -65,7 +65,7 @@ class TwoPhaseCommit(Agreement):
     def hear(self, now_s: float, src: int, message: ev.Message, admissions: Mapping[int, int]) -> list[ev.Action]:
         """A vote on the first step that is not committed, or with a delay on one of the next; or a held-out loss."""
         if isinstance(message, ev.HeldOutMeasured):
-            return [*self._rows.measured(message, self.n_committed)]
+            return [*self._rows.on_measured(message, self.n_committed)]
         assert isinstance(message, ev.Prepared)
         if self.n_committed <= message.step <= self.n_committed + self._config.delay_steps:
             self._votes.add(src, message, admissions)

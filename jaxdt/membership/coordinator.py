@@ -129,7 +129,7 @@ class Coordinator:
             case ev.Persisted(name):
                 return self._when_durable[name](now_s, self._being_persisted.pop(name))
             case ev.Refused(_, reason):
-                self._waiting.refused(reason)
+                self._waiting.on_refused(reason)
                 return [RefusedReport(reason)]
             case ev.Interrupted(code, reason):
                 return self._run.end(code, reason)
@@ -167,7 +167,7 @@ class Coordinator:
         return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[ev.Action]:
-        self._leases.link(now_s, peer, up, gone)
+        self._leases.on_link(now_s, peer, up, gone)
         if up:
             return []
         self._admission.claims.withdraw(peer)
@@ -183,7 +183,7 @@ class Coordinator:
         self._agreement.restore(view, durable_state.steps, durable_state.rows)
         self.roster.recall(view, any(step.record.step >= view.n_committed for step in durable_state.steps))
         if durable_state.checkpoint:
-            self._checkpoints.complete(durable_state.checkpoint)
+            self._checkpoints.on_complete(durable_state.checkpoint)
             self._agreement.on_checkpoint(durable_state.checkpoint.version)
         if promised := self._operations.restore(self._checkpoints.checkpoint.version):
             self._agreement.promise_checkpoint(promised)
@@ -276,7 +276,7 @@ class Coordinator:
 
     def _on_heartbeat(self, now_s: float, header: ev.Header, beat: ev.Heartbeat) -> list[ev.Action]:
         src, workers = header.src, beat.workers
-        self._leases.heartbeat(now_s, src, beat.status)
+        self._leases.on_heartbeat(now_s, src, beat.status)
         if self._admission.workers and ev.WORKERS in beat.status:
             self._admission.workers.on_workers(now_s, src, int(beat.status[ev.WORKERS]), workers)
         worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
@@ -298,7 +298,7 @@ class Coordinator:
         return []
 
     def _on_done(self, now_s: float, header: ev.Header, done: ev.Done) -> list[ev.Action]:
-        self._checkpoints.done(header.src)
+        self._checkpoints.on_done(header.src)
         report = DoneReport(header.src, done.bytes_to, done.totals, done.bytes_from or None)
         return [report, *self._end_if_over()]
 
@@ -334,7 +334,7 @@ class Coordinator:
             return [RefusedReport(reason), ev.Connect(src, hello.address), ev.Send(src, ev.Ended(2, reason))]
         if self._operations.has_evicted(hello):
             return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
-        self._evictions.failures.started(src)
+        self._evictions.failures.on_started(src)
         self._admission.claims.on_hello(src)
         is_new_process = self.roster.on_hello(src, hello)
         actions = (
@@ -444,7 +444,7 @@ class Coordinator:
     def _promise_checkpoint(self) -> None:
         version = self._agreement.promise_checkpoint()
         if version is not None:
-            self._operations.promised(version)
+            self._operations.on_promised(version)
 
     def _remove(self, now_s: float, peer: int, command: str) -> list[ev.Action]:
         if command == "drain":
@@ -519,7 +519,7 @@ class Coordinator:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
-        self._checkpoints.view_changed()
+        self._checkpoints.on_view()
         return [report, *self._run.to_all(view), *outsiders, *said, *self._continue()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
@@ -575,14 +575,14 @@ class Coordinator:
         """A part of a checkpoint is durable: a fact, also if a peer says so that has left meanwhile."""
         src = header.src
         if saved.stage == self.roster.peers[src].stage:  # not a copy of another stage's part
-            self._evictions.failures.saved(src)
+            self._evictions.failures.on_saved(src)
         if self.view is None or header.generation != self.view.generation or self._is_superseded(header):
             return []
-        self._checkpoints.saved(saved, self.roster.peers[src].disk)
+        self._checkpoints.on_saved(saved, self.roster.peers[src].disk)
         return self._complete_checkpoint()
 
     def _on_part_missing(self, now_s: float, header: ev.Header, missing: ev.PartMissing) -> list[ev.Action]:
-        self._checkpoints.missing(missing.digest, self.roster.peers[header.src].disk)
+        self._checkpoints.on_part_missing(missing.digest, self.roster.peers[header.src].disk)
         report = PartMissingReport(header.src, missing.digest, missing.reason)
         return [report, *self._complete_checkpoint()]
 
@@ -602,7 +602,7 @@ class Coordinator:
         return [ev.Send(peer, ev.CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
     def _on_checkpoint_durable(self, now_s: float, checkpoint: ev.Checkpoint) -> list[ev.Action]:
-        save_s = self._checkpoints.complete(checkpoint)
+        save_s = self._checkpoints.on_complete(checkpoint)
         orders = self._agreement.on_checkpoint(checkpoint.version)
         report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
         told = [ev.MarkCheckpoint(checkpoint), report, *self._run.to_all(ev.CheckpointComplete(checkpoint))]

@@ -112,7 +112,7 @@ class Evictions:
                 self._admit_in_mid_step()
             return [report, *self._change_view()]
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
-        n_times = self.failures.overdue(src, self._run.n_committed, overdue.work)
+        n_times = self.failures.on_overdue(src, self._run.n_committed, overdue.work)
         if n_times >= OVERDUE_MAX:
             reason = f"{reason}; its Work was overdue {n_times} times of late"
             return [report, *self._evict_for_good(now_s, src, reason)]
@@ -122,7 +122,7 @@ class Evictions:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is evicted, and
         another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
         src, version = header.src, failed.version
-        n_in_a_row = self.failures.save_failed(src)
+        n_in_a_row = self.failures.on_save_failed(src)
         report = SaveFailedReport(src, version, failed.reason, n_in_a_row)
         if n_in_a_row < SAVE_FAILURES_MAX:
             return [report]
@@ -139,7 +139,7 @@ class Evictions:
         if self._run.view is None and src in self._config.stage_of:
             return self._run.end(2, line)  # the run has not begun, and needs all peers of the plan to begin
         stage = self._roster.peers[src].stage
-        self.failures.failed(src, stage, reason)
+        self.failures.on_failed(src, stage, reason)
         if self._run.view is None or src not in self._roster.members:
             actions = self._dismiss(src, line)
         else:
@@ -201,7 +201,7 @@ class Evictions:
         actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
         has_others = self._roster.lose(now_s, peer, is_dead, self._run.next_view)
         self._roster.withdraw(self._agreement.leave_with(peer))
-        self.vacancies.lost(peer, self._roster.peers[peer].stage, reason, not has_others)
+        self.vacancies.on_lost(peer, self._roster.peers[peer].stage, reason, not has_others)
         self._roster.end_waits(now_s)
         return actions + self._watch_vacancies(now_s)
 

@@ -31,7 +31,7 @@ class HeldOutRows:
             self._losses[version] = {}
         return self._released(n_committed)
 
-    def measured(self, said: ev.HeldOutMeasured, n_committed: int) -> list[StepReport]:
+    def on_measured(self, said: ev.HeldOutMeasured, n_committed: int) -> list[StepReport]:
         """A member has measured losses; the rows that can be told."""
         if said.version in self._losses:
             self._losses[said.version] |= {m: (n_samples, loss_sum) for m, n_samples, loss_sum in said.losses}

@@ -211,7 +211,7 @@ class Membership:
                 return self._ran(work, seconds)
             case ev.Ready(seconds, _, device):
                 self._profile, self._device = seconds, device
-                self._work_watch.profiled(seconds)
+                self._work_watch.on_profiled(seconds)
                 return [ReadyReport(device), self._profiled()]
             case ev.Refused(peer, reason):
                 if peer == ev.COORDINATOR and self.view is None and self._last_view_number == 0:
@@ -424,7 +424,7 @@ class Membership:
         if work == self._running:
             self._running = None
         was_overdue = self._work_watch.is_overdue
-        self._work_watch.done(work, seconds)
+        self._work_watch.on_done(work, seconds)
         is_free_again = was_overdue and not self._work_watch.is_overdue
         return self._offer() if is_free_again and not self._is_leaving else []
 

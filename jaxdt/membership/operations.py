@@ -120,7 +120,7 @@ class Operations:
         code, by = self._stop
         return code, f"{by} after {progress.checkpoint} steps, of which there is a checkpoint"
 
-    def promised(self, version: int) -> None:
+    def on_promised(self, version: int) -> None:
         """There will be a checkpoint of this version without any record."""
         self._wants_checkpoint = False
         code, by = self._stop or (None, "")

@@ -89,7 +89,7 @@ class Peer:
         self.membership = membership
         self._machines = (membership, *others)
         self._readers = _readers(tuple((type(machine), machine.READS) for machine in self._machines))
-        self._held: list[ev.Received] = []
+        self._early_messages: list[ev.Received] = []
         self.n_dropped = 0
 
     def handle(self, now_s: float, event: ev.Event) -> list[ev.Action]:
@@ -121,13 +121,13 @@ class Peer:
                     else:
                         actions.append(answer)
             if kind is ev.ViewChanged:
-                events += self._held
-                self._held.clear()
+                events += self._early_messages
+                self._early_messages.clear()
         return actions
 
     def _hold_or_drop(self, event: ev.Received, verdict: str) -> list[ev.Action]:
         if verdict == HOLD:
-            self._held.append(event)
+            self._early_messages.append(event)
             return []
         assert verdict == DROP
         self.n_dropped += 1

@@ -9,7 +9,7 @@ def progress(n_copies=1):
 
 
 def save(one, version, stage, disk="d0", digest="a", blocked_s=0.0):
-    one.saved(ev.Saved(version, stage, blocked_s, digest, 9), disk)
+    one.on_saved(ev.Saved(version, stage, blocked_s, digest, 9), disk)
 
 
 def found_on(one, *disks):
@@ -19,7 +19,7 @@ def found_on(one, *disks):
 
 def complete(one, live=("d0",)):
     found = found_on(one, *live)
-    return found and (found.version, one.complete(found))
+    return found and (found.version, one.on_complete(found))
 
 
 def test_a_checkpoint_is_complete_with_the_last_stage():
@@ -46,7 +46,7 @@ def test_a_run_is_over_when_all_members_are_done_and_the_last_checkpoint_is_comp
     save(one, 3, 0)
     save(one, 3, 1)
     complete(one)
-    one.done(0)
+    one.on_done(0)
     assert not one.is_over([0, 1]) and one.is_over([0])
 
 
@@ -74,8 +74,8 @@ def test_two_copies_on_disks_of_the_stage_itself_are_not_enough():
     save(one, 1, 0, "d3", "a")
     found = one.found(0, 0, here)
     assert found
-    one.complete(found)
-    one.view_changed()
+    one.on_complete(found)
+    one.on_view()
     assert placed(one.orders([Holder(0, 0, "d0"), Holder(2, 0, "d2"), Holder(5, 1, "d5")])) == [(5, "a"), (2, "b")]
 
 
@@ -137,10 +137,10 @@ def test_peers_of_one_disk_copy_nothing_to_one_another():
 def test_an_order_is_given_once_in_a_view_and_again_in_the_next():
     one, here = written(), holders(0, 1, 0, 1)
     assert one.orders(here) and not one.orders(here)
-    one.view_changed()
+    one.on_view()
     assert placed(one.orders(here)) == [(3, "a"), (2, "b")]
     save(one, 1, 0, "d3", "a")
-    one.view_changed()
+    one.on_view()
     assert placed(one.orders(here)) == [(2, "b")]
 
 
@@ -169,10 +169,10 @@ def test_a_part_whose_only_disk_is_gone_is_not_waited_for():
 def test_a_disk_that_cannot_take_a_copy_is_not_asked_again():
     one, here = written(), holders(0, 1, 0, 1)
     one.orders(here)
-    one.missing("a", "d3")
+    one.on_part_missing("a", "d3")
     assert placed(one.orders(here)) == [(1, "a")]
-    one.missing("a", "d1")
-    one.missing("a", "d2")
+    one.on_part_missing("a", "d1")
+    one.on_part_missing("a", "d2")
     assert placed(one.orders(here)) == [(0, "b")]
     save(one, 1, 1, "d0", "b")
     assert one.found(0, 0, here).n_copies == 1  # no other disk takes one
@@ -184,7 +184,7 @@ def test_a_lost_copy_of_the_newest_checkpoint_is_made_again():
     save(one, 1, 1, "d2", "b")
     complete(one, ["d0", "d1", "d2", "d3"])
     assert one.orders(here) == []
-    one.missing("b", "d1")
+    one.on_part_missing("b", "d1")
     assert placed(one.orders(here)) == [(0, "b")]
     save(one, 1, 1, "d0", "b")
     assert one.checkpoint.parts[1].disks == ("d0", "d2")

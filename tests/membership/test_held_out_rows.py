@@ -28,10 +28,10 @@ def test_a_row_waits_for_all_microbatches_and_those_after_it_wait_too():
     assert told(rows.add(row(0), 1)) == [(0, None)]
     assert told(rows.add(row(1), 2)) == []
     assert rows.has_unreported(2) and not rows.has_unreported(1)
-    assert told(rows.measured(measured(2, 1), 2)) == []
+    assert told(rows.on_measured(measured(2, 1), 2)) == []
     assert told(rows.add(row(2), 3)) == []
-    assert told(rows.measured(measured(2, 1), 3)) == []  # a member says it again in another view
-    assert told(rows.measured(measured(2, 0, 1), 3)) == [(1, 3.0), (2, None)]  # (4 + 8) / 4
+    assert told(rows.on_measured(measured(2, 1), 3)) == []  # a member says it again in another view
+    assert told(rows.on_measured(measured(2, 0, 1), 3)) == [(1, 3.0), (2, None)]  # (4 + 8) / 4
     assert not rows.has_unreported(5)
 
 
@@ -47,13 +47,13 @@ def test_a_row_whose_loss_is_lost_waits_until_the_step_that_measures_it_is_commi
 def test_the_last_row_waits_without_a_further_step():
     rows = HeldOutRows(TRAIN)
     assert told(rows.add(row(4), 5)) == [] and rows.has_unreported(5)
-    assert told(rows.measured(measured(5, 0, 1), 5)) == [(4, 6.0)]
+    assert told(rows.on_measured(measured(5, 0, 1), 5)) == [(4, 6.0)]
 
 
 def test_a_row_before_a_rollback_gets_the_loss_that_is_measured_again():
     rows = HeldOutRows(TRAIN, Delay(1))
     rows.add(row(1), 2)
-    rows.measured(measured(2, 0), 2)
+    rows.on_measured(measured(2, 0), 2)
     rows.add(row(2), 3)
     rows.roll_back(2)
-    assert told(rows.measured(ev.HeldOutMeasured(2, ((0, 1, 8.0), (1, 1, 6.0))), 2)) == [(1, 7.0)]
+    assert told(rows.on_measured(ev.HeldOutMeasured(2, ((0, 1, 8.0), (1, 1, 6.0))), 2)) == [(1, 7.0)]

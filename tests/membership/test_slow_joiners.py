@@ -105,7 +105,7 @@ class Judge:
 
     def at(self, now_s, *fetched_bytes):
         if fetched_bytes:
-            self.joiners.heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
+            self.joiners.on_heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
         found = self.joiners.stalled(now_s, self.roster)
         assert found is None or found[0] == 7
         return found and found[1]

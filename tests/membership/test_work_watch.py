@@ -11,7 +11,7 @@ FORWARD = Work(0, "F", 3, 1, 7)
 def watch(kind="F", seconds=1.0, floor_s=4.0, n=3):
     machine = WorkWatch(floor_s, TICK_S)
     for m in range(n):
-        machine.done(Work(0, kind, m, 1, 0), seconds)
+        machine.on_done(Work(0, kind, m, 1, 0), seconds)
     return machine
 
 
@@ -37,7 +37,7 @@ def test_that_the_run_waits_for_it_is_told_once():
     assert machine.blocked() is None
     overdue(machine, FORWARD, FACTOR + 1)
     assert machine.blocked() == ev.Overdue("7:0F3@p1", FACTOR + 1, FACTOR, blocks=True) and machine.blocked() is None
-    machine.done(FORWARD, 40.0)
+    machine.on_done(FORWARD, 40.0)
     assert machine.blocked() is None
 
 
@@ -54,7 +54,7 @@ def test_the_deadline_has_a_floor_and_leaves_room_for_durations_that_vary():
     assert overdue(watch(seconds=0.01), FORWARD, 4.5)[0].deadline_s == 4.0
     machine = watch(n=0)
     for seconds in (1.0, 2.0, 3.0):
-        machine.done(FORWARD, seconds)
+        machine.on_done(FORWARD, seconds)
     assert overdue(machine, FORWARD, 30.0)[0].deadline_s == FACTOR * 2.0 + 8.0 * 1.0
 
 
@@ -67,7 +67,7 @@ def test_a_kind_that_was_never_timed_may_have_to_be_compiled(known, kind):
 
 def test_the_first_work_of_a_kind_is_compared_with_its_profile():
     machine = watch(n=0)
-    machine.profiled({"F": 1.0})
+    machine.on_profiled({"F": 1.0})
     assert overdue(machine, FORWARD, PROFILE_FACTOR) == []
     assert overdue(machine, FORWARD, PROFILE_FACTOR + 1)
 
@@ -75,7 +75,7 @@ def test_the_first_work_of_a_kind_is_compared_with_its_profile():
 def test_a_work_that_was_overdue_says_nothing_of_its_like():
     machine = watch(n=1)
     assert overdue(machine, FORWARD, 40.0)
-    machine.done(FORWARD, 40.0)
+    machine.on_done(FORWARD, 40.0)
     assert overdue(machine, FORWARD, 40.0)[0].deadline_s == FACTOR
 
 
@@ -85,7 +85,7 @@ def test_another_work_begins_anew():
         assert machine.tick(n * 5 * TICK_S, Work(0, "F", n, 1, 7)) is None
     overdue(machine, FORWARD, 20.0)
     assert machine.is_overdue
-    machine.done(FORWARD, 20.0)
+    machine.on_done(FORWARD, 20.0)
     assert not machine.is_overdue and machine.tick(30.0, None) is None
 
 

@@ -23,13 +23,13 @@ class Failures:
         self._n_saves_failed: Counter[int] = Counter()
         self._overdue: dict[int, dict[str, int]] = {}  # peer -> its Work that was overdue, and in which step
 
-    def failed(self, peer: int, stage: int, reason: str) -> None:
+    def on_failed(self, peer: int, stage: int, reason: str) -> None:
         """A peer cannot continue, and its process ends."""
         self._failed.add(peer)
         before, n = self._last.get(stage, ("", 0))
         self._last[stage] = (reason, n + 1 if reason == before else 1)
 
-    def started(self, peer: int) -> None:
+    def on_started(self, peer: int) -> None:
         """A process of this peer says hello."""
         self._failed.discard(peer)
 
@@ -43,15 +43,15 @@ class Failures:
         in_vain = is_deserted and self._last.get(stage, ("", 0))[1] >= SAME_FAILURES_MAX
         return in_vain or self._failed.issuperset(peers)
 
-    def save_failed(self, peer: int) -> int:
+    def on_save_failed(self, peer: int) -> int:
         """A peer could not write its part of a checkpoint; for how many in a row."""
         self._n_saves_failed[peer] += 1
         return self._n_saves_failed[peer]
 
-    def saved(self, peer: int) -> None:
+    def on_saved(self, peer: int) -> None:
         del self._n_saves_failed[peer]
 
-    def overdue(self, peer: int, step: int, work: str) -> int:
+    def on_overdue(self, peer: int, step: int, work: str) -> int:
         """A peer's Work is overdue in this step; how much of its Work was so of late. The same Work counts once."""
         known = self._overdue.get(peer, {})
         recent = {one: at for one, at in known.items() if step - FORGIVEN_STEPS < at <= step}

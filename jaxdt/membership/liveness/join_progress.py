@@ -47,7 +47,7 @@ class JoinProgress:
         self._floor_s = floor_s
         self._joining: dict[int, _JoiningPeer] = {}
 
-    def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+    def on_heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat."""
         if peer in self._joining and all(name in status for name in ev.FETCHED):
             self._joining[peer].update(now_s, ev.Fetching(*(status[name] for name in ev.FETCHED)))

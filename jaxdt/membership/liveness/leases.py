@@ -38,11 +38,11 @@ class Leases:
         """The seconds, to a tenth, for which each peer with a lease has been silent."""
         return {peer: round(deadline.silence_s(now_s), 1) for peer, deadline in self._deadlines.items()}
 
-    def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+    def on_heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat; that of a joining member says how far its download is."""
-        self._joining.heartbeat(now_s, peer, status)
+        self._joining.on_heartbeat(now_s, peer, status)
 
-    def link(self, now_s: float, peer: int, up: bool, gone: bool) -> None:
+    def on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> None:
         """The connection to a peer came up or went down; `gone`: its process has ended."""
         if up or peer not in self._deadlines:
             self._down_since_s.pop(peer, None)

@@ -28,7 +28,7 @@ class Vacancies:
         """Whether the run waits for this silent peer and dials it."""
         return peer in self._dialled
 
-    def lost(self, peer: int, stage: int, reason: str, is_last: bool) -> None:
+    def on_lost(self, peer: int, stage: int, reason: str, is_last: bool) -> None:
         """A peer is lost, or silent, and its connections are ended; `is_last`: it was the last replica of its stage."""
         self._dialled.discard(peer)
         if is_last:

@@ -44,7 +44,7 @@ class Waiting:
         self._reminder = Reminder()
         self._refusal = ""
 
-    def refused(self, reason: str) -> None:
+    def on_refused(self, reason: str) -> None:
         """Somebody was refused: perhaps the peer that the run waits for, which has not shown who it is."""
         self._refusal = reason
 

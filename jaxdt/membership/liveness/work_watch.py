@@ -37,11 +37,11 @@ class WorkWatch:
         self.is_overdue = False
         self._blocks = False
 
-    def profiled(self, seconds: Mapping[str, float]) -> None:
+    def on_profiled(self, seconds: Mapping[str, float]) -> None:
         """How long each kind of Work took before the peer joined."""
         self._profile_s = seconds
 
-    def done(self, work: Work, seconds: float) -> None:
+    def on_done(self, work: Work, seconds: float) -> None:
         """A Work has ended. One that was overdue says nothing of its like."""
         if work != self._work or not self.is_overdue:
             self._durations_s[work.kind].append(seconds)
