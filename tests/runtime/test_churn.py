@@ -56,5 +56,6 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     assert fleet.ended() == 130, fleet.output
     assert not alive(pids)
     assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
+    assert "all 4 peers are ready, 4 on cpu: 1 x cpu" in fleet.output
     assert "peer 3 (stage 1): lost" in fleet.output
     assert_equal(fleet, alone)

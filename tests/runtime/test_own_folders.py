@@ -80,8 +80,9 @@ def own_folders(tmp_path, slow_links):
 
 
 def test_a_lost_stage_is_refilled_by_a_newcomer_that_fetches_its_part(own_folders, alone):
-    """kill -9 of the only peer of stage 1. The other one goes back to the checkpoint, too, and the losses are the calm
-    run's."""
+    """kill -9 of the only peer of stage 1. The run would wait for 300 s for who may live; a process that has ended is
+    known to, since its host refuses connections. The other peer goes back to the checkpoint, too, and the losses are
+    the calm run's."""
     fleet = own_folders
     for peer in (0, 1):
         fleet.start_peer(peer)

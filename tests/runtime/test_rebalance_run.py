@@ -1,6 +1,7 @@
 """Peers that change stages: in the simulator by what they report, as machines by the coordinator's word, and as real
 processes, with the losses of one process."""
 
+import json
 import os
 import re
 import signal
@@ -158,5 +159,8 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
     moves = re.findall(r"peer (\d+): moves from stage 0 to stage 1", fleet.output)
     assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
     assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
+    summary = json.loads((fleet.run_dir / "summary.json").read_text())
+    assert (summary["steps"], summary["loss_last"]) == (30, fleet.losses()[-1])
+    assert {"step_s_predicted", "step_s_measured", "tokens_per_s", "bytes_on_links", "loss_first"} <= set(summary)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
     assert " moves to stage 1\n" in log and " has the state of step " in log
