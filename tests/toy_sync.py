@@ -31,20 +31,20 @@ class RingScheduler(GroupBook):
         """The groups of all who need not wait any longer."""
         ring = self._plan.placement[stage]
         actions = []
-        for peer in sorted(self._wanted.keys() & set(ring)):
-            if peer in self._wanted and (members := self._members(ring, peer)):
+        for peer in sorted(self._waiting.keys() & set(ring)):
+            if peer in self._waiting and (members := self._members(ring, peer)):
                 actions += self._formed(stage, 0, AveragingGroup(members, "step"))
         return actions
 
     def _members(self, ring, peer):
         """The group of a replica that waits; () if its neighbour is still to come."""
-        step = self._wanted[peer]
+        step = self._waiting[peer]
         mate = self._neighbour(ring, peer, step)
         if self._neighbour(ring, mate, step) != peer or not self._pipelines.has(mate) or mate in self._finished:
             return (peer,)
-        if mate not in self._wanted:
+        if mate not in self._waiting:
             return ()
-        return tuple(sorted((peer, mate))) if self._wanted[mate] == step else (peer,) * (self._wanted[mate] > step)
+        return tuple(sorted((peer, mate))) if self._waiting[mate] == step else (peer,) * (self._waiting[mate] > step)
 
     def _neighbour(self, ring, peer, step):
         place = ring.index(peer)

@@ -50,7 +50,7 @@ class GroupScheduler(GroupBook):
         ]
 
     def _ready(self, now_s: float, src: int, stage: int, fragment: int) -> list[ev.Action]:
-        return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, self._wanted[src]))
+        return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, self._waiting[src]))
 
     def _left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
         matched = [(f, matcher.left(now_s, *replicas)) for f, matcher in enumerate(self._matchers[stage])]

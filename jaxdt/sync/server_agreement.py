@@ -28,8 +28,10 @@ class ServerAgreement(ReplicaBook):
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         super().__init__(config, run, plan, Keepers(lambda stage: (self._servers[stage],), RoundKind.CHECKPOINT))
         self._servers = [server for (server,) in plan.roles.servers]
-        self._kept: dict[int, dict[int, RoundId]] = {}  # version -> stage -> what its server holds for a checkpoint
-        self._told: dict[RoundId, int] = {}  # of these: the worker that was told to keep it
+        self._checkpoint_rounds: dict[
+            int, dict[int, RoundId]
+        ] = {}  # version -> stage -> what its server holds for a checkpoint
+        self._keepers: dict[RoundId, int] = {}  # of these: the worker that keeps it, and was told so
         self._n_complete = 0  # version of the last checkpoint that is complete
 
     def _hears(self, src: int) -> bool:
@@ -60,17 +62,17 @@ class ServerAgreement(ReplicaBook):
         self._snapshots.holds(round.number, stage, contributions)
         workers, steps = zip(*contributions, strict=True)
         report = StateMeanReport(stage, round.number, list(workers), list(steps))
-        self._kept.setdefault(round.number, {})[stage] = round
+        self._checkpoint_rounds.setdefault(round.number, {})[stage] = round
         return [report, *self._tell_workers()]
 
     def _tell_workers(self) -> list[ev.Action]:
         """The least worker of a stage writes its part of a checkpoint, so it has to keep what that holds."""
         actions: list[ev.Action] = []
-        for of_stages in self._kept.values():
+        for of_stages in self._checkpoint_rounds.values():
             for stage, round in of_stages.items():
                 worker = min(self._pipelines.replicas(stage), default=None)
-                if worker is not None and self._told.get(round) != worker:
-                    self._told[round] = worker
+                if worker is not None and self._keepers.get(round) != worker:
+                    self._keepers[round] = worker
                     actions.append(ev.Send(worker, ev.GroupFormed(round, (worker,), (self._servers[stage],))))
         return actions
 
@@ -84,8 +86,8 @@ class ServerAgreement(ReplicaBook):
     def on_checkpoint(self, version: int) -> list[ev.Action]:
         """What is kept for this one and older ones can go."""
         self._n_complete = max(version, self._n_complete)
-        over = [self._kept.pop(other) for other in sorted(self._kept) if other <= version]
+        over = [self._checkpoint_rounds.pop(other) for other in sorted(self._checkpoint_rounds) if other <= version]
         rounds = [(stage, round) for of_stages in over for stage, round in of_stages.items()]
         for _, round in rounds:
-            self._told.pop(round, None)
+            self._keepers.pop(round, None)
         return [ev.Send(self._servers[stage], ev.GroupClosed(round)) for stage, round in rounds]

@@ -59,7 +59,7 @@ class GroupBook(ReplicaBook):
         super().__init__(config, run, plan, keepers, rows_by_step)
         self._n_fragments = n_fragments
         self._averages_alone = averages_alone
-        self._wanted: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
+        self._waiting: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
         self._n_groups = [[0] * n_fragments for _ in plan.stages]
         self._n_groups_before = [[0] * n_fragments for _ in plan.stages]  # of earlier coordinators
 
@@ -83,7 +83,7 @@ class GroupBook(ReplicaBook):
         match message:
             case ev.WantsGroup(step, fragment) if fragment < self._n_fragments:
                 stage, _ = self._plan.seat(src)
-                self._wanted[src] = step
+                self._waiting[src] = step
                 self._pipelines.did([src], [step])
                 return self._ready(now_s, src, stage, fragment)
             case _:
@@ -94,7 +94,7 @@ class GroupBook(ReplicaBook):
         k = self._n_groups[stage][fragment]
         self._n_groups[stage][fragment] += 1
         self._budget.rows.formed(group)
-        steps = [self._wanted.pop(member) for member in group.members]
+        steps = [self._waiting.pop(member) for member in group.members]
         members = list(group.members)
         view = self._view_number
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment, view)
@@ -124,7 +124,7 @@ class GroupBook(ReplicaBook):
     def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
         actions: list[ev.Action] = []
         for peer in replicas:
-            self._wanted.pop(peer, None)
+            self._waiting.pop(peer, None)
         for stage, row in enumerate(self._plan.placement):
             if gone := sorted(set(replicas).intersection(row)):
                 actions += self._left(now_s, stage, gone)
