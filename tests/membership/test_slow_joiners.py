@@ -11,7 +11,8 @@ from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.testing import cases, symbolic_tensors
+from jaxdt.testing import case as case_module
+from jaxdt.testing import symbolic_tensors
 from jaxdt.testing.case import LINK_OF_NEWCOMERS, play
 from jaxdt.testing.cases import draw_case
 
@@ -80,10 +81,10 @@ def test_the_run_goes_on_without_a_newcomer_that_does_not_fetch_its_state(mutant
 def test_a_newcomer_with_a_large_state_on_a_slow_link_stays(monkeypatch):
     """Four minutes for the state, which no other deadline allows."""
     case = case_with_a_newcomer()
-    monkeypatch.setattr(cases, "LINK_OF_NEWCOMERS", replace(LINK_OF_NEWCOMERS, bandwidth_gbps=2e-5))
+    monkeypatch.setattr(case_module, "LINK_OF_NEWCOMERS", replace(LINK_OF_NEWCOMERS, bandwidth_gbps=2e-5))
     monkeypatch.setattr(symbolic_tensors, "N_WORDS", 400_000)
     case = replace(case, config=replace(case.config, sync=replace(case.config.sync, slice_bytes=100_000)))
-    monkeypatch.setattr(cases, "DETECTION_S", 10_000.0)
+    monkeypatch.setattr(case_module, "DETECTION_S", 10_000.0)
     outcome, _ = play(case)
     (download,) = report_fields(outcome, "download")
     assert download["seconds"] > 200
