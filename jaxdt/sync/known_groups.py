@@ -35,7 +35,7 @@ class KnownGroups:
         return ev.Send(ev.COORDINATOR, wanted)
 
     def formed(self, formed: ev.GroupFormed, was_wanted: bool) -> None:
-        """Told of an attempt of a group, which was wanted or is a mean that is kept aside."""
+        """Told of an attempt of a group, which was wanted or is a snapshot."""
         round = formed.round
         if was_wanted and self._is_new(round):
             self._wanted = None

@@ -6,8 +6,8 @@ Its members lay their parameters out, add them up as in all-reduce, each an owne
 mean. Nothing is agreed beyond the group: a mean is adopted as soon as it is whole. With a lag a replica does not wait,
 and adopts the mean some local steps later (jaxdt.sync.pending_means).
 
-After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
-result of the run. On the way such means are kept aside for checkpoints, while the replicas continue.
+After the last step all replicas of the stage average their whole states, with the optimizer's: the mean is the result
+of the run. Snapshots for checkpoints are such means too; the replicas continue with their own states.
 
 The first stage of a pipeline that gives its states to one that comes back begins no step until that has them
 (jaxdt.sync.donor_transfer).
@@ -218,9 +218,9 @@ class IndependentReplica(RoundPolicy):
 
     def _begin(self) -> ev.Actions:
         """The next local step begins, unless that was the last one."""
-        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), ev.Settled(self._steps.version)]
+        snapshots = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), ev.Settled(self._steps.version)]
         waits = self._wait_as_donor() if self._may_wait_as_donor else []
-        return [*aside, *waits, *self._steps.begin(), *self._finish_if_over()]
+        return [*snapshots, *waits, *self._steps.begin(), *self._finish_if_over()]
 
     @property
     def _is_between_steps(self) -> bool:
@@ -251,9 +251,9 @@ class IndependentReplica(RoundPolicy):
         if self._is_finished or not self._steps.is_over or self._waits_for_group or self._pending.is_awaited:
             return []
         self._is_finished = True
-        aside = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
+        snapshots = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
         waits = self._wait_as_donor() if self._is_donor and not self._steps.is_held else []
-        return [*aside, *waits, ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))]
+        return [*snapshots, *waits, ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> ev.Actions:
         """Take part in the snapshots that came while this peer was in the middle of a step."""
@@ -314,8 +314,7 @@ class IndependentReplica(RoundPolicy):
         return self._options.fragment_elements[round.fragment]
 
     def _is_snapshot(self, round: RoundId) -> bool:
-        """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer continues with its own
-        state."""
+        """Whether the mean is for a checkpoint or a held-out loss, and this peer continues with its own state."""
         return round.kind == RoundKind.HELD_OUT or (
             round.kind == RoundKind.STATE and round.number < self._options.n_steps
         )

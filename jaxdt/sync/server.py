@@ -11,8 +11,8 @@ server adds and answers is reported: from it one process can do the run again.
 
 A worker whose pipeline is lost is no longer awaited, and its pushes that are added stay.
 
-Held-out losses and checkpoints on the way are those of parameters that the servers keep aside, with the same pushes at
-all stages (jaxdt.sync.server_snapshots).
+Held-out losses and checkpoints during the run use snapshots that the servers take, with the same pushes at all stages
+(jaxdt.sync.server_snapshots).
 
 A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
 server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
@@ -111,7 +111,7 @@ class Replica(RoundPolicy):
                 return self._adopted()
             case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
-            case ev.Updated():  # the checkpoint of what was kept aside is being written
+            case ev.Updated():  # the checkpoint of a snapshot is being written
                 return self._between_steps()
         if self._view is None:
             return []
@@ -205,8 +205,8 @@ class Replica(RoundPolicy):
         return exchange is not None and exchange.complete
 
     def _keep(self) -> ev.Actions:
-        """Keep aside a snapshot that is for a checkpoint. The next one may only take its place when its checkpoint is
-        being written, which begins with the new version."""
+        """Keep a snapshot that is for a checkpoint. The next one may replace it only once its checkpoint is being
+        written, which begins with the new version."""
         if self._is_keeping or not self._to_keep:
             return []
         self._is_keeping = True
@@ -222,7 +222,7 @@ class Replica(RoundPolicy):
         return [*self._engine.forget(round), report, ev.MeanKept(version), ev.Updated(stage, version)]
 
     def _adopted(self) -> ev.Actions:
-        """The server's parameters are this worker's, or a snapshot of them is kept aside."""
+        """The server's parameters are this replica's, or a snapshot of them is kept."""
         round = self._adopting.popleft()
         return self._kept(round) if round.kind == RoundKind.CHECKPOINT else self._pulled()
 
@@ -495,8 +495,7 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
 
 
 def _server_vectors(plan: Plan) -> int:
-    """A push of each worker that waits to be added, and the parameters that are kept aside: for a held-out loss, and
-    for a checkpoint."""
+    """A push of each replica that waits to be added, and two snapshots: for a held-out loss, and for a checkpoint."""
     return plan.n_pipelines + 2
 
 
@@ -505,7 +504,7 @@ def _check(config: RunConfig, plan: Plan) -> str:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
     if plan.schedule == STASH:
         return (
-            f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a worker goes on from "
+            f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a replica continues from "
             "the server's parameters when a whole wave of its steps is done"
         )
     if config.train.on_nonfinite == "rollback":

@@ -1,4 +1,4 @@
-"""Parameters that servers keep aside for held-out losses and checkpoints, while workers continue.
+"""Snapshots of the servers' parameters for held-out losses and checkpoints, while replicas continue.
 
 A snapshot holds the same pushes at all stages: those up to a cut, a local step of each pipeline. When the coordinator
 asks for one, the server of the first stage chooses the cut: of each worker the last step that it may do before it pulls
@@ -48,8 +48,8 @@ class ServedStage:
         return [(stage, server) for stage, server in enumerate(self.servers) if stage != self.stage]
 
     def spec(self, id: RoundId) -> RoundSpec:
-        """A worker's change goes to the server, and the server's parameters to a worker. What the server keeps aside
-        is sent to no peer: who needs it fetches it."""
+        """A worker's change goes to the server, and the server's parameters to a worker. The server sends a snapshot
+        to no peer: those that need it fetch it."""
         is_push = id.kind == RoundKind.PUSH
         src = id.peer if is_push else self.server
         receivers = (id.peer,) if id.kind == RoundKind.PULL else ()

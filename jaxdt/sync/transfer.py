@@ -50,8 +50,8 @@ class Rate:
 
 @dataclass
 class Download:
-    """What is wanted: all words of `whole`, with which the driver then does `then`. `left`: the slices that nobody has
-    been asked for, the last of them first."""
+    """A download of all words of `whole`, with which the driver then does `then`. `left`: the slices not yet requested,
+    the last of them first."""
 
     whole: ev.StateKey
     then: ev.Action

@@ -10,8 +10,8 @@ over when all are counted.
 Work may take far longer than its like while the peer's machine continues as ever. Then the router has another replica
 do the forwards too that are stuck at this peer. Both send their results to the same peer of the next stage, which uses
 the one that comes first and sends the gradient back along the route of that one. So no gradient is computed twice, and
-one place decides. A forward whose result nobody waits for at the next stage stays where it is, and so does a backward:
-they are done elsewhere only in a view without their peer.
+one place decides. A forward stays where it is if the next stage does not need its result, and so does a backward: other
+peers do them only in a view without their peer.
 
 A view in mid-step makes all routes void, since messages of old views are dropped. Then Recovery says what has to be
 done again. A peer that joins computes from the next step on.
@@ -250,8 +250,8 @@ class RoutedWiring:
         heapq.heappush(self._ready, (kind in (WorkKind.FORWARD, WorkKind.EVALUATE), self._n_queued, work))
 
     def _next(self) -> ev.Actions:
-        """Begin a Work if one can begin. Nobody needs more of a step that is committed: its update may run, and with it
-        the tensors of the step go."""
+        """Begin a Work if one can begin. A committed step needs no more Work: its update may run, which deletes the
+        step's tensors."""
         while self._ready and not self._slot.is_busy and not self._is_committed:
             work = heapq.heappop(self._ready)[2]
             if not self._is_needless(work):

@@ -55,7 +55,7 @@ class ServerGate:
     log: list[Transfer] = field(default_factory=list[Transfer])
     _under_way: list[Transfer] = field(default_factory=list[Transfer])  # a heap; at_s is when they end
     _waiting: dict[int, int] = field(default_factory=dict[int, int])  # replica -> local steps, until its pull begins
-    _gone: set[int] = field(default_factory=set[int])  # replicas that nobody waits for; their pushes arrive
+    _gone: set[int] = field(default_factory=set[int])  # replicas that hold no other back; their pushes arrive
     _timer_s: float | None = None  # of the timer that is under way
 
     def ready(self, now_s: float, peer: int, step: int) -> Matched:

@@ -71,7 +71,7 @@ class Matcher(Protocol):
 
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
         """Group `number` of the stage, counted from 0 in the order in which groups formed, averages only these members
-        (none: nobody), because others of it have left. Survivors do not become ready again for it. It may be told more
+        (possibly none), because others of it have left. Survivors do not become ready again for it. It may be told more
         than once, the last time with those whose mean was adopted."""
         ...
 

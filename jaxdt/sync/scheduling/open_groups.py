@@ -28,7 +28,7 @@ class Disagreement(Exception):
 class OpenGroup:
     """`round`: the attempt that counts, as far as is known. `attempts`: the members of this attempt and of earlier
     ones. `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, if the
-    coordinator knows it beforehand. `report`: the group as it has formed; None for a mean that is kept aside."""
+    coordinator knows it beforehand. `report`: the group as it has formed; None for a snapshot."""
 
     round: RoundId
     attempts: dict[RoundId, tuple[int, ...]]

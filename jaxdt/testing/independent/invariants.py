@@ -374,7 +374,7 @@ class IndependentInvariants:
             waiting = [rules.waiting() for rules in self._rules]
             self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
         if stop.code == CRASHED and self._loses.issuperset(self._plan.peers):
-            return  # nobody is left for a coordinator that is started again
+            return  # a restarted coordinator would find no peer
         if stop.code:
             self._check_reason(stop)
             return
@@ -409,7 +409,7 @@ class IndependentInvariants:
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
-        """(17) among the members that have stayed. A lost one may have adopted a mean that nobody else has heard of."""
+        """(17) among the members that have stayed. A lost one may have adopted a mean unknown to the others."""
         for place, known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
@@ -557,8 +557,8 @@ class IndependentInvariants:
             if self._stays(one.worker) and (state is None or (state.params, state.moments) != expected):
                 self.broken(REPLAYED, one.worker, f"has kept {state} for version {one.version}, the replay {expected}")
         self._check_kept({one.version for one in kept}, {one.version for one in outcome.of(StateMeanReport)})
-        aside = [(version, of) for (version, is_checkpoint), of in replay.snapshots.items() if not is_checkpoint]
-        return {(version, stage): one.vector for version, of in aside for stage, one in of.items()}
+        held_out = [(version, of) for (version, is_checkpoint), of in replay.snapshots.items() if not is_checkpoint]
+        return {(version, stage): one.vector for version, of in held_out for stage, one in of.items()}
 
     def _check_kept(self, kept: set[int], whole: set[int]) -> None:
         """Checkpoints are those that the config asks for, and where nothing is lost the first of them is not forgotten.
@@ -588,7 +588,7 @@ class IndependentInvariants:
                 self.broken(ONE_CUT, ev.COORDINATOR, f"the snapshot of {version} holds the local steps {others}")
 
     def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
-        """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so
+        """A row has the held-out loss that belongs to it, or none. Without a lost peer, the last row has one, and so
         does the first that should."""
         train = self._config.train
         every, n_rows = train.eval_every_steps, train.steps
@@ -620,7 +620,7 @@ class IndependentInvariants:
         self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry], stays: bool = True
     ) -> None:
         """Compare a replica's changes with the replay. The last change of a lost replica is left out, since it may be a
-        mean of which nobody else has heard."""
+        mean unknown to the others."""
         for got, wanted in zip(found if stays else found[:-1], expected, strict=False):
             if got != wanted:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")

@@ -17,9 +17,9 @@ comes in proportion to what they have in flight, so a client with fewer would wa
 are for whoever will be done first (task_times.py).
 
 A worker that vanishes, is late with a backward, or contributes something else than it has done, is void: its leases and
-all that it has not contributed are done again here or at others (task_table.py). That is no business of anybody else:
-there is no view, nothing is written to a disk, and nobody waits who would not wait anyway. A server without workers
-computes everything itself, in the order of 1F1B.
+all that it has not contributed are done again here or at others (task_table.py). No other peer takes part in that: it
+needs no view and no write to a disk, and delays no other peer. A server without workers computes everything itself, in
+the order of 1F1B.
 
 With delayed updates two steps are under way, each with a table of its own; the older one's tasks go first. A worker
 does the tasks of a step if it holds the version with which the step computes.

@@ -194,7 +194,7 @@ class PoolWorker:
         return [ev.Discard(gradient), ev.Send(self._server, told)]
 
     def _gathered(self) -> ev.Actions:
-        """The accumulator of a step is laid out, and starts again; unless nobody wants it any more."""
+        """The accumulator of a step is laid out, and starts again; unless its request was dropped meanwhile."""
         rounds, self._gathering = self._gathering, ()
         if rounds not in self._wanted:
             return [ev.Forget(round) for round in rounds]
