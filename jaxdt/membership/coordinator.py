@@ -474,8 +474,10 @@ class Coordinator:
         wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
         actions: list[ev.Action] = [ev.Send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
-        intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
-        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, intake)
+        returning = self._agreement.returning_members(
+            self.roster.returning(self.n_committed), self.roster.joining_states
+        )
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, returning)
         if view is None:
             return actions
         if view.rolled_back:

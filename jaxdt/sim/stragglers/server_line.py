@@ -78,21 +78,21 @@ class ServerGate:
                 self._answer(now_s)
         return Matched(tuple(groups), self._next_timer())
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         for peer in peers:
             self._gone.add(peer)
             self._waiting.pop(peer, None)
         self._answer(now_s)
         return Matched(timer=self._next_timer())
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         self.n_added[peer] = self.n_added[donor]
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         pass
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
     def _begin(self, now_s: float, peer: int, step: int, is_push: bool) -> None:

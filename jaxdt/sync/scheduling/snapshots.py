@@ -91,7 +91,7 @@ class Snapshots:
         self._todo += [] if has_result else [(self._keepers.checkpoint_kind, n_steps)]
         return self._next()
 
-    def evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
+    def on_evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
         """A held-out loss is measured."""
         return self._after_losses(self.held_out.hear(message))
 
