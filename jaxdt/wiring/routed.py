@@ -99,11 +99,11 @@ class RoutedWiring:
             case ev.Updated(_, version) if self._view:
                 return self._begin(now_s, version)
             case ev.Received(header, body) if self._view:
-                return self._received(now_s, header.src, body)
+                return self._on_received(now_s, header.src, body)
             case ev.Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
                 self._slot.free()
                 self._gap_s = self._service_time.gap_s(started_s + seconds)
-                return self._finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
+                return self._on_finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
             case ev.WorkOverdue() if self._view:
                 return self._on_overdue(now_s)
         return []
@@ -121,7 +121,7 @@ class RoutedWiring:
         assert self._view is not None
         return self._view
 
-    def _received(self, now_s: float, src: int, body: ev.Message) -> ev.Actions:
+    def _on_received(self, now_s: float, src: int, body: ev.Message) -> ev.Actions:
         match body:
             case ev.Grant() | ev.Boundary():
                 return self._accept(body) + self._next()
@@ -189,7 +189,7 @@ class RoutedWiring:
         self._routes.begin_step(self._current_view)
         tasks = whole_step(self._shape.n_stages, self._shape.n_trained(step), self._shape.n_held_out(step))
         self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
-        return actions + self._begin_tasks(now_s) + self._next() + self._drained()
+        return actions + self._begin_tasks(now_s) + self._next() + self._drain_if_over()
 
     def enter_without_tasks(self, step: int) -> None:
         """The wiring that owns this one does the step by itself, unless a view in mid-step asks for recovery."""
@@ -268,7 +268,7 @@ class RoutedWiring:
             self._stage not in self._inputs[WorkKind.FORWARD, m].regenerate
         )  # that is counted, and yet has to be done
 
-    def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
+    def _on_finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         step = self._step
         if work.step != step:
             return []  # of a generation that was rolled back
@@ -338,10 +338,10 @@ class RoutedWiring:
             actions += self._begin_tasks(now_s)
         if progress.stage == self._stage and self._counts(kind):
             self._counted.setdefault(step, set()).add((kind, m))
-            actions += self._drained() if step == self._step else []
+            actions += self._drain_if_over() if step == self._step else []
         return actions
 
-    def _drained(self) -> ev.Actions:
+    def _drain_if_over(self) -> ev.Actions:
         """The stage's step is over when every microbatch is counted at one of its replicas."""
         replicas = set(self._replicas) & set(self._members)
         if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
@@ -372,7 +372,7 @@ class RoutedWiring:
 
     def _post(self, dst: int, body: ev.Grant | ev.Resend) -> ev.Actions:
         """Send a message to another peer, or deliver it to this one at once."""
-        return [ev.Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+        return [ev.Send(dst, body)] if dst != self._peer else self._on_received(0.0, self._peer, body)
 
     # ------------------------------------------------------------------------------------------------ overdue Work
 
@@ -445,4 +445,4 @@ class RoutedWiring:
             tasks = self._recovery.missing_tasks(self._shape.n_trained(of_step), self._shape.n_held_out(of_step))
             self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
             actions += self._begin_tasks(now_s)
-        return actions + self._next() + self._drained()
+        return actions + self._next() + self._drain_if_over()

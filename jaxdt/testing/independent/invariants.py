@@ -70,7 +70,7 @@ class IndependentInvariants:
         self._loses = {peer for fault in faults for peer in fault.may_lose}
         self._means: dict[Place, dict[int, Vector]] = defaultdict(dict)  # by peer
         self._members: dict[Place, set[int]] = {}
-        self._wanted: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
+        self._wanted_groups: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
         self._n_ahead = plan.n_ahead(0)
         self._closed: set[tuple[int, RoundId]] = set()  # (peer, round): it has heard that the round is over
         self._adopting: dict[int, deque[tuple[RoundId, ...]]] = defaultdict(deque)  # Work asked for, not done
@@ -90,7 +90,7 @@ class IndependentInvariants:
         self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
         self._enough: dict[int, int] = {}  # the same, when it has heard that it shall begin no more
-        self._heard: set[tuple[int, int]] = set()  # steps of pipelines of which the coordinator has heard
+        self._heard_steps: set[tuple[int, int]] = set()  # steps of pipelines of which the coordinator has heard
         self._n_nonfinite = 0
         servers = [row[0] for row in plan.roles.servers]
         self._clocks = {
@@ -219,7 +219,7 @@ class IndependentInvariants:
         for stage, row in enumerate(rows):
             peer = row[report.pipeline]
             self._admissions[peer] = report.admission
-            self._wanted[peer].clear()
+            self._wanted_groups[peer].clear()
             for rules in self._rules if not self._has_ended else ():
                 rules.joined(stage, peer, row[report.donor])
 
@@ -233,7 +233,7 @@ class IndependentInvariants:
             return
         match event.body:
             case ev.WantsGroup(step, fragment):
-                self._wanted[event.header.src][step] = fragment
+                self._wanted_groups[event.header.src][step] = fragment
             case _:
                 pass
         match event.body:
@@ -242,7 +242,7 @@ class IndependentInvariants:
             case ev.Finished() if not self._has_ended:
                 self._left(event.header.src)
             case ev.StepDone(step):
-                self._heard.add((event.header.src, step))
+                self._heard_steps.add((event.header.src, step))
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
@@ -456,9 +456,9 @@ class IndependentInvariants:
             elif tensors.n_steps != n_steps[number]:
                 self.broken(BUDGET, peer, f"has done {tensors.n_steps} steps, its pipeline {n_steps[number]}")
         n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values()) - sum(map(self._first_step, n_steps))
-        n_short = plan.n_pipelines * self._n_rows_short
-        if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
-            problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
+        n_short, n_heard = plan.n_pipelines * self._n_rows_short, len(self._heard_steps)
+        if n_done < n_wanted - n_short or (n_heard != n_done and not self._faults and not self._has_ended):
+            problem = f"the pipelines have done {n_steps}, {n_heard} were heard of, the run has {n_wanted}"
             self.broken(BUDGET, ev.COORDINATOR, problem)
         return n_steps
 
@@ -502,8 +502,8 @@ class IndependentInvariants:
                 steps = range(self._first_step(number) + 1, n_steps[number] + 1)
                 places = {step: step % groups.every_steps for step in steps}
                 due = {step: offsets[place] for step, place in places.items() if place in offsets}
-                if self._stays(peer) and self._wanted[peer] != due:
-                    self.broken(ANSWERED, peer, f"has wanted groups {self._wanted[peer]}, due were {due}")
+                if self._stays(peer) and self._wanted_groups[peer] != due:
+                    self.broken(ANSWERED, peer, f"has wanted groups {self._wanted_groups[peer]}, due were {due}")
 
     def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
         plan, has_servers = self._plan, bool(self._clocks)
