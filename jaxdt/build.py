@@ -139,7 +139,7 @@ def follows_plan(config: RunConfig) -> bool:
 
 
 def replicas_may_differ(config: RunConfig) -> bool:
-    """Whether a replica goes on with steps of its own while others have done fewer."""
+    """Whether a replica may do more steps than others have done."""
     return sync_entry(config.sync.kind).replicas_may_differ
 
 
@@ -303,7 +303,7 @@ def build_coordinator(
     durable_state: DurableState | None = None,
     balance: Balance | None = None,
 ) -> Coordinator:
-    """The coordinator of a run of this plan; with `durable_state`, one that goes on after another's death. `balance`
+    """The coordinator of a run of this plan; with `durable_state`, the successor of one that died. `balance`
     decides which peers change stages, if the config does not say so."""
     check(config, plan)
     role = wiring_entry(config.wiring.kind).workers

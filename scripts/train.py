@@ -105,7 +105,7 @@ def member() -> NoReturn:
         print(f"{name}: asks the coordinator at {COORDINATOR.value} whether it may be peer {peer}", flush=True)
         if refused := claim_peer(job, peer, coordinator, own, stop_requests, log.report):
             end_with(name, refused)
-    stop_requests.end_by(lambda request: end_with(name, requested_stop(request, "left before it was let in")))
+    stop_requests.end_by(lambda request: end_with(name, requested_stop(request, "left before it was admitted")))
     if not is_for_some:
         set_up_jax(name, job.config.platform)
     from jaxdt.runtime import peer_process

@@ -284,13 +284,13 @@ def one_answer_is_enough():
 
 def tables_are_not_summed() -> AbstractContextManager[object]:
     """The first stage updates a shared table by its own gradient alone."""
-    drained = SharedTable.drained
+    drained = SharedTable.on_drained
 
     def alone(table, step):
         norm = ev.Run(Work(table._stage, WorkKind.NORM, None, table._peer, step))
         return [norm] if table.is_first else drained(table, step)
 
-    return mock.patch.object(SharedTable, "drained", alone)
+    return mock.patch.object(SharedTable, "on_drained", alone)
 
 
 def any_table_will_do() -> AbstractContextManager[object]:
@@ -468,7 +468,7 @@ def old_messages_count() -> AbstractContextManager[object]:
 
 def returns_do_not_count() -> AbstractContextManager[object]:
     """A pipeline that comes back is expected to go on with its own steps."""
-    return mock.patch.object(StepBudget, "joined", lambda budget, join: [])
+    return mock.patch.object(StepBudget, "on_joined", lambda budget, join: [])
 
 
 # name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)

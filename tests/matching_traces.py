@@ -131,7 +131,7 @@ class Play:
             model.replicas.discard(peer)
             model.waiting.pop(peer, None)
             holder = self.token.holder
-            self.check(stage, self.matchers[stage].left(self.now_s, peer), holder)
+            self.check(stage, self.matchers[stage].on_left(self.now_s, peer), holder)
 
     def join(self, stage: int, who: int) -> None:
         if len(self.stages[0].replicas) < 8:
@@ -141,7 +141,7 @@ class Play:
                 donor, peer = donors[who % len(donors)], 100 * stage + pipeline
                 model.replicas.add(peer)
                 model.joins.append((len(model.cliques) - 1, {donor, peer}))
-                assert self.matchers[stage].joined(self.now_s, peer, donor) == Matched()
+                assert self.matchers[stage].on_joined(self.now_s, peer, donor) == Matched()
 
     def fail(self, stage: int, who: int) -> None:
         """A member of the stage's last group is lost with its pipeline; the others average again, or nobody has."""
@@ -153,7 +153,7 @@ class Play:
                 number = len(model.cliques) - 1
                 rest = set(members) - {dead} if who % 2 else set()
                 model.cliques[-1] = rest
-                self.matchers[stage].failed(number, tuple(sorted(rest)))
+                self.matchers[stage].on_failed(number, tuple(sorted(rest)))
                 self.drop(dead % 100)
 
     # ---------------------------------------------------------------------------------------------------- the rules

@@ -426,7 +426,7 @@ def test_what_an_operator_asks_for_changes_no_loss(functions_of, one_process):
     for begin_s, end_s in ((31.0, 90.0), (151.0, 200.0)):
         assert not [at_s for at_s in committed_s if begin_s < at_s < end_s]
     assert {peer: stop.code for peer, stop in outcome.stopped.items()} == dict.fromkeys(range(-1, 4), 0) | {3: 3}
-    assert "left the run" in outcome.stopped[0].reason and "put out by an operator" in outcome.stopped[3].reason
+    assert "left the run" in outcome.stopped[0].reason and "evicted by an operator" in outcome.stopped[3].reason
     asked_for, last = sorted({fields["version"] for fields in report_fields(outcome, "checkpoint")})
     assert 0 < asked_for < last == N_STEPS
 

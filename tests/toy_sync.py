@@ -33,7 +33,7 @@ class RingScheduler(GroupBook):
         actions = []
         for peer in sorted(self._waiting.keys() & set(ring)):
             if peer in self._waiting and (members := self._members(ring, peer)):
-                actions += self._formed(stage, 0, AveragingGroup(members, "step"))
+                actions += self._on_formed(stage, 0, AveragingGroup(members, "step"))
         return actions
 
     def _members(self, ring, peer):

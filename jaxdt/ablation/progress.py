@@ -67,7 +67,7 @@ class GridProgress:
     @property
     def text(self) -> str:
         """The state of the models after an interruption, for people."""
-        finished = f"{self.n_finished} of {self.n_models} models finished, the same command goes on with the others"
+        finished = f"{self.n_finished} of {self.n_models} models finished, the same command continues with the others"
         return f"{finished}; what is {self._under_way}, starts again" if self.under_way else finished
 
     @property

@@ -114,12 +114,12 @@ class Run:
         return path.read_bytes()[self._output_start :].decode() if path.exists() else ""
 
     def __repr__(self) -> str:
-        state = "goes on" if self._thread.is_alive() else "has ended"
+        state = "is under way" if self._thread.is_alive() else "has ended"
         return f"Run({str(self.run_dir)!r}: {state}, {len(self.metrics)} steps)"
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until the run has ended, for at most `timeout_s`. Returns its exit code (docs/reference/exit_codes.md),
-        or None while it goes on."""
+        or None while it is under way."""
         self._thread.join(timeout_s)
         if self._error:
             raise self._error
@@ -144,7 +144,7 @@ class Run:
 
 
 def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchOptions()) -> Run:
-    """Start a run of the config in a new folder and return while it goes on. The config is what `load_config` or
+    """Start a run of the config in a new folder, and return while it is under way. The config is what `load_config` or
     `base_config` returns, or a RunConfig. BadInput where it is wrong, where the options do not fit it, or where the
     folder holds something else; nothing is started then. It names fields of LaunchOptions where scripts/launch.py
     names flags."""
@@ -161,7 +161,7 @@ def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchO
 def check(config: Config, options: LaunchOptions, source: str = "config") -> CheckedRun:
     """Read and check what a run is given; `source` names the plan in errors."""
     if options.resume and options.overwrite:
-        raise BadInput("--overwrite: deletes what --resume goes on with, expected one of them")
+        raise BadInput("--overwrite: deletes what --resume continues from, expected one of them")
     run_config, plan, data = run_inputs.config_and_plan(fields_of(config), options.plan, source)
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)
@@ -187,7 +187,7 @@ def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
 
 def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
     """Start the processes of a run that was checked. `say` hears which run was replaced, or what a resumed run
-    changes and where it goes on. If the coordinator's output goes to a log, that begins with what was said.
+    changes and where it continues. If the coordinator's output goes to a log, that begins with what was said.
     `began_s`: since when the user waits, on the monotonic clock."""
     run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
     require_text("run_dir", str(run_dir))
@@ -245,18 +245,18 @@ def resumable(run_dir: Path, checked: CheckedRun, elsewhere: bool = False) -> tu
     BadInput if there is none."""
     found, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum), elsewhere)
     mark_complete(run_dir, found.record.checkpoint, found.record.about)
-    start = f"--resume: a newer checkpoint cannot be used, so the run goes on from step {found.version}"
+    start = f"--resume: a newer checkpoint cannot be used, so the run continues from step {found.version}"
     return found, [f"{start}: {problem}" for problem in problems]
 
 
 def resumption(run_dir: Path, checkpoint: Path, checked: CheckedRun) -> list[str]:
-    """Lines about a run that goes on from a checkpoint of the run in this folder: what it changes, and where it begins.
-    BadInput if it has no steps left."""
+    """Lines about a run that continues from a checkpoint of the run in this folder: what it changes, and where it
+    begins. BadInput if it has no steps left."""
     n_steps, n_done = checked.config.train.steps, int(checkpoint.name)
     if n_done >= n_steps:
         raise BadInput(f"train.steps: got {n_steps}, expected more than the {n_done} of {checkpoint}")
     changes = resume_flags.changes(run_dir, checked.config, checked.plan, checked.options)
-    return [*changes, f"--resume: the run goes on from step {n_done}, checkpoint {checkpoint}"]
+    return [*changes, f"--resume: the run continues from step {n_done}, checkpoint {checkpoint}"]
 
 
 def _append(log: Path, lines: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ MEANINGS = {
     "sync.groups.outer_momentum": "its momentum",
     "sync.groups.fragments": "parts of a stage's layers that average one after the other (streaming DiLoCo)",
     "sync.groups.lag_steps": "local steps that a replica does between the freeze of its numbers and their mean",
-    "sync.groups.mix_frac": "share of a replica's own parameters in what it goes on with after an average",
+    "sync.groups.mix_frac": "share of a replica's own parameters in those that it has after an average",
     "sync.groups.weights": "how much each member of a group counts: the same, or as its samples",
     "sync.groups.clip": "over what optim.clip_norm takes the norm of a local step: the pipeline, or each stage alone",
     "sync.groups.average_moments": "whether the moments of the replicas' optimizers are averaged too",

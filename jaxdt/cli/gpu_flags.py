@@ -84,7 +84,7 @@ def flags_of_hosts(host_of: Mapping[int, str], per_peer: Fraction) -> dict[int, 
 
 
 def may_have_gpus() -> bool:
-    """Whether jax has a plugin for GPUs here and may use it. This asks nobody, so it costs a CPU host nothing."""
+    """Whether jax has a plugin for GPUs here and may use it. This starts no process, so it costs a CPU host nothing."""
     allowed = os.environ.get("JAX_PLATFORMS", "")
     return allowed != "cpu" and bool(importlib.metadata.entry_points(group="jax_plugins"))
 

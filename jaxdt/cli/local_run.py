@@ -1,4 +1,4 @@
-"""A run as processes of this machine, for scripts that kill and add peers while it goes on. Needs no jax."""
+"""A run as processes of this machine, for scripts that kill and add peers meanwhile. Needs no jax."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
 
 
 def worker(run_dir: Path, log: Path, peer: str, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
-    """Start a process for this worker of the plan of the run in run_dir; for '' a worker that nobody planned."""
+    """Start a process for this worker of the plan of the run in run_dir; for '' a worker outside the plan."""
     if not peer:
         return join(run_dir, log, ["--as=worker", *more_arguments])
     arguments = [f"--peer={peer}", f"--join={(run_dir / ADDRESS).read_text()}", "--as=worker"]

@@ -50,8 +50,8 @@ def ask(command: str, peer: int | None = None) -> str:
             raise BadInput(f"{command}: {ended}") from None
         is_here = RUN_DIR.value and not COORDINATOR.value
         if isinstance(error, CoordinatorAway) and is_here and (pid := live_holder(folders().run_dir)):
-            again = f"but the run goes on (process {pid}), and launch.py starts a coordinator again that has died"
-            raise BadInput(f"{command}: nobody answers at {format_address(address)}, {again}: ask again") from None
+            again = f"but the run is under way (process {pid}), and launch.py restarts a coordinator that has died"
+            raise BadInput(f"{command}: no answer from {format_address(address)}, {again}: ask again") from None
         raise
     if not isinstance(answer, ev.OperatorAnswer):
         raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")

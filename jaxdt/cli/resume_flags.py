@@ -1,4 +1,4 @@
-"""The flags of a run that is resumed: those that it was launched with, unless they are given anew. Needs no jax."""
+"""The flags of a run that is resumed: those that it was launched with, unless they are given again. Needs no jax."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
         expected = shell_line(f"--emit={places.job}")
         raise BadInput(f"--resume: {run_dir} is of a run on several hosts, expected {expected}")
     if given.config:
-        print(f"--resume: {given.config} is not read, the run goes on with {run_dir / 'config.json'}", flush=True)
+        print(f"--resume: {given.config} is not read, the run continues with {run_dir / 'config.json'}", flush=True)
     added = [f"--config={run_dir / 'config.py'}"]
     if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
         added.append(f"--plan={run_dir / 'plan.json'}")

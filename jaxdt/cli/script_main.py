@@ -77,7 +77,7 @@ def run(
         _refuse(str(error))
     except ThreadDied as error:
         _refuse(str(error), ExitCode.BUG)
-    except BrokenPipeError:  # nobody reads on, as in `script | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `script | head`
         os._exit(ExitCode.STDOUT_CLOSED)
     except (OSError, MemoryError) as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None

@@ -118,7 +118,7 @@ class Admission:
                     actions.append(JoinRequestReport(claim.peer, known.stage))
                 actions.append(ev.Send(claim.temporary_id, answer))
                 continue
-            runs_at = known.address or "an address that nobody can dial"
+            runs_at = known.address or "an address that cannot be dialed"
             reason = (
                 f"{self._roster.name(claim.peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is "
                 "refused: another peer needs a token of its own"

@@ -37,10 +37,12 @@ class CountedRows:
 
 
 @dataclass(frozen=True)
-class Intake:
-    """Whom the next view takes in where replicas may differ, of pipelines that come back. `joining`: candidates that
-    still lack a state, from now on members that save no checkpoint before row `first_step`; `joined`: members that have
-    got one; `joins`: View.joins, if that changes."""
+class ReturningMembers:
+    """Where replicas may differ: the members of returning pipelines that the next view admits.
+
+    - `joining`: candidates without a state. They become members, and save no checkpoint before row `first_step`.
+    - `joined`: members that have got a state.
+    - `joins`: View.joins, if that changes."""
 
     joining: frozenset[int] = frozenset()
     joined: frozenset[int] = frozenset()
@@ -48,7 +50,7 @@ class Intake:
     first_step: int = 0
 
 
-NO_INTAKE = Intake()
+NO_RETURNING_MEMBERS = ReturningMembers()
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,10 @@ class Agreement(ABC):
         do the work of one that is gone; then it leaves between two steps, if it can choose."""
         return ()
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
-        """Whom a view that is made now takes in beside those whom the roster would. `candidates`: who may become a
-        member; `states`: what joining members hold."""
-        return NO_INTAKE
+    def returning_members(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> ReturningMembers:
+        """The members that a view made now admits beside those of the roster. `candidates`: peers that may become
+        members; `states`: what joining members hold."""
+        return NO_RETURNING_MEMBERS
 
     @property
     def records(self) -> tuple[ev.Record, ...]:

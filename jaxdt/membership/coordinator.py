@@ -50,7 +50,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.run.exit_codes import ExitCode
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
-UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
+UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted again"
 
 
 Handler = Callable[[float, ev.Header, Any], list[ev.Action]]
@@ -333,13 +333,11 @@ class Coordinator:
             reason = f"{self.roster.name(src)}: {problem}; expected --listen=HOST:PORT that the other hosts can dial"
             return [RefusedReport(reason), ev.Connect(src, hello.address), ev.Send(src, ev.Ended(2, reason))]
         if self._operations.has_evicted(hello):
-            return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: put out by an operator"))]
+            return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: evicted by an operator"))]
         self._evictions.failures.on_started(src)
         self._admission.claims.on_hello(src)
         is_new_process = self.roster.on_hello(src, hello)
-        actions = (
-            self._evictions.lose(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
-        )
+        actions = self._evictions.lose(now_s, src, "its process was restarted", is_dead=True) if is_new_process else []
         if self._run.has_ended:
             return actions
         if self._is_missing(src) and not is_new_process and not self._is_superseded(header):
@@ -449,7 +447,7 @@ class Coordinator:
     def _remove(self, now_s: float, peer: int, command: str) -> list[ev.Action]:
         if command == "drain":
             return [ev.Send(peer, ev.Drain())]
-        return self._evictions.lose(now_s, peer, "put out by an operator", is_dead=True)
+        return self._evictions.lose(now_s, peer, "evicted by an operator", is_dead=True)
 
     def _on_operator_durable(self, now_s: float, state: OperatorState) -> list[ev.Action]:
         """A pause begins or ends, or a peer is revoked. The others hear of it before it is evicted. The operator is
@@ -476,8 +474,10 @@ class Coordinator:
         wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
         actions: list[ev.Action] = [ev.Send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
-        intake = self._agreement.intake(self.roster.returning(self.n_committed), self.roster.joining_states)
-        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, intake)
+        returning = self._agreement.returning_members(
+            self.roster.returning(self.n_committed), self.roster.joining_states
+        )
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint, returning)
         if view is None:
             return actions
         if view.rolled_back:

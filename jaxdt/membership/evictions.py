@@ -21,7 +21,7 @@ from jaxdt.protocol.reports import (
     SaveFailedReport,
 )
 
-LEFT_EARLY = "left before it was let in"
+LEFT_EARLY = "left before it was admitted"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 
 
@@ -132,8 +132,8 @@ class Evictions:
         return [report, *self._evict_for_good(now_s, src, reason)]
 
     def on_failed(self, now_s: float, header: ev.Header, failed: ev.Failed) -> list[ev.Action]:
-        """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
-        left to continue, or if a person has to mend the same for every peer that tries."""
+        """A peer's process ends for a reason that a person has to mend. The run ends only if no peer is left to
+        continue, or if a person has to mend the same for every peer that tries."""
         src, reason = header.src, failed.reason
         line = f"{self._roster.name(src)}: {reason}"
         if self._run.view is None and src in self._config.stage_of:

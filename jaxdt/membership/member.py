@@ -131,7 +131,7 @@ class Membership:
         self._saves_first_version = False
         self._writing: set[int] = set()
         self._asked_checkpoint: int | None = None  # the version that an operator wants
-        self._kept_version: int | None = None  # of the state that was kept aside last, of replicas that may differ
+        self._kept_version: int | None = None  # of the last snapshot, where replicas may differ
         self._unconfirmed: dict[
             object, ev.Message
         ] = {}  # a coordinator that is started again has to be told these again
@@ -298,7 +298,7 @@ class Membership:
         self._is_leaving = True
         if self.view:
             return [AsksToLeaveReport(), self._confirmed(ev.Leaving())]
-        return [ev.Send(ev.COORDINATOR, ev.Leaving()), ev.Stop(ExitCode.DONE, "left before it was let in")]
+        return [ev.Send(ev.COORDINATOR, ev.Leaving()), ev.Stop(ExitCode.DONE, "left before it was admitted")]
 
     # --------------------------------------------------------------------------------------------- the coordinator
 

@@ -85,7 +85,7 @@ class Operations:
                 return f"pauses: step {progress.n_committed + 1} is computed, and committed when the run is resumed"
             case "resume":
                 self.state = replace(self.state, paused=False)
-                return f"goes on with step {progress.n_committed + 1}"
+                return f"continues with step {progress.n_committed + 1}"
             case "checkpoint":
                 self._wants_checkpoint = True
                 once = ", once the run is resumed" if self.state.paused else ""
@@ -95,11 +95,11 @@ class Operations:
             case "revoke":
                 assert peer is not None
                 self.state = replace(self.state, revoked=(*self.state.revoked, peer))
-                return f"{roster.name(peer)} is revoked, and will not be let in again"
+                return f"{roster.name(peer)} is revoked, and will not be admitted again"
             case "evict":
                 assert peer is not None
                 self._evicted[peer] = roster.peers[peer].process or 0
-                return f"{roster.name(peer)} is put out; its process ends, and may be started again"
+                return f"{roster.name(peer)} is evicted; its process ends, and may be started again"
             case "drain":
                 assert peer is not None
                 return f"{roster.name(peer)} is asked to leave{_last_of_stage(peer, roster)}"

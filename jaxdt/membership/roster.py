@@ -21,7 +21,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from jaxdt.membership.agreement import NO_INTAKE, Intake
+from jaxdt.membership.agreement import NO_RETURNING_MEMBERS, ReturningMembers
 from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.newcomers import IDS_PER_TERM, NewcomerIds
 from jaxdt.membership.rebalance_api import Balance, ByNumber
@@ -439,7 +439,7 @@ class Roster:
         n_committed: int,
         records: Iterable[ev.Record],
         checkpoint: ev.Checkpoint | None,
-        intake: Intake = NO_INTAKE,
+        returning: ReturningMembers = NO_RETURNING_MEMBERS,
     ) -> ev.View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
         the last complete one, to which the run may go back; None if it cannot."""
@@ -457,7 +457,7 @@ class Roster:
         leaving |= orphans
         admits = (between_steps or self._admits_in_mid_step) and not vacant
         joining = self.returning(n_committed) - replacements if admits else set[int]()
-        if not leaving and not joining and not replacements and not intake.joining and not intake.joined:
+        if not leaving and not joining and not replacements and not returning.joining and not returning.joined:
             return None
         number, continued = self.current_view.next_number(self._coordinator_term)
         changed = self._stages_of(peer for peer in leaving if not self.peers[peer].is_joining) | filled
@@ -465,9 +465,9 @@ class Roster:
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
         new = [self._member(peer, number, n_committed) for peer in replacements]
         new += [self._member(peer, number, first_step) for peer in joining]
-        new += [self._member(peer, number, intake.first_step) for peer in intake.joining]
-        joining |= intake.joining
-        joined = intake.joined - leaving
+        new += [self._member(peer, number, returning.first_step) for peer in returning.joining]
+        joining |= returning.joining
+        joined = returning.joined - leaving
         staying = [replace(m, first_step=first_step) if m.peer in joined else m for m in staying]
         # The servers of a pool share the rest of a step again, also with one that has sent what it had: its part has to
         # be sent in another round, whatever its stage. A step may be under way even if the view comes between two:
@@ -484,7 +484,7 @@ class Roster:
             rolled_back=False,
             results=(),
             joining=tuple(sorted((self.joining - leaving - replacements - joined) | joining)),
-            joins=self.current_view.joins if intake.joins is None else intake.joins,
+            joins=self.current_view.joins if returning.joins is None else returning.joins,
         )
 
     def _up_to_date(self, n_committed: int, records: Sequence[ev.Record]) -> set[int]:

@@ -82,13 +82,13 @@ class UnequalBits:
     """The peers of which people know that their bits differ."""
 
     def __init__(self):
-        self._known: set[int] = set()
+        self._known_peers: set[int] = set()
 
     def reports(self, votes: Mapping[int, ev.Prepared]) -> list[Report]:
         """One report for each that was not known, of the votes with which a step is committed."""
         found = deviations(votes)
-        new = [deviation for deviation in found if deviation.peer not in self._known]
-        self._known = {deviation.peer for deviation in found} | (self._known & votes.keys())
+        new = [deviation for deviation in found if deviation.peer not in self._known_peers]
+        self._known_peers = {deviation.peer for deviation in found} | (self._known_peers & votes.keys())
         return [
             UnequalBitsReport(one.state.version, one.state.stage, one.peer, one.reference, one.difference)
             for one in new

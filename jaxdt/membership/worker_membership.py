@@ -2,8 +2,8 @@
 
 The worker says that it is here, as often as members send heartbeats, and the server answers with the worker's admission
 and the version of the parameters. When a version begins the server says so without being asked. A worker that the
-server has lost gets another admission: what it has done under the old one counts no more, and it starts again. Nobody
-waits for a worker, so it may end at any moment; it waits for a silent server, and ends when that lasts too long.
+server has lost gets another admission: what it has done under the old one counts no more, and it starts again. A worker
+may end at any moment, since no peer waits for it. It waits for a silent server, and ends when that lasts too long.
 
 One process at a time is a worker. While the connection of one stands, the server refuses those of another that says it
 is the same worker. That other one waits, since it may have been started in place of a process whose connection is not

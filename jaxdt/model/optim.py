@@ -23,7 +23,7 @@ LrSchedule = Callable[[Int[ArrayLike, ""]], Float[Array, ""]]
 
 
 def optimizer(config: OptimConfig, n_pipelines: int = 1) -> optax.GradientTransformation:
-    """The optimizer that the config names. Its state counts the updates, so a restored state goes on in the schedule of
+    """The optimizer that the config names. Its state counts the updates, so a restored state continues the schedule of
     learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment."""
     rule = OPTIMIZERS[config.name](config, n_pipelines)
 

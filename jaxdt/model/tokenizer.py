@@ -79,7 +79,7 @@ def _gpt2_tokenizer() -> Tokenizer:
 def gpt2_cut(text: bytes, is_end: bool) -> int:
     """The end of the last match of GPT2_SPLIT that no text behind it can change: between two characters of different
     kinds, the first of which is no white space (the last of that goes with the word behind it) and no apostrophe (which
-    may begin a contraction). No match goes on there, and none before it looks further."""
+    may begin a contraction). No match continues there, and none before it looks further."""
     decoded, _ = codecs.utf_8_decode(text, "strict", is_end)
     if is_end:
         return len(text)

@@ -589,10 +589,10 @@ class GroupFormed(Message):
     stage's fragment; a round of kind STATE averages the whole state, for a checkpoint or as the result. When some
     members are lost, the rest average in another attempt; or, if some of them hold the result of an earlier one,
     these are the `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted
-    the group; () for a mean that is kept aside, to which each member contributes when it can.
+    the group; () for a snapshot, to which each member contributes when it can.
 
-    Coordinator -> server: keep the parameters aside, for a held-out loss or a checkpoint; the server is the only
-    member. Coordinator -> worker: fetch them from that holder, for a checkpoint."""
+    Coordinator -> server: take a snapshot of the parameters, for a held-out loss or a checkpoint; the server is the
+    only member. Coordinator -> worker: fetch it from that holder, for a checkpoint."""
 
     round: RoundId
     members: tuple[int, ...]
@@ -612,8 +612,8 @@ class WantsParameters(Message):
 
 @frozen_dataclass
 class SnapshotCut(Message):
-    """Server of the first stage -> server of another one: the parameters that are kept aside in `round` hold the pushes
-    of each pipeline up to this local step of it."""
+    """Server of the first stage -> server of another one: the snapshot `round` includes the pushes of each pipeline up
+    to this local step of it."""
 
     round: RoundId
     steps: tuple[int, ...]
@@ -621,7 +621,7 @@ class SnapshotCut(Message):
 
 @frozen_dataclass
 class CutTaken(Message):
-    """The answer to SnapshotCut: the server adds no later push to what it keeps aside in `round`."""
+    """The answer to SnapshotCut: the server adds no later push to the snapshot `round`."""
 
     round: RoundId
 
@@ -646,7 +646,7 @@ class GroupClosed(Message):
 @frozen_dataclass
 class EvaluateMean(Message):
     """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
-    sum over `n_members` replicas, or with the parameters that the servers keep aside in it."""
+    sum over `n_members` replicas, or with the servers' snapshot in it."""
 
     round: RoundId
     n_members: int
@@ -722,8 +722,7 @@ class StepsCounted(Message):
 
 @frozen_dataclass
 class AskReplicaState(Message):
-    """Coordinator that was started again -> member: say which groups you know, and send again each message that nobody
-    has answered."""
+    """Restarted coordinator -> member: say which groups you know, and send each unanswered message again."""
 
 
 @frozen_dataclass
@@ -874,9 +873,9 @@ class StealRequest(Message):
 
 @frozen_dataclass
 class StealOffer(Message):
-    """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (nobody
-    waits for its input gradient), are for the other to do. `clients`: of the sender, as in StealRequest, if the other
-    takes them all."""
+    """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (no
+    peer waits for its input gradient), are for the other to do. `clients`: of the sender, as in StealRequest, if the
+    other takes them all."""
 
     step: int
     tasks: tuple[tuple[WorkKind, int, bool], ...]
@@ -1156,8 +1155,8 @@ class Digested(Event):
 
 @frozen_dataclass
 class LinkChanged(Event):
-    """The transport to `peer` came up or went down. `gone`: its host answers and nobody listens at its address, so the
-    process that did has ended."""
+    """The transport to `peer` came up or went down. `gone`: its host answers and no process listens at its address, so
+    the one that did has ended."""
 
     peer: int
     up: bool

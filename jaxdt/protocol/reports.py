@@ -89,8 +89,8 @@ class GroupReport(Report):
 @dataclass(frozen=True)
 class StateMeanReport(Report):
     """The members of a stage hold the mean of their states for the checkpoint of `version`; averaging was begun in
-    `view`. `steps`: how many local steps each member had done. With servers: the stage's server keeps its parameters
-    aside for that checkpoint; they hold the pushes of so many local steps of each worker."""
+    `view`. `steps`: how many local steps each member had done. With servers: the stage's server takes a snapshot for
+    that checkpoint; it includes the pushes of so many local steps of each worker."""
 
     kind: ClassVar[str] = "state_mean"
     stage: int
@@ -169,8 +169,8 @@ class PullReport(Report):
 
 @dataclass(frozen=True)
 class SnapshotReport(Report):
-    """A server keeps its parameters aside, for a held-out loss or a checkpoint of `version`, as they are at this place
-    of its log. The pushes that it adds later go into them too, of each pipeline those up to its local step in `cut`."""
+    """A server takes a snapshot of its parameters, for a held-out loss or a checkpoint of `version`, at this place of
+    its log. It also adds later pushes to the snapshot: of each pipeline those up to its local step in `cut`."""
 
     kind: ClassVar[str] = "snapshot"
     stage: int
@@ -264,7 +264,7 @@ class NoHolderReport(Report):
     @property
     def line(self) -> str:
         parts = f"the parts of stage {', '.join(map(str, self.stages))} of the checkpoint of {self.version} steps"
-        return f"nobody here has {parts}; the run waits"
+        return f"no connected peer has {parts}; the run waits"
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,8 @@ class CandidateReport(Report):
 
     @property
     def line(self) -> str:
-        then = "waits for the end: nobody takes a place in this run" if self.has_no_place else "joins as soon as it can"
+        idle = "stays idle until the end: this run admits no new peers"
+        then = idle if self.has_no_place else "joins as soon as it can"
         return f"peer {self.peer}: is ready on {self.device}, and {then}"
 
 
@@ -367,9 +368,11 @@ class WaitingReport(Report):
 
 @dataclass(frozen=True)
 class StillWaitingReport(Report):
-    """The run has waited for `waited_s`: for the peers `missing` of the plan to get ready, of whom `absent` are not
-    connected, or for somebody to serve `stages`, which nobody does. `refusal`: who was refused last meanwhile, and why;
-    '' if nobody was."""
+    """The run has waited for `waited_s`.
+
+    - `missing`: peers of the plan that are not ready; `absent`: those among them that are not connected.
+    - `stages`: have no peer.
+    - `refusal`: who was refused last meanwhile, and why; '' for none."""
 
     kind: ClassVar[str] = "still_waiting"
     missing: list[int]
@@ -495,7 +498,7 @@ class RestartedReport(Report):
     @property
     def line(self) -> str:
         members = f"the members of view {self.view}"
-        return f"a coordinator was started again: the run goes on at step {self.step} with {members}"
+        return f"a coordinator was started again: the run continues at step {self.step} with {members}"
 
 
 @dataclass(frozen=True)
@@ -626,7 +629,7 @@ class NoteReport(Report):
 
     @property
     def line(self) -> str:
-        return self.text or "the run goes on"
+        return self.text or "the run continues"
 
 
 @dataclass(frozen=True)
@@ -638,7 +641,7 @@ class EvictedReport(Report):
 
     @property
     def line(self) -> str:
-        return f"is not in view {self.view}: the run goes on without it"
+        return f"is not in view {self.view}: the run continues without it"
 
 
 @dataclass(frozen=True)
@@ -752,7 +755,7 @@ class WriteFailedReport(Report):
 
     @property
     def line(self) -> str:
-        return f"could not be written, and the run goes on without it: {self.reason}"
+        return f"could not be written, and the run continues without it: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -840,7 +843,7 @@ class WorkerLostReport(Report):
 
     @property
     def line(self) -> str:
-        what = "begins anew" if self.begins_anew else "is lost"
+        what = "starts again" if self.begins_anew else "is lost"
         return f"worker {self.worker} {what} ({self.reason}); {self.n_redone} microbatches are computed again"
 
 

@@ -14,13 +14,13 @@ class RoundKind(StrEnum):
     GRADIENT = "gradient"  # of a step; where replicas may differ, that of a shared table
     MEAN = "mean"  # the members of a group: what they exchange of their parameters
     STATE = "state"  # replicas that may differ: parameters and moments, for a checkpoint or as the result of the run
-    HELD_OUT = "held_out"  # parameters that are kept aside for a held-out loss
-    CHECKPOINT = "checkpoint"  # parameters that a server keeps aside for a checkpoint
+    HELD_OUT = "held_out"  # a snapshot of parameters, for a held-out loss
+    CHECKPOINT = "checkpoint"  # a snapshot of a server's parameters, for a checkpoint
     PUSH = "push"  # what a worker has changed, on the way to its server
     PULL = "pull"  # a server's parameters, on the way to a worker
     CONTRIBUTION = "contribution"  # a gradient of a pool's worker, on the way to its server
     TABLE = "table"  # a pipeline's shared table, on the way from its first stage to its last
-    HELD_OUT_TABLE = "held_out_table"  # the same of a mean that is kept aside for a held-out loss
+    HELD_OUT_TABLE = "held_out_table"  # the same of a snapshot for a held-out loss
 
     @property
     def is_coded(self) -> bool:

@@ -149,7 +149,7 @@ class GroupsConfig:
       at `group_size_max` members (0: no limit). Any `connectivity_groups` groups of a stage in a row connect all its
       replicas (0: not enforced; -1: four for each replica), counted by a `connectivity_window` that is sliding or
       tumbling.
-    - `none`: nobody averages.
+    - `none`: no replica averages.
 
     `outer`: what is done with the mean. With "none" the replicas go on from it; with "sgd" and "nesterov" the mean of
     their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`.
@@ -159,8 +159,8 @@ class GroupsConfig:
     replicas' optimizers are averaged as their parameters are; else each keeps its own.
 
     Streaming DiLoCo (Douillard et al. 2025, Alg. 2): the layers of a stage fall into `fragments`, each of which
-    averages every `every_steps` local steps, at offsets of its own. Its numbers are frozen, the replica goes on, and
-    the mean is applied after `lag_steps` further local steps. The parameters then become `mix_frac` times the
+    averages every `every_steps` local steps, at offsets of its own. Its numbers are frozen, the replica continues,
+    and the mean is applied after `lag_steps` further local steps. The parameters then become `mix_frac` times the
     replica's own plus 1 - `mix_frac` times the outcome of the average (the paper's alpha: 0 drops the local steps
     since the freeze, as an average without a lag does)."""
 
@@ -198,7 +198,7 @@ class GroupsConfig:
 class ServerConfig:
     """How replicas push to servers, with sync.kind "server" (HetPipe). After every `wave` local steps the clock of a
     replica grows by 1, and it waits for its stage's server until its clock is at most `staleness` ahead of the slowest
-    replica's. Then it goes on from the server's parameters."""
+    replica's. Then it continues from the server's parameters."""
 
     staleness: int = 0
     wave: int = 1

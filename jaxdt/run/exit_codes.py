@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
         2,
         "bad input. One line on standard error says which field or file, what came, and what was expected. Also a disk "
         "or a system that refuses (no room, a network file system that is gone, no memory): the line names the file "
-        "and the system's words, and for a coordinator the command that goes on",
+        "and the system's words, and for a coordinator the command that continues the run",
     )
     LOST = (
         3,
@@ -55,9 +55,9 @@ class ExitCode(enum.IntEnum):
     NOT_JOINED = 7, "the run was over before this peer had joined it, so it has trained nothing", "`train.py`"
     BUG = 70, "a thread of the process has died by an error of jaxdt itself, whose lines it prints"
     INTERRUPTED = 130, "interrupted", f"{RUN}, `ablate.py`, `python -m planner`"
-    STDOUT_CLOSED = 141, r"nobody reads standard output any more, as in `script \| head`"
+    STDOUT_CLOSED = 141, r"the reader of standard output has closed it, as in `script \| head`"
     TERMINATED = (
         143,
-        "the coordinator got SIGTERM and has ended; the run goes on, and its peers wait for a coordinator",
+        "the coordinator got SIGTERM and has ended; the run continues, and its peers wait for a coordinator",
         "`coordinate.py`",
     )

@@ -16,7 +16,7 @@ local steps go on: the own vector, the slices, the joined sum, and the result. T
 exchange takes, and how many it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
 the newest keeps a version of the parameters. The last stage has no moments of a table that it shares with the first
 (jaxdt.sync.shared_table). A server also holds vectors of its workers: gradients that they
-contribute, or changes that they push, and parameters that it keeps aside.
+contribute, or changes that they push, and snapshots.
 
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.

@@ -74,7 +74,7 @@ def read_json(path: Path) -> Any:
 
 
 def older_part(path: Path) -> Path:
-    """The file to which a trace or a log moves its older lines when it begins anew."""
+    """The file to which a trace or a log moves its older lines when it is full."""
     return path.with_name(f"{path.name}.1")
 
 

@@ -1,7 +1,7 @@
 """The number of tokens that a sample of a training step has: a pure function of the step.
 
 SWARM's large run lets the length grow linearly, from 256 to 2048 over 12,000 steps (Sec. 4.3). A jitted function
-compiles anew for every shape, so here the line is rounded to the nearest of few lengths: start, 2 start, 4 start, ...
+compiles again for every shape, so here the line is rounded to the nearest of few lengths: start, 2 start, 4 start, ...
 and the full length, at most ceil(log2(full / start)) + 1 of them. Between two neighbours the line is as long nearer to
 one as to the other, so the growth reads as many tokens as it would on the line.
 

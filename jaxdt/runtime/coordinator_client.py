@@ -21,7 +21,7 @@ NO_ANSWER = "is this the address of a coordinator?"
 
 
 class CoordinatorAway(BadInput):
-    """Nobody answers at the coordinator's address: it may be started again there."""
+    """No process answers at the coordinator's address: it may be started again there."""
 
 
 @dataclass(frozen=True)

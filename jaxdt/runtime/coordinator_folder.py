@@ -36,8 +36,8 @@ from jaxdt.runtime.storage.parts import step_folder
 RUN, START, ENDED = "run", "start", "ended"  # beside the names under which the machine's state is made durable
 LOCK = "lock"
 ISSUED = "issued"  # jaxdt.runtime.identity.issuer
-# The values that a run which begins anew from a checkpoint needs from earlier runs in the folder, since it keeps their
-# credentials; and what it loses without them.
+# What a run resumed from a checkpoint needs from earlier runs in the folder, since it keeps their credentials; and what
+# it loses without these values.
 NEEDED = {
     OPERATOR: "peers that an operator has revoked are admitted again",
     ISSUED: "tokens that were used can be used again",
@@ -92,8 +92,8 @@ class Beginning:
 
 
 def drop_damaged(run_dir: Path) -> list[str]:
-    """Delete the damaged files of the coordinator's folder that a run does not need which begins anew from a
-    checkpoint. Returns a line for each. BadInput names the remedy for a file that such a run needs."""
+    """Delete the damaged files of the coordinator's folder that a run resumed from a checkpoint does not need. Returns
+    a line for each. BadInput names the remedy for a file that such a run needs."""
     folder = run_dir / "coordinator"
     if not folder.exists():  # it is on another host
         return []
@@ -188,7 +188,7 @@ def check_no_steps(run_dir: Path) -> None:
     """BadInput if a run that has ended has left steps in the folder: a run from the beginning would replace them."""
     if n_steps := n_steps_of(run_dir):
         ended = ended_run(run_dir) or f"{run_dir} holds {n_steps} steps of a run that has ended"
-        raise BadInput(f"run_dir: {ended}; to begin anew: launch.py with --overwrite, or another --run_dir")
+        raise BadInput(f"run_dir: {ended}; to begin again: launch.py with --overwrite, or another --run_dir")
 
 
 def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:

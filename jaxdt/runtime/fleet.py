@@ -270,7 +270,7 @@ class LocalFleet:
     def _end_for_lost_peer(self, peer: int) -> None:
         """A peer has ended before the coordinator knew of it: tell all other processes to end."""
         code = self._peers[peer].returncode
-        how = f"lost, its process ended with exit code {code}" if code else "left before it was let in"
+        how = f"lost, its process ended with exit code {code}" if code else "left before it was admitted"
         reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): {how}"
         if code == ExitCode.BAD_INPUT:
             reason = self._last_line(peer)
@@ -305,7 +305,7 @@ class LocalFleet:
 
     def interrupt(self) -> None:
         """Interrupt the coordinator, which then ends the run for all peers. Before the first view there is nothing to
-        save, so nobody is waited for."""
+        save, so it waits for no process."""
         if not self._interrupted and not self._first_view.exists():
             self._say("interrupted before the first step: ends all processes")
         self._interrupted = True
@@ -323,7 +323,7 @@ class LocalFleet:
             if self._started_coordinator.poll() is None:
                 self._started_coordinator.send_signal(signal.SIGINT)
             elif self._interrupted:
-                self._release([*self._peers.values(), *self._workers.values()])  # nobody else tells them
+                self._release([*self._peers.values(), *self._workers.values()])  # no coordinator tells them
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:

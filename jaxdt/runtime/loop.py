@@ -2,8 +2,8 @@
 
 Communication and computation never wait for each other (DT-FM Sec. 3.5): the transport's threads receive and send, one
 thread computes, and this loop passes only keys between them. Back pressure: no new Work starts while more than
-QUEUE_BYTES_MAX wait on a link to a member. Receiving never stops, so queues always drain. For a pool's worker nobody
-waits: what its server has leased to it bounds its queue.
+QUEUE_BYTES_MAX wait on a link to a member. Receiving never stops, so queues always drain. A queue to a pool's
+worker stops no Work: what its server has leased to it bounds the queue.
 """
 
 import heapq

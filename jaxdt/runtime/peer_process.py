@@ -83,9 +83,9 @@ def run_peer(job: RunJob, options: PeerOptions, log: PeerLog, stop_requests: Sto
 def _serve(
     job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests
 ) -> ev.Stop:
-    """Serve one stage after the other. The coordinator may move the peer to another stage. The peer goes on there as a
-    newcomer does: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state
-    from the peers that hold it. Where replicas may differ a peer that was put out begins anew in the same way."""
+    """Serve one stage after the other. The coordinator may move the peer to another stage. There it acts as a
+    newcomer: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state from
+    the peers that hold it. Where replicas may differ, an evicted peer starts again in the same way."""
     peer, joins = options.peer, options.joins
     has_moved = begins_anew = False
     while True:
@@ -120,7 +120,7 @@ def _serve(
         if not begins_anew:
             joins = JoinedStage(end.stage, max(end.version, served.from_step))
         elif refused := claim_peer(job, peer, coordinator, options.own, stop_requests, log.report):
-            return refused  # else it begins anew in its own place
+            return refused  # else it starts again in its own place
 
 
 def _planned_stage(job: RunJob, peer: int) -> ServedStage:

@@ -186,7 +186,7 @@ def _in_use(run_dir: Path) -> str:
     if has_ended(run_dir):
         return f"process {pid} is left of the run that has ended there, or begins another; kill {pid} ends it"
     stop = shell_line("python", "scripts/fleet.py", "stop", f"--run_dir={run_dir}")
-    return f"a run goes on there (process {pid}); {stop} ends it"
+    return f"a run is under way there (process {pid}); {stop} ends it"
 
 
 def _content(run_dir: Path) -> list[Path]:
@@ -194,15 +194,15 @@ def _content(run_dir: Path) -> list[Path]:
 
 
 def check_not_live(run_dir: Path) -> None:
-    """BadInput if a run goes on in the folder."""
+    """BadInput if a run is under way in the folder."""
     if (run_dir / LOCK).exists():
         os.close(hold(run_dir))
 
 
 def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
     """Lock the folder. Returns a file descriptor that keeps other runs out while this process lives, or a child that
-    inherits it. BadInput if a run goes on there. The processes of a run whose launcher was killed need a moment to end:
-    BadInput if some still hold the folder after timeout_s."""
+    inherits it. BadInput if a run is under way there. The processes of a run whose launcher was killed need a moment to
+    end: BadInput if some still hold the folder after timeout_s."""
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     deadline_s = time.monotonic() + timeout_s

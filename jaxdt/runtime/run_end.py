@@ -1,4 +1,4 @@
-"""Reads from the files of a run that has ended how it ended, and which command goes on."""
+"""Reads from the files of a run that has ended how it ended, and which command continues it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 
 
 def ended_run(run_dir: Path) -> str:
-    """A text that says how the run of a folder has ended, and which command goes on from there; '' if its coordinator
-    was started since."""
+    """A text that says how the run of a folder has ended, and which command continues it; '' if its coordinator was
+    started since."""
     if not has_ended(run_dir):
         return ""
     try:
@@ -29,7 +29,7 @@ def has_steps(run_dir: Path) -> bool:
 
 
 def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
-    """The command that goes on from a run's newest whole checkpoint. `makes_one`: the run is about to make it."""
+    """The command that continues from a run's newest whole checkpoint. `makes_one`: the run is about to make it."""
     is_local, job = (run_dir / "run").exists(), RunFolders.of(run_dir).job  # launched here; or where --emit wrote it
     to_go_on, newest, steps = "to go on", "the newest of its checkpoints", list[str]()
     if not makes_one:

@@ -71,7 +71,7 @@ def gbps_of(seconds: float) -> float:
 
 
 def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[int, float]:
-    """The bandwidth to each server, one after the other, whose address is given; '' for one that nobody can dial.
+    """The bandwidth to each server, one after the other, whose address is given; '' for one that cannot be dialed.
     `own_id`: the temporary id under which this process asks."""
     dialable = {server: address for server, address in servers.items() if address}
     print_line(f"measures its links to {len(dialable)} servers, for {ANSWER_S:.0f} s at most where one does not answer")

@@ -17,7 +17,7 @@ from jaxdt.sim.predict import device_links
 class OwnAddress:
     """Where a process listens, and where others reach it.
 
-    listen: "host:port"; '' for a process that nobody can dial.
+    listen: "host:port"; '' for a process that cannot be dialed.
     advertise: "host:port" at which others reach it, if it is not `listen`: a name, or a port that a router forwards.
     """
 
@@ -49,7 +49,7 @@ def start_transport(
     issue: Issue | None = None,
 ) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
-    process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
+    process that cannot be dialed. `towards` is an address that leads to the others: that of the coordinator, None for
     the coordinator itself, whose term is given and whose answer to tokens is `issue`."""
     listen = parse_address("listen", own.listen) if own.listen else None
     incarnation = loop.process if coordinator_term is None else coordinator_term

@@ -1,8 +1,8 @@
 """The process of a pool's worker, from its job to its exit code.
 
-A worker dials its server, and nobody dials it. If the server is silent, the worker asks the coordinator again for whom
-it computes: another server of its stage, or the same one at another address. It drops what it has, which costs the run
-what it had not contributed. Nobody waits for a worker.
+A worker dials its server; no process dials the worker. If the server is silent, the worker asks the coordinator again
+for whom it computes: another server of its stage, or the same one at another address. It drops what it has, which costs
+the run what it had not contributed. No process waits for a worker.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class WorkerOptions:
     """The options of a worker beside the job of the run.
 
     coordinator: "host:port".
-    ask: asks the coordinator again for which server this worker computes; CoordinatorAway if nobody answers.
+    ask: asks the coordinator again for which server this worker computes; CoordinatorAway without an answer.
     n_devices: local devices over which the stage's microbatches are spread.
     stop_with_parent: end when standard input ends.
     """

@@ -73,7 +73,7 @@ class ActiveFaults:
         self._slow: dict[int, list[float]] = defaultdict(list)
         self._clogged: dict[tuple[int, int], list[float]] = defaultdict(list)
         self._blocks: dict[ChannelKey, list[Fault]] = defaultdict(list)
-        self._held: dict[ChannelKey, list[Deliver]] = defaultdict(list)
+        self._held_messages: dict[ChannelKey, list[Deliver]] = defaultdict(list)
         self._tampering: dict[tuple[int, int], list[tuple[str, random.Random]]] = defaultdict(list)
         self._late: set[tuple[int, int]] = set()
         self._copies: dict[int, dict[ev.Key, Deliver]] = defaultdict(dict)  # by receiver: of the present generation
@@ -172,7 +172,7 @@ class ActiveFaults:
         if not self._blocks.get(key):
             deliver()
         elif src not in self._dead:
-            self._held[key].append(deliver)
+            self._held_messages[key].append(deliver)
 
     def _slow_down(self, now_s: float, fault: Fault) -> None:
         self._slow[fault.peer].append(fault.factor)
@@ -189,9 +189,9 @@ class ActiveFaults:
         self._dead.add(fault.peer)
         if fault.kind == POWER_OFF:
             self._silenced.add(fault.peer)
-        for src, dst, channel in self._held:
+        for src, dst, channel in self._held_messages:
             if src == fault.peer:
-                self._held[src, dst, channel].clear()
+                self._held_messages[src, dst, channel].clear()
 
     def revive(self, peer: int) -> None:
         """A process of this peer runs again."""
@@ -235,8 +235,8 @@ class ActiveFaults:
     def _unblock(self, key: ChannelKey, fault: Fault) -> None:
         self._blocks[key].remove(fault)
         if not self._blocks[key]:
-            held = self._held[key]
-            self._held[key] = []
+            held = self._held_messages[key]
+            self._held_messages[key] = []
             for deliver in held:
                 deliver()
 

@@ -44,7 +44,7 @@ class EventQueue:
         when_s = self._instants_s[0]
         waiting = self._callbacks[when_s]
         for i, (callback, args) in enumerate(waiting):
-            waiting[i] = None  # pyright: ignore[reportArgumentType, reportCallIssue]  # nobody reads it again
+            waiting[i] = None  # pyright: ignore[reportArgumentType, reportCallIssue]  # it is not read again
             callback(*args)
         heapq.heappop(self._instants_s)
         del self._callbacks[when_s]

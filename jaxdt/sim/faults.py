@@ -42,7 +42,7 @@ CONTROL, DATA = "control", "data"  # channels: data are messages that carry a te
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
 DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
-BLIP_S = 2.0  # a silence this short loses nobody: half the default deadline
+BLIP_S = 2.0  # a silence this short loses no peer: half the default deadline
 OVERDUE_FACTOR = 8.0  # Work that is slower may lose its peer
 NEVER_DONE = 1e6  # a factor on the time of Work
 SEEN_BLIP_S = 1.0  # the same, if the connections break
@@ -71,7 +71,7 @@ class Fault:
     stale      the coordinator that crashed did not: it continues beside its successor, until a person ends it
     takeover   another coordinator begins with what this one had made durable before its last views; this one continues,
                until a person ends it
-    perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
+    perturb    the parameters of `peer` change by `factor` of their norm, silently
     hold       an operator pauses the run, and resumes it at the end
     drain      an operator wants `peer` to leave
     evict      an operator wants `peer` to be evicted; the last replica of a stage is refused

@@ -152,7 +152,7 @@ def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int)
 
 def simulated_groups(scenario: Scenario) -> list[GroupReport]:
     """The groups that a scenario's replicas form, with one microbatch a pipeline: those of one average if it is of all
-    replicas, else of many. None where replicas are equal, or nobody averages."""
+    replicas, else of many. None where replicas are equal, or never average."""
     config, plan = scenario.config, scenario.plan
     if plan.n_pipelines == 1 or not replicas_may_differ(config) or not exchanges_per_step(config):
         return []

@@ -1,6 +1,6 @@
 """A coordinator that was taken for dead and continues, although another one has taken over the run.
 
-It has a disk of its own and hears nobody, since the peers talk to the other one; but what it says reaches the peers.
+It has a disk of its own. It hears no peer, since they talk to the other coordinator, but they hear it.
 """
 
 from collections.abc import Callable

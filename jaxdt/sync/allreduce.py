@@ -111,19 +111,19 @@ class AllReduce(RoundPolicy):
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:  # the frequent ones first
             case ev.Received():
-                return self._received(event) if self._view else []
+                return self._on_received(event) if self._view else []
             case ev.Accumulated():
                 self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
                 if event.loss_sum is not None:
                     self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
             case ev.Ran():
-                return self._ran(event.work)
+                return self._on_ran(event.work)
             case ev.Updated():
                 return self._update_again()
             case ev.Summed():
                 return self._engine.handle(event)
             case ev.Evaluated():
-                return self._evaluated(event)
+                return self._on_evaluated(event)
             case ev.Drained(step):
                 return self._gather(step)
             case ev.ViewChanged(view):
@@ -133,20 +133,20 @@ class AllReduce(RoundPolicy):
             case ev.Joined():
                 self._is_joining = False
                 self._state = self._entered_state()
-                return [*self._prepared_again(), ev.Holds(self._state)]
+                return [*self._say_prepared_again(), ev.Holds(self._state)]
             case ev.LinkChanged(peer, up) if peer == ev.COORDINATOR and up and self._view:
-                return self._prepared_again()
+                return self._say_prepared_again()
             case ev.Restored(version) if version == self._version:  # else another rollback is on its way
                 self._state = self._state or ev.StateName(self._generation, version)
                 return [ev.Updated(self._stage, version), *([] if self._view else [ev.Holds(self._state)])]
             case ev.WorkOverdue() if self._n_gathers or self._own_state.is_awaited:
                 return [ev.StepBlocked()]  # others wait for this peer's part of the gradient, or for its vote
             case ev.Digested():
-                self._own_state.arrived(event)
-                return self._prepared(self._version) if self._view else []
+                self._own_state.on_arrived(event)
+                return self._say_prepared(self._version) if self._view else []
         return []
 
-    def _received(self, event: ev.Received) -> ev.Actions:
+    def _on_received(self, event: ev.Received) -> ev.Actions:
         match event.body:
             case ev.Committed(record):
                 return self._on_committed(record)
@@ -154,7 +154,7 @@ class AllReduce(RoundPolicy):
                 return self._repair(repair)
         return self._engine.handle(event)
 
-    def _ran(self, work: Work) -> ev.Actions:
+    def _on_ran(self, work: Work) -> ev.Actions:
         step = work.step
         assert step is not None  # as in all Work of a run
         if work.kind == WorkKind.GATHER:
@@ -172,7 +172,7 @@ class AllReduce(RoundPolicy):
         actions = [action for record in view.records for action in self._on_committed(record)]
         self._view = view
         self._drained.clear()
-        return actions + self._renew(view) + self._prepared_again()
+        return actions + self._renew(view) + self._say_prepared_again()
 
     def _entered_state(self) -> ev.StateName:
         """The name of the state that the view's members hold, this peer included."""
@@ -227,7 +227,7 @@ class AllReduce(RoundPolicy):
         """This peer may hold data of as many steps as may be under way at once, and of as many again, since other peers
         may have applied the updates of all those steps already."""
         self._version = version
-        self._own_state.changed()
+        self._own_state.on_changed()
         self._steps = range(version, version + 2 * (1 + self._delay.steps))
 
     def _free(self, steps: range) -> ev.Free:
@@ -296,7 +296,7 @@ class AllReduce(RoundPolicy):
         return id.number < self._steps.stop
 
     def whole(self, exchange: Exchange) -> ev.Actions:
-        return self._prepared(exchange.id.number)
+        return self._say_prepared(exchange.id.number)
 
     def _in_view(self, step: int, stage: int) -> RoundSpec:
         assert self._view is not None  # there is no exchange before the first view
@@ -342,12 +342,12 @@ class AllReduce(RoundPolicy):
 
     # --------------------------------------------------------------------------------------------------- agreement
 
-    def _prepared_again(self) -> ev.Actions:
+    def _say_prepared_again(self) -> ev.Actions:
         """Say again what counts in one view only: `Prepared` for all steps under way, and held-out losses."""
         held_out = [ev.Send(ev.COORDINATOR, self._held_out)] if self._held_out.losses else []
-        return [*held_out, *(send for step in self._delay.open(self._version) for send in self._prepared(step))]
+        return [*held_out, *(send for step in self._delay.open(self._version) for send in self._say_prepared(step))]
 
-    def _prepared(self, step: int) -> ev.Actions:
+    def _say_prepared(self, step: int) -> ev.Actions:
         """Say `Prepared` once the results of all groups are here, and again in every view."""
         exchanges = [exchange for exchange in self._open(step) if exchange and exchange.complete]
         if self._is_joining or len(exchanges) < len(self._groups):
@@ -364,7 +364,7 @@ class AllReduce(RoundPolicy):
         results = tuple([exchange.result() for exchange in exchanges])
         return [ev.Send(ev.COORDINATOR, ev.Prepared(step, admission, results, state))]
 
-    def _evaluated(self, evaluated: ev.Evaluated) -> ev.Actions:
+    def _on_evaluated(self, evaluated: ev.Evaluated) -> ev.Actions:
         """The coordinator knows which held-out microbatches it has heard of: one that is done again counts once."""
         version = self._delay.version_of(evaluated.step)
         loss = (evaluated.microbatch, evaluated.n_samples, evaluated.loss_sum)
@@ -385,9 +385,9 @@ class AllReduce(RoundPolicy):
         state = self._own_state.digest
         if state is None or (state.version, state.digest) != (repair.version, repair.digest):
             return []
-        self._own_state.changed()
+        self._own_state.on_changed()
         if repair.donor == self._peer:
-            return self._prepared(repair.version)
+            return self._say_prepared(repair.version)
         self._is_joining = True
         return [ev.Repairing(repair.version, repair.donor)]
 
@@ -437,7 +437,7 @@ class AllReduce(RoundPolicy):
             return [free, ev.Updated(self._stage, self._version), ev.Holds(self._state)]
         # With a delay the next step's result may be here, and have waited for the state that is compared with it.
         is_compared = self._view is not None and self._own_state.is_compared(self._version)
-        prepared = self._prepared(self._version) if is_compared else []
+        prepared = self._say_prepared(self._version) if is_compared else []
         return [free, ev.Updated(self._stage, self._version), *prepared]
 
     def _update_again(self) -> ev.Actions:

@@ -78,7 +78,7 @@ class DonorTransfer(TransferPolicy):
     def donors(self, whole: ev.StateKey) -> Sequence[int]:
         return [] if self._donor is None else [self._donor]
 
-    def installed(self, now_s: float, download: Download) -> ev.Actions:
+    def on_installed(self, now_s: float, download: Download) -> ev.Actions:
         assert self._view is not None  # in which this peer joins
         state = ev.StateName(self._view.generation, download.whole.version, donor=self._donor)
         return [download.report(now_s, self.donors(download.whole)), ev.Holds(state)]

@@ -52,12 +52,12 @@ class GroupScheduler(GroupBook):
     def _ready(self, now_s: float, src: int, stage: int, fragment: int) -> list[ev.Action]:
         return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, self._waiting[src]))
 
-    def _left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
-        matched = [(f, matcher.left(now_s, *replicas)) for f, matcher in enumerate(self._matchers[stage])]
+    def _on_left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
+        matched = [(f, matcher.on_left(now_s, *replicas)) for f, matcher in enumerate(self._matchers[stage])]
         return [action for fragment, one in matched for action in self._form(stage, fragment, one)]
 
     def _came(self, now_s: float, stage: int, peer: int, donor: int) -> list[ev.Action]:
-        matched = [(f, matcher.joined(now_s, peer, donor)) for f, matcher in enumerate(self._matchers[stage])]
+        matched = [(f, matcher.on_joined(now_s, peer, donor)) for f, matcher in enumerate(self._matchers[stage])]
         return [action for fragment, one in matched for action in self._form(stage, fragment, one)]
 
     def on_woke(self, now_s: float, tag: str) -> list[ev.Action]:
@@ -66,22 +66,22 @@ class GroupScheduler(GroupBook):
 
     def _form(self, stage: int, fragment: int, matched: Matched) -> list[ev.Action]:
         """The groups that the matcher of a fragment has formed, and its timer."""
-        actions = [action for group in matched.groups for action in self._formed(stage, fragment, group)]
+        actions = [action for group in matched.groups for action in self._on_formed(stage, fragment, group)]
         if matched.timer:
             at_s, tag = matched.timer
             actions.append(ev.WakeAt(at_s, f"{TIMER}{stage} {fragment} {tag}"))
         return actions
 
-    def _formed_again(self, actions: list[ev.Action]) -> list[ev.Action]:
+    def _form_again(self, actions: list[ev.Action]) -> list[ev.Action]:
         """Groups average with other members than first said."""
         for action in actions:
             if isinstance(action, GroupReport):
                 number = action.k - self._n_groups_before[action.stage][action.fragment]
-                self._matchers[action.stage][action.fragment].failed(number, tuple(action.members))
+                self._matchers[action.stage][action.fragment].on_failed(number, tuple(action.members))
         return actions
 
     def restore(self, view: ev.View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         times = [row.step_s for row in rows.new if math.isfinite(row.step_s)] if rows else []
         for matcher in (matcher for of_stage in self._matchers for matcher in of_stage):
-            matcher.restarted(times[-1] if times else self._config.deadline_floor_s)
+            matcher.on_restarted(times[-1] if times else self._config.deadline_floor_s)
         super().restore(view, steps, rows)

@@ -68,11 +68,11 @@ class HeldOutWork:
         self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
         self._tally = ev.Tally()
         self._n_done = 0
-        self._said: ev.MeanEvaluated | None = None  # the last one
+        self._last_loss: ev.MeanEvaluated | None = None  # the last one
 
-    def said_again(self) -> ev.Actions:
+    def say_again(self) -> ev.Actions:
         """The loss that was measured last: a coordinator may have died before it could tell it."""
-        return [ev.Send(ev.COORDINATOR, self._said)] if self._said else []
+        return [ev.Send(ev.COORDINATOR, self._last_loss)] if self._last_loss else []
 
     def handle(self, event: ev.Event) -> ev.Actions:
         """Actions, but for the Work itself. A coordinator that was started again asks again for what is under way."""
@@ -84,7 +84,7 @@ class HeldOutWork:
             case ev.Received(_, ev.Boundary(ev.Key(kind, version, _, microbatch))) if kind == HELD_OUT:
                 self._inputs.setdefault(version, []).append(microbatch)
             case ev.Ran(Work(kind=kind) as work, values=values) if kind == WorkKind.EVALUATE:
-                return self._evaluated(work, values)
+                return self._on_evaluated(work, values)
             case _:
                 pass
         return []
@@ -106,7 +106,7 @@ class HeldOutWork:
         works = [Work(place.stage, WorkKind.EVALUATE, m, place.peer, version) for m in self._inputs.pop(version)]
         return [*given, *(ev.Run(work, scale, rounds) for work in works)]
 
-    def _evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:
+    def _on_evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:
         place, version, m = self._place, work.step, work.microbatch
         assert version is not None and m is not None  # as in all of this Work
         if place.next_peer is not None:
@@ -116,8 +116,8 @@ class HeldOutWork:
         self._n_done += 1
         if self._n_done < place.n_microbatches:
             return []
-        self._said = ev.MeanEvaluated(version, self._tally)
-        return [ev.Send(ev.COORDINATOR, self._said)]
+        self._last_loss = ev.MeanEvaluated(version, self._tally)
+        return [ev.Send(ev.COORDINATOR, self._last_loss)]
 
 
 class HeldOutLosses:
@@ -132,7 +132,7 @@ class HeldOutLosses:
         self._plan = plan
         self._pipelines = pipelines
         self._measuring: int | None = None  # the pipeline that was asked to
-        self._wanted: set[int] = set()
+        self._awaited_versions: set[int] = set()
         self._losses: dict[int, float | None] = {}  # of rows that are not done yet; None: left out
         self._last = 0  # version of the last mean that was begun
         self._rows: deque[StepReport] = deque()
@@ -144,9 +144,9 @@ class HeldOutLosses:
 
     def want(self, version: int) -> bool:
         """The loss after so many rows will be measured: False if it is not due, or left out."""
-        is_wanted = self.is_due(version) and (version == self._train.steps or len(self._wanted) < 2)
+        is_wanted = self.is_due(version) and (version == self._train.steps or len(self._awaited_versions) < 2)
         if is_wanted:
-            self._wanted.add(version)
+            self._awaited_versions.add(version)
         return is_wanted
 
     def begin(self, version: int) -> None:
@@ -161,16 +161,16 @@ class HeldOutLosses:
             self._losses[version] = _mean_loss(told.tally) if told else None
         else:
             self.version = version
-            self._wanted.add(version)
+            self._awaited_versions.add(version)
 
     def row(self, report: StepReport) -> list[StepReport]:
         """A row is done; the rows that can be told."""
         self._rows.append(report)
-        return self._released()
+        return self._pop_measured_rows()
 
-    def _released(self) -> list[StepReport]:
+    def _pop_measured_rows(self) -> list[StepReport]:
         """Rows before the first one whose loss is not measured yet."""
-        first = min(self._wanted, default=None)
+        first = min(self._awaited_versions, default=None)
         told: list[StepReport] = []
         while self._rows and (first is None or self._rows[0].step + 1 < first):
             row = self._rows.popleft()
@@ -224,10 +224,10 @@ class HeldOutLosses:
             for holder in sorted(set(of_stage))
             if not self._pipelines.has_lost(holder)
         ]
-        self._wanted.discard(version)
+        self._awaited_versions.discard(version)
         self._whole.clear()
         self._losses[version] = _mean_loss(tally)
-        return [*self._released(), *told]
+        return [*self._pop_measured_rows(), *told]
 
 
 def _mean_loss(tally: ev.Tally) -> float | None:

@@ -17,28 +17,28 @@ class KnownGroups:
     def __init__(self):
         self._attempts: dict[RoundId, ev.KnownGroup] = {}  # of groups that are not over
         self._over: dict[Series, ev.KnownGroup] = {}  # the last of each series
-        self._held: dict[RoundId, ev.ResultHeld] = {}
-        self._wanted: ev.WantsGroup | None = None  # and not answered
+        self._held_results: dict[RoundId, ev.ResultHeld] = {}
+        self._unanswered_wish: ev.WantsGroup | None = None  # and not answered
 
     @property
     def all(self) -> tuple[ev.KnownGroup, ...]:
         """All known groups, in the form of ReplicaState.groups."""
         return (*self._attempts.values(), *self._over.values())
 
-    def said_again(self) -> ev.Actions:
+    def say_again(self) -> ev.Actions:
         """The messages to the coordinator that it has not answered yet."""
-        wanted = [self._wanted] if self._wanted else []
-        return [ev.Send(ev.COORDINATOR, body) for body in (*self._held.values(), *wanted)]
+        wanted = [self._unanswered_wish] if self._unanswered_wish else []
+        return [ev.Send(ev.COORDINATOR, body) for body in (*self._held_results.values(), *wanted)]
 
     def wants(self, wanted: ev.WantsGroup) -> ev.Send:
-        self._wanted = wanted
+        self._unanswered_wish = wanted
         return ev.Send(ev.COORDINATOR, wanted)
 
-    def formed(self, formed: ev.GroupFormed, was_wanted: bool) -> None:
-        """Told of an attempt of a group, which was wanted or is a mean that is kept aside."""
+    def on_formed(self, formed: ev.GroupFormed, was_wanted: bool) -> None:
+        """Told of an attempt of a group, which was wanted or is a snapshot."""
         round = formed.round
         if was_wanted and self._is_new(round):
-            self._wanted = None
+            self._unanswered_wish = None
         self._attempts.setdefault(round, ev.KnownGroup(round, formed.members, formed.steps, is_over=False))
 
     def _is_new(self, round: RoundId) -> bool:
@@ -47,17 +47,17 @@ class KnownGroups:
         is_known = any(other.place == round.place for other in self._attempts)
         return not is_known and (last is None or round.number > last.round.number)
 
-    def held(self, held: ev.ResultHeld, members: Sequence[int]) -> ev.ResultHeld:
+    def on_held(self, held: ev.ResultHeld, members: Sequence[int]) -> ev.ResultHeld:
         """The whole result of an attempt is here."""
-        self._held[held.round] = held
+        self._held_results[held.round] = held
         self._attempts[held.round] = ev.KnownGroup(held.round, tuple(members), held.steps, is_over=False)
         return held
 
-    def over(self, round: RoundId) -> None:
+    def on_over(self, round: RoundId) -> None:
         """A group is over: no attempt of it matters any more but this one, which counted."""
         attempts = [other for other in self._attempts if other.place == round.place]
         for other in attempts:
             known = self._attempts.pop(other)
-            self._held.pop(other, None)
+            self._held_results.pop(other, None)
             if other == round:
                 self._over[round.series] = replace(known, is_over=True)

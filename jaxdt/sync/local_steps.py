@@ -88,7 +88,7 @@ class LocalSteps:
         self._may_do = place.n_steps  # the first stage begins no step beyond
         self.n_steps: int | None = None
         self.is_held = False
-        self._said: deque[ev.StepDone | ev.NotFinite] = deque()  # of steps that are not counted durably yet
+        self._uncounted_steps: deque[ev.StepDone | ev.NotFinite] = deque()  # of steps that are not counted durably yet
 
     @property
     def is_over(self) -> bool:
@@ -142,20 +142,20 @@ class LocalSteps:
                 if event.loss_sum is not None:
                     self._ledger.measured(event.step, ev.Tally(event.loss_sum, event.n_samples))
             case ev.Drained(step):
-                summed = self.table.drained(step) if self.table else []
+                summed = self.table.on_drained(step) if self.table else []
                 is_final = self.table is None or not self.table.is_first  # there the last stage's is still to be added
                 return [*summed, *([self._norm(step)] if is_final else [])]
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.CONTRIBUTE:
                 return [self._norm(step)]
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.NORM:
-                return self._normed(step, event.values.get("sq_norm", 0.0))
+                return self._on_norm(step, event.values.get("sq_norm", 0.0))
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.LOCAL_STEP:
-                return self._stepped(step)
+                return self._on_stepped(step)
             case ev.Received(header, body):
-                return self._received(header.src, body)
+                return self._on_received(header.src, body)
         return []
 
-    def _received(self, src: int, body: ev.Message) -> ev.Actions:
+    def _on_received(self, src: int, body: ev.Message) -> ev.Actions:
         match body:
             case ev.StepNorm(step, sq_norm) if src in self._place.pipeline:
                 self._sq_norms.setdefault(step, {})[src] = sq_norm
@@ -169,23 +169,23 @@ class LocalSteps:
                 self.n_steps = n_steps
                 return [ev.StepsEnd(n_steps)]
             case ev.StepsCounted(n_steps):
-                while self._said and self._said[0].step < n_steps[self._place.number]:
-                    self._said.popleft()
+                while self._uncounted_steps and self._uncounted_steps[0].step < n_steps[self._place.number]:
+                    self._uncounted_steps.popleft()
         return []
 
-    def said_again(self) -> ev.Actions:
+    def say_again(self) -> ev.Actions:
         """The messages to the coordinator that it has not answered or counted yet."""
         share = [ev.Send(ev.COORDINATOR, ev.ShareDone(self._may_do))] if self._waits_to_begin else []
-        return [*(ev.Send(ev.COORDINATOR, body) for body in self._said), *share]
+        return [*(ev.Send(ev.COORDINATOR, body) for body in self._uncounted_steps), *share]
 
     def _say(self, body: ev.StepDone | ev.NotFinite) -> ev.Action:
-        self._said.append(body)
+        self._uncounted_steps.append(body)
         return ev.Send(ev.COORDINATOR, body)
 
     def _norm(self, step: int) -> ev.Action:
         return ev.Run(Work(self._place.stage, WorkKind.NORM, None, self._place.peer, step))
 
-    def _normed(self, step: int, sq_norm: float) -> ev.Actions:
+    def _on_norm(self, step: int, sq_norm: float) -> ev.Actions:
         """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
         self._sq_norms.setdefault(step, {})[self._place.peer] = sq_norm
         others = self._place.others if self._place.waits_for_norms else []
@@ -210,7 +210,7 @@ class LocalSteps:
         sq_norms = self._sq_norms[step]
         return math.fsum(sq_norms[peer] for peer in self._place.pipeline if peer in sq_norms)
 
-    def _stepped(self, step: int) -> ev.Actions:
+    def _on_stepped(self, step: int) -> ev.Actions:
         self.version = step + 1
         actions: ev.Actions = [ev.Free(step)]
         if self._place.is_last_stage:

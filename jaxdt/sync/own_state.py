@@ -25,7 +25,7 @@ class OwnState:
     def is_compared(self, version: int) -> bool:
         return self._every_steps > 0 and version % self._every_steps == 0
 
-    def changed(self) -> None:
+    def on_changed(self) -> None:
         """The state is another one from now on."""
         self._asked_for = self.digest = None
 
@@ -36,7 +36,7 @@ class OwnState:
         self._asked_for = ev.DigestState(version, generation)
         return [self._asked_for]
 
-    def arrived(self, digested: ev.Digested) -> None:
+    def on_arrived(self, digested: ev.Digested) -> None:
         """The digest is here, unless the state is another one by now."""
         if self._asked_for == ev.DigestState(digested.version, digested.generation):
             self.digest = ev.StateDigest(self._stage, digested.version, digested.digest, digested.norm, digested.sums)

@@ -34,11 +34,11 @@ class PendingMean:
         """Whether the mean has to be adopted after `version` local steps."""
         return self.step is not None and version == self.step + self._lag_steps
 
-    def arrived(self, round: RoundId, scale: float) -> None:
+    def on_arrived(self, round: RoundId, scale: float) -> None:
         """The whole result of the round is here."""
         self.whole = (round, scale)
 
-    def closed(self, round: RoundId) -> bool:
+    def on_closed(self, round: RoundId) -> bool:
         """The round is over; whether its result is still needed here."""
         if self.whole is None or self.whole[0] != round:
             return False

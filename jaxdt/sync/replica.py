@@ -6,8 +6,8 @@ Its members lay their parameters out, add them up as in all-reduce, each an owne
 mean. Nothing is agreed beyond the group: a mean is adopted as soon as it is whole. With a lag a replica does not wait,
 and adopts the mean some local steps later (jaxdt.sync.pending_means).
 
-After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
-result of the run. On the way such means are kept aside for checkpoints, while the replicas continue.
+After the last step all replicas of the stage average their whole states, with the optimizer's: the mean is the result
+of the run. Snapshots for checkpoints are such means too; the replicas continue with their own states.
 
 The first stage of a pipeline that gives its states to one that comes back begins no step until that has them
 (jaxdt.sync.donor_transfer).
@@ -102,7 +102,7 @@ class IndependentReplica(RoundPolicy):
         self._adopting: dict[RoundId, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._states: dict[RoundId, float] = {}  # of these, means of states that wait for another one; their factors
         self._snapshots: list[ev.GroupFormed] = []  # wait for the end of the step under way, and of its group
-        self._known = KnownGroups()
+        self._known_groups = KnownGroups()
         self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
         self._waits_for_group = False
         self._is_finished = False
@@ -118,15 +118,15 @@ class IndependentReplica(RoundPolicy):
                 self._first_version = version
                 return []
             case ev.Received(header, body):
-                return self._received(header, body, event) if self._view else []
+                return self._on_received(header, body, event) if self._view else []
             case ev.Ran(work) if work.kind == WorkKind.LAY_OUT:
-                return self._laid_out()
+                return self._on_laid_out()
             case ev.Ran(work) if work.kind == WorkKind.ADOPT:
-                return self._adopted()
+                return self._on_adopted()
             case ev.Ran(work) if work.kind == WorkKind.EVALUATE:
                 return self._held_out.handle(event)
             case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
-                return [*self._steps.handle(event), *self._stepped(self._steps.version)]
+                return [*self._steps.handle(event), *self._on_stepped(self._steps.version)]
             case ev.Summed():
                 return self._on_round(event)
             case ev.Ready(n_words=n_words):
@@ -143,7 +143,7 @@ class IndependentReplica(RoundPolicy):
                 )
         return self._steps.handle(event)
 
-    def _received(self, header: ev.Header, body: ev.Message, event: ev.Event) -> ev.Actions:
+    def _on_received(self, header: ev.Header, body: ev.Message, event: ev.Event) -> ev.Actions:
         if type(body) in RoundEngine.MESSAGES:
             return self._on_round(event)
         match body:
@@ -218,15 +218,15 @@ class IndependentReplica(RoundPolicy):
 
     def _begin(self) -> ev.Actions:
         """The next local step begins, unless that was the last one."""
-        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), ev.Settled(self._steps.version)]
+        snapshots = [*self._take_part_in_snapshots(), *self._held_out.between_steps(), ev.Settled(self._steps.version)]
         waits = self._wait_as_donor() if self._may_wait_as_donor else []
-        return [*aside, *waits, *self._steps.begin(), *self._finish_if_over()]
+        return [*snapshots, *waits, *self._steps.begin(), *self._finish_if_over()]
 
     @property
     def _is_between_steps(self) -> bool:
         return not self._steps.is_stepping and not self._waits_for_group
 
-    def _stepped(self, version: int) -> ev.Actions:
+    def _on_stepped(self, version: int) -> ev.Actions:
         """So many local steps are done."""
         if self._pending.is_due(version):
             self._waits_for_group = True
@@ -244,16 +244,16 @@ class IndependentReplica(RoundPolicy):
             self._pending.freeze(version)
             return [self._lay_out(wanted), *self._begin()]
         self._waits_for_group = True
-        return [self._known.wants(wanted)]
+        return [self._known_groups.wants(wanted)]
 
     def _finish_if_over(self) -> ev.Actions:
         """A mean that is not due yet is never adopted, but the other members need this one until it is whole."""
         if self._is_finished or not self._steps.is_over or self._waits_for_group or self._pending.is_awaited:
             return []
         self._is_finished = True
-        aside = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
+        snapshots = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
         waits = self._wait_as_donor() if self._is_donor and not self._steps.is_held else []
-        return [*aside, *waits, ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))]
+        return [*snapshots, *waits, ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> ev.Actions:
         """Take part in the snapshots that came while this peer was in the middle of a step."""
@@ -266,7 +266,7 @@ class IndependentReplica(RoundPolicy):
         round, members = formed.round, formed.members
         if self._peer not in members:
             return []
-        self._known.formed(formed, round.kind == RoundKind.MEAN)
+        self._known_groups.on_formed(formed, round.kind == RoundKind.MEAN)
         if round in self._engine and not formed.holders:
             return []
         other = self._engine.at(round)
@@ -282,7 +282,7 @@ class IndependentReplica(RoundPolicy):
             return []
         is_alone = len(members) == 1
         if is_alone and not self._is_snapshot(round) and (round.kind == RoundKind.STATE or not self._options.has_outer):
-            return [*self._alone(round, members), *self._averaged(round)]
+            return [*self._alone(round, members), *self._on_averaged(round)]
         self._engine.open(self._spec(round, members))
         step = self._pending.step
         if step is not None and round.kind == RoundKind.MEAN:
@@ -293,10 +293,10 @@ class IndependentReplica(RoundPolicy):
         """A group of this peer alone changes nothing. The coordinator waits for it where there were others, and where
         it is the result of the run."""
         if not round.attempt and round.kind != RoundKind.STATE:
-            self._known.over(round)
+            self._known_groups.on_over(round)
             return []
         held = ev.ResultHeld(round, 0, (self._steps.version,))
-        return [ev.Send(ev.COORDINATOR, self._known.held(held, members))]
+        return [ev.Send(ev.COORDINATOR, self._known_groups.on_held(held, members))]
 
     def _lay_out(self, purpose: RoundId | ev.WantsGroup) -> ev.Action:
         """The present parameters or state become a vector, for a round, or to be kept until that is known."""
@@ -314,18 +314,17 @@ class IndependentReplica(RoundPolicy):
         return self._options.fragment_elements[round.fragment]
 
     def _is_snapshot(self, round: RoundId) -> bool:
-        """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer continues with its own
-        state."""
+        """Whether the mean is for a checkpoint or a held-out loss, and this peer continues with its own state."""
         return round.kind == RoundKind.HELD_OUT or (
             round.kind == RoundKind.STATE and round.number < self._options.n_steps
         )
 
-    def _laid_out(self) -> ev.Actions:
+    def _on_laid_out(self) -> ev.Actions:
         """The vector is there: it goes to the owners, or waits for its round. Work of one kind is done in the order in
         which it was asked for."""
         round, version = self._laying_out.popleft()
         if isinstance(round, ev.WantsGroup):
-            return [self._known.wants(round)]
+            return [self._known_groups.wants(round)]
         if round not in self._engine:  # the attempt was given up meanwhile, or is over
             return [] if self._engine.was_given_up(round) else [ev.Forget(round)]
         return self._contribute(round, version)
@@ -349,12 +348,12 @@ class IndependentReplica(RoundPolicy):
     def whole(self, exchange: Exchange) -> ev.Actions:
         """The mean is adopted, or waits until it is due. That for a held-out loss is kept until then."""
         round = exchange.id
-        held = ev.Send(ev.COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
+        held = ev.Send(ev.COORDINATOR, self._known_groups.on_held(self._holds(exchange), exchange.contributors))
         if round.kind == RoundKind.HELD_OUT:
             return [held]
         scale = self._factor(exchange)
         if self._pending.is_awaited and round.kind == RoundKind.MEAN:
-            self._pending.arrived(round, scale)
+            self._pending.on_arrived(round, scale)
             return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
         if round.kind != RoundKind.STATE:
             return [held, self._adopt_mean(round, scale, is_closed=False)]
@@ -402,13 +401,13 @@ class IndependentReplica(RoundPolicy):
         self._pending.end()
         return self._on_closed(dropped[0]) if dropped and is_closed else []
 
-    def _adopted(self) -> ev.Actions:
+    def _on_adopted(self) -> ev.Actions:
         """The mean is adopted. If its round is over, its slices can go."""
         round = next(round for round in self._adopting if round not in self._states)
         is_closed = self._adopting.pop(round)
-        return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]
+        return [*(self._on_closed(round) if is_closed else []), *self._on_averaged(round)]
 
-    def _averaged(self, round: RoundId) -> ev.Actions:
+    def _on_averaged(self, round: RoundId) -> ev.Actions:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
         if round.kind == RoundKind.STATE:
             return [ev.MeanKept(round.number), ev.Updated(self._stage, round.number)]
@@ -422,9 +421,9 @@ class IndependentReplica(RoundPolicy):
         if round in self._adopting:
             self._adopting[round] = True
             return []
-        if self._pending.closed(round):
+        if self._pending.on_closed(round):
             return []
-        self._known.over(round)
+        self._known_groups.on_over(round)
         attempts = self._engine.close(round)
         if attempts:
             self._closed[round.series] = round
@@ -438,9 +437,9 @@ class IndependentReplica(RoundPolicy):
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
-        said = [*self._known.said_again(), *self._steps.said_again(), *self._held_out.said_again()]
+        said = [*self._known_groups.say_again(), *self._steps.say_again(), *self._held_out.say_again()]
         said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_finished else []
-        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known.all, self._steps.n_steps, len(said))), *said]
+        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known_groups.all, self._steps.n_steps, len(said))), *said]
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 

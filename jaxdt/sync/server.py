@@ -11,8 +11,8 @@ server adds and answers is reported: from it one process can do the run again.
 
 A worker whose pipeline is lost is no longer awaited, and its pushes that are added stay.
 
-Held-out losses and checkpoints on the way are those of parameters that the servers keep aside, with the same pushes at
-all stages (jaxdt.sync.server_snapshots).
+Held-out losses and checkpoints during the run use snapshots that the servers take, with the same pushes at all stages
+(jaxdt.sync.server_snapshots).
 
 A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
 server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
@@ -106,12 +106,12 @@ class Replica(RoundPolicy):
             case ev.Ran(work) if work.kind == WorkKind.EVALUATE:
                 return self._held_out.handle(event)
             case ev.Ran(work) if work.kind == WorkKind.LAY_OUT:
-                return self._pushed()
+                return self._on_push_laid_out()
             case ev.Ran(work) if work.kind == WorkKind.ADOPT:
-                return self._adopted()
+                return self._on_adopted()
             case ev.Ran(work) if work.kind == WorkKind.LOCAL_STEP:
                 return [*self._steps.handle(event), *self._lay_out_push()]
-            case ev.Updated():  # the checkpoint of what was kept aside is being written
+            case ev.Updated():  # the checkpoint of a snapshot is being written
                 return self._between_steps()
         if self._view is None:
             return []
@@ -138,7 +138,7 @@ class Replica(RoundPolicy):
         self._push = self._engine.open(self._served.spec(round)).id
         return [ev.Run(Work(self._served.stage, WorkKind.LAY_OUT, None, self._peer, step), rounds=(round,))]
 
-    def _pushed(self) -> ev.Actions:
+    def _on_push_laid_out(self) -> ev.Actions:
         """The change is laid out, and sent once."""
         push, self._push = self._push, None
         assert push is not None  # one is laid out at a time
@@ -205,8 +205,8 @@ class Replica(RoundPolicy):
         return exchange is not None and exchange.complete
 
     def _keep(self) -> ev.Actions:
-        """Keep aside a snapshot that is for a checkpoint. The next one may only take its place when its checkpoint is
-        being written, which begins with the new version."""
+        """Keep a snapshot that is for a checkpoint. The next one may replace it only once its checkpoint is being
+        written, which begins with the new version."""
         if self._is_keeping or not self._to_keep:
             return []
         self._is_keeping = True
@@ -214,21 +214,21 @@ class Replica(RoundPolicy):
         self._adopting.append(round)
         return [ev.Run(Work(self._served.stage, WorkKind.ADOPT, None, self._peer, round.number), 1.0, (round,))]
 
-    def _kept(self, round: RoundId) -> ev.Actions:
+    def _on_kept(self, round: RoundId) -> ev.Actions:
         """A snapshot is kept, beside the optimizer's state after so many local steps: it can be written."""
         self._is_keeping = False
         stage, version = self._served.stage, round.number
         report = KeptReport(stage, version, self._peer, self._steps.version)
         return [*self._engine.forget(round), report, ev.MeanKept(version), ev.Updated(stage, version)]
 
-    def _adopted(self) -> ev.Actions:
-        """The server's parameters are this worker's, or a snapshot of them is kept aside."""
+    def _on_adopted(self) -> ev.Actions:
+        """The server's parameters are this replica's, or a snapshot of them is kept."""
         round = self._adopting.popleft()
-        return self._kept(round) if round.kind == RoundKind.CHECKPOINT else self._pulled()
+        return self._on_kept(round) if round.kind == RoundKind.CHECKPOINT else self._on_pulled()
 
     # ------------------------------------------------------------------------------------------------------------ pulls
 
-    def _pulled(self) -> ev.Actions:
+    def _on_pulled(self) -> ev.Actions:
         """The server's parameters are this worker's; after the last pull they are the result."""
         pull, self._pull = self._pull, None
         assert pull is not None  # one is adopted at a time
@@ -250,7 +250,7 @@ class Replica(RoundPolicy):
         if coordinator_term <= self._answered_term:
             return []
         self._answered_term = coordinator_term
-        said = [*self._steps.said_again(), *self._held_out.said_again()]
+        said = [*self._steps.say_again(), *self._held_out.say_again()]
         said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_last_pull else []
         return [ev.Send(ev.COORDINATOR, ev.ReplicaState((), self._steps.n_steps, len(said))), *said]
 
@@ -282,7 +282,7 @@ class ParameterServer(RoundPolicy):
         self._engine = RoundEngine(stage.server, stage.slice_bytes, self)
         self._whole: dict[int, dict[int, RoundId]] = {}  # worker -> local step -> its push, all of it here
         self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
-        self._wanted: dict[int, ev.WantsParameters] = {}  # worker -> for which it waits
+        self._waiting_pulls: dict[int, ev.WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
         self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
         self._snapshots = ServerSnapshots(stage, self._engine)
@@ -300,12 +300,12 @@ class ParameterServer(RoundPolicy):
             case ev.Received(header, ev.WantsParameters(round) as body) if self._knows(
                 header.src, round, RoundKind.PULL
             ):
-                self._wanted[header.src] = body
+                self._waiting_pulls[header.src] = body
                 return self._answer()
             case ev.Received(header, body) if self._view:
-                return self._received(header, body)
+                return self._on_received(header, body)
             case ev.Ran(work):
-                return self._ran(work)
+                return self._on_ran(work)
         return []
 
     def _adopt(self, view: ev.View) -> ev.Actions:
@@ -324,7 +324,7 @@ class ParameterServer(RoundPolicy):
         """This worker is lost. Its pushes that are here are added or about to be; one of which only a
         part has come, and an answer to it, are given up."""
         del self._n_added[worker], self._allowed[worker]
-        self._wanted.pop(worker, None)
+        self._waiting_pulls.pop(worker, None)
         self._whole.pop(worker, None)
         queued = {round for _, rounds in self._works for round in rounds}
         unused = [one.id for one in self._engine if one.id.peer == worker and one.id not in queued]
@@ -377,8 +377,8 @@ class ParameterServer(RoundPolicy):
     def _answer(self) -> ev.Actions:
         """Answer the workers that wait, least peer first, if they are not too far ahead. A worker that has finished
         holds no other back, and gets the parameters when all have finished."""
-        added = {w for w, wanted in self._wanted.items() if self._n_added[w] >= wanted.step}
-        self._finished |= {worker for worker in added if self._wanted[worker].is_last}
+        added = {w for w, wanted in self._waiting_pulls.items() if self._n_added[w] >= wanted.step}
+        self._finished |= {worker for worker in added if self._waiting_pulls[worker].is_last}
         settled = self._snapshots.settle(self._n_added, self._finished)
         if self._snapshots.holds_pulls:
             return settled
@@ -389,7 +389,7 @@ class ParameterServer(RoundPolicy):
                 worker in self._finished or self._clock(worker) - slowest > self._served.staleness
             )
             if not is_held:
-                actions += self._pull(worker, self._wanted.pop(worker), slowest)
+                actions += self._pull(worker, self._waiting_pulls.pop(worker), slowest)
         return actions
 
     def _pull(self, worker: int, wanted: ev.WantsParameters, slowest: int | None) -> ev.Actions:
@@ -406,7 +406,7 @@ class ParameterServer(RoundPolicy):
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def _received(self, header: ev.Header, body: ev.Message) -> ev.Actions:
+    def _on_received(self, header: ev.Header, body: ev.Message) -> ev.Actions:
         match body:
             case ev.GroupFormed(round):
                 return self._lay_out(round, self._snapshots.choose(round, self._allowed))
@@ -414,7 +414,7 @@ class ParameterServer(RoundPolicy):
                 told = self._snapshots.answer_cut(header.src, body)
                 return [*told, *self._lay_out(round, self._snapshots.take(round, steps))]
             case ev.CutTaken(round):
-                self._snapshots.taken(header.src, round)
+                self._snapshots.on_cut_taken(header.src, round)
                 return self._answer()
             case ev.GroupClosed(round):
                 return self._snapshots.close(round)
@@ -439,10 +439,10 @@ class ParameterServer(RoundPolicy):
         kind, rounds = self._works[0]
         return ev.Run(Work(self._served.stage, kind, None, self._peer, rounds[0].number), 1.0, rounds)
 
-    def _ran(self, work: Work) -> ev.Actions:
+    def _on_ran(self, work: Work) -> ev.Actions:
         kind, rounds = self._works.popleft()
         actions: ev.Actions = [self._run()] if self._works else []
-        actions += self._snapshots.ran(rounds)
+        actions += self._snapshots.on_ran(rounds)
         round = rounds[0]
         if kind == WorkKind.ADOPT:
             actions += self._engine.forget(round)
@@ -495,8 +495,7 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
 
 
 def _server_vectors(plan: Plan) -> int:
-    """A push of each worker that waits to be added, and the parameters that are kept aside: for a held-out loss, and
-    for a checkpoint."""
+    """A push of each replica that waits to be added, and two snapshots: for a held-out loss, and for a checkpoint."""
     return plan.n_pipelines + 2
 
 
@@ -505,7 +504,7 @@ def _check(config: RunConfig, plan: Plan) -> str:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
     if plan.schedule == STASH:
         return (
-            f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a worker goes on from "
+            f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a replica continues from "
             "the server's parameters when a whole wave of its steps is done"
         )
     if config.train.on_nonfinite == "rollback":

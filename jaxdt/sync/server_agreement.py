@@ -58,7 +58,7 @@ class ServerAgreement(ReplicaBook):
         if round.kind == RoundKind.HELD_OUT:
             return self._snapshots.on_mean(stage, round, group.members, contributions)
         if round.number <= self._n_complete:
-            return group.closed()
+            return group.closed_messages()
         self._snapshots.holds(round.number, stage, contributions)
         workers, steps = zip(*contributions, strict=True)
         report = StateMeanReport(stage, round.number, list(workers), list(steps))
@@ -76,7 +76,7 @@ class ServerAgreement(ReplicaBook):
                     actions.append(ev.Send(worker, ev.GroupFormed(round, (worker,), (self._servers[stage],))))
         return actions
 
-    def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
+    def _on_gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
         return self._tell_workers()
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:

@@ -1,4 +1,4 @@
-"""Parameters that servers keep aside for held-out losses and checkpoints, while workers continue.
+"""Snapshots of the servers' parameters for held-out losses and checkpoints, while replicas continue.
 
 A snapshot holds the same pushes at all stages: those up to a cut, a local step of each pipeline. When the coordinator
 asks for one, the server of the first stage chooses the cut: of each worker the last step that it may do before it pulls
@@ -48,8 +48,8 @@ class ServedStage:
         return [(stage, server) for stage, server in enumerate(self.servers) if stage != self.stage]
 
     def spec(self, id: RoundId) -> RoundSpec:
-        """A worker's change goes to the server, and the server's parameters to a worker. What the server keeps aside
-        is sent to no peer: who needs it fetches it."""
+        """A worker's change goes to the server, and the server's parameters to a worker. The server sends a snapshot
+        to no peer: those that need it fetch it."""
         is_push = id.kind == RoundKind.PUSH
         src = id.peer if is_push else self.server
         receivers = (id.peer,) if id.kind == RoundKind.PULL else ()
@@ -80,7 +80,7 @@ class ServerSnapshots:
         self._closed: dict[Series, int] = {}  # the last version of which a snapshot is over
         self._steps = dict.fromkeys(stage.workers, 0)  # of all pushes that are added, or about to be
         self._untold: set[tuple[int, RoundId]] = set()  # servers that may not know a cut yet
-        self._known = KnownGroups()
+        self._known_groups = KnownGroups()
 
     def begin(self, version: int) -> None:
         """The run begins after so many local steps of each worker."""
@@ -116,14 +116,14 @@ class ServerSnapshots:
             return []
         self._engine.open(served.spec(round))
         self._open[round] = Snapshot(dict(zip(served.workers, cut, strict=True)), dict(self._steps))
-        self._known.formed(ev.GroupFormed(round, (served.server,)), was_wanted=False)
+        self._known_groups.on_formed(ev.GroupFormed(round, (served.server,)), was_wanted=False)
         return [SnapshotReport(served.stage, round.number, round.kind == RoundKind.CHECKPOINT, list(cut))]
 
     def answer_cut(self, src: int, cut: ev.SnapshotCut) -> ev.Actions:
         """The first stage's server hears that this one knows the cut."""
         return [ev.Send(src, ev.CutTaken(cut.round))]
 
-    def taken(self, src: int, round: RoundId) -> None:
+    def on_cut_taken(self, src: int, round: RoundId) -> None:
         """Another server knows a cut."""
         self._untold.discard((src, round))
 
@@ -148,7 +148,7 @@ class ServerSnapshots:
             one.is_settled |= all(n >= one.cut[w] or w in finished for w, n in n_added.items())
         return self._add_up()
 
-    def ran(self, rounds: Collection[RoundId]) -> ev.Actions:
+    def on_ran(self, rounds: Collection[RoundId]) -> ev.Actions:
         """Work that changes these snapshots is done."""
         for round in rounds:
             if round in self._open:
@@ -166,7 +166,7 @@ class ServerSnapshots:
         one, server = self._open[exchange.id], self._served.server
         steps = tuple([one.steps[worker] for worker in self._served.workers])
         held = ev.ResultHeld(exchange.id, exchange.result().digest, steps)
-        return [ev.Send(ev.COORDINATOR, self._known.held(held, (server,)))]
+        return [ev.Send(ev.COORDINATOR, self._known_groups.on_held(held, (server,)))]
 
     # ---------------------------------------------------------------------------------------------- who needs them
 
@@ -175,11 +175,11 @@ class ServerSnapshots:
         if self._open.pop(round, None) is None:
             return []
         self._closed[round.series] = max(round.number, self._closed.get(round.series, -1))
-        self._known.over(round)
+        self._known_groups.on_over(round)
         self._engine.close(round)
         return [ev.Forget(round)]
 
     def answer(self) -> ev.Actions:
         """A coordinator was started again, and asks what this server knows."""
-        said = self._known.said_again()
-        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known.all, None, len(said))), *said]
+        said = self._known_groups.say_again()
+        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known_groups.all, None, len(said))), *said]

@@ -52,7 +52,7 @@ class SharedTable(RoundPolicy):
         self._drained: int | None = None  # the step whose gradient the first stage waits for
         self._giving: deque[RoundId] = deque()  # tables that become vectors, in the order of their Work
         self._table: int | None = None  # the version that the last stage has
-        self._wanted: int | None = None  # or waits for
+        self._awaited_version: int | None = None  # or waits for
         self._taking: RoundId | None = None
         self._last_held_out = -1  # version of the last mean that was closed
 
@@ -74,7 +74,7 @@ class SharedTable(RoundPolicy):
                 self._n_gradients = step + 1
                 return self._engine.forget(self._round(RoundKind.GRADIENT, step))
             case ev.Ran(Work(kind=kind, step=int(step))) if kind == WorkKind.TABLE:
-                return self._give(self._giving.popleft(), step) if self.is_first else self._taken()
+                return self._give(self._giving.popleft(), step) if self.is_first else self._on_taken()
         return self._engine.handle(event)
 
     def _round(self, kind: RoundKind, number: int) -> RoundId:
@@ -117,7 +117,7 @@ class SharedTable(RoundPolicy):
 
     # ------------------------------------------------------------------------------------------------------- gradients
 
-    def drained(self, step: int) -> ev.Actions:
+    def on_drained(self, step: int) -> ev.Actions:
         """The gradient of a step is final. The first stage adds the other end's to it."""
         if self.is_first:
             self._drained = step
@@ -144,13 +144,13 @@ class SharedTable(RoundPolicy):
         """The step after `version` others is to begin: the first stage's table goes to the last stage."""
         if self.is_first:
             return self._lay_out(self._round(RoundKind.TABLE, version), version, 1.0)
-        self._wanted = max(self._first_version, version - self._n_ahead)
+        self._awaited_version = max(self._first_version, version - self._n_ahead)
         return [] if self.may_begin else self._take()
 
     @property
     def may_begin(self) -> bool:
         """Whether the table is here with which that step computes."""
-        return self.is_first or self._table == self._wanted
+        return self.is_first or self._table == self._awaited_version
 
     def give_mean(self, mean: RoundId, scale: float) -> ev.Actions:
         """The first stage begins to measure a held-out loss, with the sum of a round times `scale`."""
@@ -164,13 +164,14 @@ class SharedTable(RoundPolicy):
 
     def _take(self) -> ev.Actions:
         """Take over the table that is wanted, once it is here."""
-        exchange = None if self._wanted is None else self._engine.at(self._round(RoundKind.TABLE, self._wanted))
+        version = self._awaited_version
+        exchange = None if version is None else self._engine.at(self._round(RoundKind.TABLE, version))
         if exchange is None or not exchange.complete or self._taking == exchange.id:
             return []
         self._taking = exchange.id
         return [self._run(WorkKind.TABLE, exchange.id.number, exchange.id)]
 
-    def _taken(self) -> ev.Actions:
+    def _on_taken(self) -> ev.Actions:
         round, self._taking = self._taking, None
         assert round is not None  # one is taken over at a time
         self._table = round.number

@@ -44,7 +44,7 @@ class StateTransfer(TransferPolicy):
             case ev.Ready(n_words=n_words):
                 self._n_words = n_words
             case ev.Updated(_, version):
-                return self._updated(version)
+                return self._on_updated(version)
             case ev.Holds(ev.StateName() as state):
                 self._has = (state.generation, state.version)
             case ev.Received(_, ev.Committed(record)):
@@ -84,7 +84,7 @@ class StateTransfer(TransferPolicy):
         install = ev.Install(version, view.generation, view.n_reseeds)
         return self._transfer.want(now_s, ev.StateKey(version, 0, self._n_words), install)
 
-    def _updated(self, version: int) -> ev.Actions:
+    def _on_updated(self, version: int) -> ev.Actions:
         """A version is here; what was asked of it can be given now."""
         if self._view is None:
             return []
@@ -100,10 +100,10 @@ class StateTransfer(TransferPolicy):
         view = self._view
         return [peer for peer in view.stage_peers(self._stage) if peer not in view.joining] if view else []
 
-    def installed(self, now_s: float, download: Download) -> ev.Actions:
+    def on_installed(self, now_s: float, download: Download) -> ev.Actions:
         report, version = download.report(now_s, self.donors(download.whole)), download.whole.version
         self._repair = None
-        return [report, ev.Joined(version), *self._updated(version)]
+        return [report, ev.Joined(version), *self._on_updated(version)]
 
     def may_give(self, src: int, key: ev.StateKey) -> MayGive | str:
         view = self._view

@@ -50,27 +50,27 @@ class Rate:
 
 @dataclass
 class Download:
-    """What is wanted: all words of `whole`, with which the driver then does `then`. `left`: the slices that nobody has
-    been asked for, the last of them first."""
+    """A download of all words of `whole`, with which the driver then does `then`. `left`: the slices not yet requested,
+    the last of them first."""
 
     whole: ev.StateKey
     then: ev.Action
     began_s: float
     rate: Rate
     left: list[ev.StateKey]
-    _asked: dict[ev.StateKey, int] = field(default_factory=dict[ev.StateKey, int])  # slice -> its donor
+    _requested_slices: dict[ev.StateKey, int] = field(default_factory=dict[ev.StateKey, int])  # slice -> its donor
 
     def __post_init__(self):
         self._n_here = self.whole.hi - _n_words(self.left)
 
     @property
-    def done(self) -> bool:
-        return not self.left and not self._asked
+    def is_done(self) -> bool:
+        return not self.left and not self._requested_slices
 
     @property
     def progress(self) -> ev.Fetching:
         """The progress of the download, for the coordinator. A state without words is here at once."""
-        n_words = (self._n_here, _n_words(self._asked), self.whole.hi)
+        n_words = (self._n_here, _n_words(self._requested_slices), self.whole.hi)
         return ev.Fetching(*(WORD_BYTES * n for n in n_words))
 
     def report(self, now_s: float, donors: Sequence[int]) -> DownloadReport:
@@ -83,31 +83,31 @@ class Download:
 
     def ask(self, now_s: float, donors: Sequence[int]) -> list[ev.Send]:
         """Ask for what can be asked for now. Slices that a donor owed when it left are asked of the others."""
-        self.ask_again(set(self._asked.values()).difference(donors))
+        self.ask_again(set(self._requested_slices.values()).difference(donors))
         sends: list[ev.Send] = []
-        load = Counter(self._asked.values())
+        load = Counter(self._requested_slices.values())
         for _ in range(IN_FLIGHT):
             for donor in donors:
                 if self.left and load[donor] < IN_FLIGHT and now_s >= self.rate.free_s:
                     key = self.left.pop()
-                    self._asked[key] = donor
+                    self._requested_slices[key] = donor
                     load[donor] += 1
                     self.rate.spend(now_s, WORD_BYTES * (key.hi - key.lo))
                     sends.append(ev.Send(donor, ev.Fetch(key)))
         return sends
 
-    def arrived(self, src: int, key: ev.StateKey) -> bool:
+    def on_arrived(self, src: int, key: ev.StateKey) -> bool:
         """A slice is here; False if this donor was not asked for it."""
-        if self._asked.get(key) != src:
+        if self._requested_slices.get(key) != src:
             return False
-        del self._asked[key]
+        del self._requested_slices[key]
         self._n_here += key.hi - key.lo
         return True
 
     def ask_again(self, donors: Collection[int]) -> None:
         """All that these donors still owe is asked for again."""
-        for key in [key for key, donor in self._asked.items() if donor in donors]:
-            del self._asked[key]
+        for key in [key for key, donor in self._requested_slices.items() if donor in donors]:
+            del self._requested_slices[key]
             self.left.append(key)
 
 
@@ -122,7 +122,7 @@ class TransferPolicy:
         """Who may be asked for it now."""
         raise NotImplementedError
 
-    def installed(self, now_s: float, download: Download) -> ev.Actions:
+    def on_installed(self, now_s: float, download: Download) -> ev.Actions:
         """The state that was fetched is this peer's own."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class TransferEngine:
                 return self.give(header.src, key)
             case ev.Received(header, ev.State(key)):
                 download = self._downloads.get(key.part)
-                if download is None or not download.arrived(header.src, key):
+                if download is None or not download.on_arrived(header.src, key):
                     return []
                 # The driver keeps slices of parts, which have a digest.
                 is_kept = event.tensor is not None and key.part == STATE
@@ -168,9 +168,9 @@ class TransferEngine:
                     download.ask_again((peer,))
                 return self.ask(now_s)
             case ev.Installed():
-                return self.installed(now_s)
+                return self.on_installed(now_s)
             case ev.NotInstalled(_, reason):
-                failed = self._answered()
+                failed = self._pop_answered()
                 again = self.want(now_s, failed.whole, failed.then, began_s=failed.began_s) if failed else []
                 return [RefusedReport(f"{reason}; it is fetched again"), *again]
             case ev.Woke("transfer"):
@@ -221,7 +221,7 @@ class TransferEngine:
                 actions.append(download.progress)
             if download.waits(now_s):
                 actions += self._wake_up.at(download.rate.free_s)
-            if download.done:
+            if download.is_done:
                 del self._downloads[name]
                 if name == STATE:
                     self._installing = download
@@ -229,12 +229,12 @@ class TransferEngine:
                 actions.append(download.then)
         return actions
 
-    def installed(self, now_s: float) -> ev.Actions:
+    def on_installed(self, now_s: float) -> ev.Actions:
         """The driver has installed a state. That of a download that is void is not reported."""
-        download = self._answered()
-        return self._policy.installed(now_s, download) if download else []
+        download = self._pop_answered()
+        return self._policy.on_installed(now_s, download) if download else []
 
-    def _answered(self) -> Download | None:
+    def _pop_answered(self) -> Download | None:
         """The download whose state the driver has tried to install; None if it is void. The driver does so in the order
         in which they became whole, so an earlier one's answer is not taken for that of the last."""
         self._n_installing -= 1

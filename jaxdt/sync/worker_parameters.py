@@ -37,7 +37,7 @@ class ParameterDownload(TransferPolicy):
                 free = [ev.Free(version - 1)] if version else []
                 return [*free, *self._fetch(now_s, event)]
             case ev.Restored():
-                return self._transfer.installed(now_s)
+                return self._transfer.on_installed(now_s)
             case _:
                 return self._transfer.handle(now_s, event)
 
@@ -58,7 +58,7 @@ class ParameterDownload(TransferPolicy):
     def donors(self, whole: ev.StateKey) -> Sequence[int]:
         return (self._server,)
 
-    def installed(self, now_s: float, download: Download) -> ev.Actions:
+    def on_installed(self, now_s: float, download: Download) -> ev.Actions:
         admitted = self._admitted
         assert admitted is not None  # only what is wanted is fetched
         self._has = (admitted.generation, admitted.version)

@@ -594,8 +594,12 @@ def _draw_nonfinite(rng: random.Random, config: RunConfig, plan: Plan) -> tuple[
 
 
 def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
-    """Faults that lose nobody: links that stand still, are slow or cut for a moment, a device that is slow, messages
-    that come twice or late, the coordinator or a peer that does nothing for a while."""
+    """Faults that lose no peer:
+
+    - a link stands still, is slow, or is cut for a moment
+    - a device is slow
+    - messages come twice or late
+    - the coordinator or a peer does nothing for a while"""
     pause_s = rng.choice((1.0, 6.0, 15.0))
     n_faults = rng.choice((0, 0, 1, 2, 3))
     if len(plan.peers) == 1:

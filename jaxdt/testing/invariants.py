@@ -202,7 +202,7 @@ class Invariants:
         if stop is None and self._waits and self._view and self._has_lost_part:
             return  # it waits for a host that does not come
         if stop is None and self._view and self._waits_for_hung_device:
-            return  # nobody else holds the stage's state, and the run has said that it waits
+            return  # no other peer holds the stage's state, and the run has said that it waits
         if stop is None:
             self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:

@@ -159,6 +159,6 @@ HELD = Promise(
 )
 ONE_CUT = Promise(
     25,
-    """The parameters that servers keep aside for a held-out loss or a checkpoint hold as many local steps of each
-    pipeline at every stage.""",
+    """A servers' snapshot for a held-out loss or a checkpoint includes as many local steps of each pipeline at every
+    stage.""",
 )

@@ -129,8 +129,8 @@ class LoggedGroup:
 
 @dataclass
 class Snapshot:
-    """The parameters that a server keeps aside. Pushes up to the local step in `cut` of each pipeline go into them;
-    those of `steps` have."""
+    """A server's parameters with the pushes up to the local step in `cut` of each pipeline. Those up to `steps` are
+    added already."""
 
     cut: Sequence[int]
     vector: Vector
@@ -260,7 +260,7 @@ class Replay:
         return self._arithmetic.mean_state(self.states_of(report))
 
     def served_state(self, stage: int, state: State, vector: Vector | None = None) -> State:
-        """A worker's state with parameters of its server: those at the end, or others that it has kept aside."""
+        """A worker's state with parameters of its server: those at the end, or those of a snapshot."""
         vector = self._arithmetic.vector(self.servers[stage]) if vector is None else vector
         return self._arithmetic.with_vector(stage, state, vector)
 

@@ -59,7 +59,7 @@ class FixedWiring:
         self._previous_peer: tuple[int | None, int] = (None, 0)  # gets our gradients
         self._strict_from = NEVER  # the first step of the view that is done here, or the own step under way
         self._work: deque[Work] = deque()
-        self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
+        self._arrived_keys: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
         self._n_ahead = plan.n_ahead(shape.stage)
         self._forwards_ahead: Order = ()  # of a step, which run ahead of its backwards
         self._n_forwarded = 0  # the first step whose forwards ahead are not among the Work yet
@@ -79,13 +79,13 @@ class FixedWiring:
             if self._work and work == self._work[0]:
                 self._slot.free()
                 self._work.popleft()
-                return self._finished(work, event.values) + self._next()
+                return self._on_finished(work, event.values) + self._next()
         elif type(event) is ev.Received:
             body = event.body
             if type(body) is ev.Boundary and body.key.step >= self._strict_from:
                 key = body.key
                 if self._routed or key.kind != "eval":  # those of own steps are the sync's
-                    self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
+                    self._arrived_keys.add((key.kind, key.step, key.stage, key.microbatch))
                 return self._next()
         elif type(event) is ev.Stepped:
             return self._begin_own(event.n_steps)
@@ -138,7 +138,7 @@ class FixedWiring:
     def _stop(self) -> None:
         """The rest of the step is not done here."""
         self._strict_from = NEVER
-        self._arrived.clear()
+        self._arrived_keys.clear()
         self._work.clear()
 
     def _begin(self, routed: RoutedWiring, step: int) -> ev.Actions:
@@ -183,9 +183,9 @@ class FixedWiring:
         work = self._work[0]
         key = self._needs(work)
         if key is not None:
-            if key not in self._arrived:
+            if key not in self._arrived_keys:
                 return []
-            self._arrived.remove(key)
+            self._arrived_keys.remove(key)
         return [self._slot.start(work)]
 
     def _needs(self, work: Work) -> tuple[str, int, int, int] | None:
@@ -197,7 +197,7 @@ class FixedWiring:
         kind = "act" if work.kind == WorkKind.FORWARD else "eval"
         return None if self._is_first else (kind, step, self._stage, m)
 
-    def _finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
+    def _on_finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
         step, stage, m = work.step, self._stage, work.microbatch
         assert step is not None and m is not None  # as in all Work of a wiring
         n_samples = int(values.get("n_samples", 0))

@@ -86,8 +86,8 @@ def decide(
 
 
 def neediest(loads: Sequence[StageLoad], measured: bool = True) -> int:
-    """The stage that a peer would help most: one without any, else that of the greatest load. Once a move is decided
-    nobody has measured the queues that come of it (`measured` is false), and the slowest stage is."""
+    """The stage that a peer would help most: one without any, else that of the greatest load. After a move the
+    queues are not measured yet (`measured` is false), and the slowest stage is the neediest."""
     stages = range(len(loads))
     if measured:
         return max(stages, key=lambda s: (not loads[s].n_peers, loads[s].queue, -s))

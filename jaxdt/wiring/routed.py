@@ -10,8 +10,8 @@ over when all are counted.
 Work may take far longer than its like while the peer's machine continues as ever. Then the router has another replica
 do the forwards too that are stuck at this peer. Both send their results to the same peer of the next stage, which uses
 the one that comes first and sends the gradient back along the route of that one. So no gradient is computed twice, and
-one place decides. A forward whose result nobody waits for at the next stage stays where it is, and so does a backward:
-they are done elsewhere only in a view without their peer.
+one place decides. A forward stays where it is if the next stage does not need its result, and so does a backward: other
+peers do them only in a view without their peer.
 
 A view in mid-step makes all routes void, since messages of old views are dropped. Then Recovery says what has to be
 done again. A peer that joins computes from the next step on.
@@ -99,11 +99,11 @@ class RoutedWiring:
             case ev.Updated(_, version) if self._view:
                 return self._begin(now_s, version)
             case ev.Received(header, body) if self._view:
-                return self._received(now_s, header.src, body)
+                return self._on_received(now_s, header.src, body)
             case ev.Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
                 self._slot.free()
                 self._gap_s = self._service_time.gap_s(started_s + seconds)
-                return self._finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
+                return self._on_finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
             case ev.WorkOverdue() if self._view:
                 return self._on_overdue(now_s)
         return []
@@ -121,7 +121,7 @@ class RoutedWiring:
         assert self._view is not None
         return self._view
 
-    def _received(self, now_s: float, src: int, body: ev.Message) -> ev.Actions:
+    def _on_received(self, now_s: float, src: int, body: ev.Message) -> ev.Actions:
         match body:
             case ev.Grant() | ev.Boundary():
                 return self._accept(body) + self._next()
@@ -189,7 +189,7 @@ class RoutedWiring:
         self._routes.begin_step(self._current_view)
         tasks = whole_step(self._shape.n_stages, self._shape.n_trained(step), self._shape.n_held_out(step))
         self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
-        return actions + self._begin_tasks(now_s) + self._next() + self._drained()
+        return actions + self._begin_tasks(now_s) + self._next() + self._drain_if_over()
 
     def enter_without_tasks(self, step: int) -> None:
         """The wiring that owns this one does the step by itself, unless a view in mid-step asks for recovery."""
@@ -250,8 +250,8 @@ class RoutedWiring:
         heapq.heappush(self._ready, (kind in (WorkKind.FORWARD, WorkKind.EVALUATE), self._n_queued, work))
 
     def _next(self) -> ev.Actions:
-        """Begin a Work if one can begin. Nobody needs more of a step that is committed: its update may run, and with it
-        the tensors of the step go."""
+        """Begin a Work if one can begin. A committed step needs no more Work: its update may run, which deletes the
+        step's tensors."""
         while self._ready and not self._slot.is_busy and not self._is_committed:
             work = heapq.heappop(self._ready)[2]
             if not self._is_needless(work):
@@ -268,7 +268,7 @@ class RoutedWiring:
             self._stage not in self._inputs[WorkKind.FORWARD, m].regenerate
         )  # that is counted, and yet has to be done
 
-    def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
+    def _on_finished(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         step = self._step
         if work.step != step:
             return []  # of a generation that was rolled back
@@ -338,10 +338,10 @@ class RoutedWiring:
             actions += self._begin_tasks(now_s)
         if progress.stage == self._stage and self._counts(kind):
             self._counted.setdefault(step, set()).add((kind, m))
-            actions += self._drained() if step == self._step else []
+            actions += self._drain_if_over() if step == self._step else []
         return actions
 
-    def _drained(self) -> ev.Actions:
+    def _drain_if_over(self) -> ev.Actions:
         """The stage's step is over when every microbatch is counted at one of its replicas."""
         replicas = set(self._replicas) & set(self._members)
         if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
@@ -372,7 +372,7 @@ class RoutedWiring:
 
     def _post(self, dst: int, body: ev.Grant | ev.Resend) -> ev.Actions:
         """Send a message to another peer, or deliver it to this one at once."""
-        return [ev.Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+        return [ev.Send(dst, body)] if dst != self._peer else self._on_received(0.0, self._peer, body)
 
     # ------------------------------------------------------------------------------------------------ overdue Work
 
@@ -445,4 +445,4 @@ class RoutedWiring:
             tasks = self._recovery.missing_tasks(self._shape.n_trained(of_step), self._shape.n_held_out(of_step))
             self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
             actions += self._begin_tasks(now_s)
-        return actions + self._next() + self._drained()
+        return actions + self._next() + self._drain_if_over()

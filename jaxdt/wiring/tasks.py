@@ -25,7 +25,7 @@ def task_kind(work_kind: WorkKind) -> str:
 
 def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], n_stages: int) -> Task:
     """The task that gets a microbatch counted at the stages where it is missing. keepers[s] is the live member that
-    counted it at stage s and keeps its output and input gradient. The range grows over neighbours whose tensors nobody
+    counted it at stage s and keeps its output and input gradient. The range grows over neighbours whose tensors no peer
     keeps, and fills gaps between missing stages: there the tensors are made again, and nothing is counted twice."""
     lo, hi = min(missing), max(missing)
     while lo > 0 and lo - 1 not in keepers:

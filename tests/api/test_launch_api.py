@@ -64,7 +64,7 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
     assert again.wait(60) == 0, again.output
     assert (run.run_dir / "launch.json").read_bytes() == launched_with
     changes = f"--resume: train.steps is {n_steps + 2}, it was 100000\n"
-    goes_on = f"--resume: the run goes on from step {n_steps}, checkpoint {run.run_dir}/checkpoints/{n_steps:08}\n"
+    goes_on = f"--resume: the run continues from step {n_steps}, checkpoint {run.run_dir}/checkpoints/{n_steps:08}\n"
     assert again.output.startswith(changes + goes_on), "nothing of the first launch"
     assert again.metrics[-1]["step"] == n_steps + 1
 

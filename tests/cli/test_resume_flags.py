@@ -39,7 +39,7 @@ def test_a_config_file_is_not_read_and_that_is_said(run_dir, given, capsys):
     completed = resume_flags.with_flags_of_run(argv)
     assert [word for word in completed if "quickstart" in word] == [] and "--config" not in completed
     assert completed[-3:] == ["--resume", "--run_dir", str(run_dir)]
-    said = f"--resume: configs/quickstart.py is not read, the run goes on with {run_dir}/config.json\n"
+    said = f"--resume: configs/quickstart.py is not read, the run continues with {run_dir}/config.json\n"
     assert capsys.readouterr().out == said
 
 

@@ -95,7 +95,7 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
 
     code, out, err = launched(tmp_path, "--resume", "--emit=two", "--config.train.steps=90")
     assert code == 0, err
-    first = ["--resume: train.steps is 90, it was 60", "--resume: the run goes on from step 60, checkpoint "]
+    first = ["--resume: train.steps is 90, it was 60", "--resume: the run continues from step 60, checkpoint "]
     assert out.splitlines()[0] == first[0] and out.splitlines()[1].startswith(first[1])
     lines = out.splitlines()[2:]
     lacks = "bring two/run_dir/checkpoints/00000060/stage_1-0123456789abcdef here before you copy: it "
@@ -110,7 +110,7 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
     assert json.loads((two / "config.json").read_text())["train"]["steps"] == 90
     assert {path: path.read_bytes() for path in two.glob("credentials/*")} == tokens
     with shared(run_dir):
-        assert "is in use: a run goes on there" in launched(tmp_path, "--resume", "--emit=two")[2]
+        assert "is in use: a run is under way there" in launched(tmp_path, "--resume", "--emit=two")[2]
 
 
 def test_each_worker_of_a_pool_has_a_flag_file_with_a_token_of_its_own(tmp_path):

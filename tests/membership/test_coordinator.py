@@ -490,7 +490,7 @@ def test_a_peer_of_the_plan_that_leaves_before_the_run_begins_ends_it_and_is_not
         run.join(peer)
     (stop,) = of(run.message(1, ev.Leaving()), ev.Stop)
     assert stop.code == 3
-    assert stop.reason.startswith("peer 1 (stage 1): left before it was let in; the run has not begun")
+    assert stop.reason.startswith("peer 1 (stage 1): left before it was admitted; the run has not begun")
 
 
 def test_nothing_happens_after_the_end():

@@ -45,7 +45,7 @@ def test_all_whose_leases_are_over_leave_with_one_view():
 
 
 @pytest.mark.parametrize(
-    ("message", "words"), [(ev.Failed("disk: full"), "disk: full"), (ev.Leaving(), "left before it was let in")]
+    ("message", "words"), [(ev.Failed("disk: full"), "disk: full"), (ev.Leaving(), "left before it was admitted")]
 )
 def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(message, words):
     run = begun()

@@ -167,11 +167,11 @@ def test_a_drained_peer_leaves_as_if_it_had_been_asked_on_its_host(run):
 
 def test_an_evicted_peer_goes_at_once_and_only_its_next_process_comes_back(run):
     answer, actions = ask(run, "evict", 2)
-    assert answer == ev.OperatorAnswer(True, "peer 2 (stage 0) is put out; its process ends, and may be started again")
-    assert_lost(actions, 2, "peer 2 (stage 0): lost, put out by an operator")
+    assert answer == ev.OperatorAnswer(True, "peer 2 (stage 0) is evicted; its process ends, and may be started again")
+    assert_lost(actions, 2, "peer 2 (stage 0): lost, evicted by an operator")
     run.event(ev.Persisted("view"))
     ended = sent(run.message(2, ev.Hello(2, 0, "f", "h2:1")), ev.Ended)
-    assert ended == {2: ev.Ended(3, "peer 2: put out by an operator")}
+    assert ended == {2: ev.Ended(3, "peer 2: evicted by an operator")}
     run.message(2, ev.Hello(2, 0, "f", "h2:1", process=6))
     assert [fields["peer"] for fields in reports(run.message(2, ev.Profiled({}, 0, 6)), "candidate")] == [2]
 
@@ -266,7 +266,7 @@ def test_a_peer_says_once_why_the_run_does_not_go_on_and_once_that_it_does():
         for n, note in enumerate(("", "p", "p", ""))
     ]
     assert said == [[], [NoteReport("p")], [], [NoteReport("")]]
-    assert [NoteReport(text).line for text in ("p", "")] == ["p", "the run goes on"]
+    assert [NoteReport(text).line for text in ("p", "")] == ["p", "the run continues"]
 
 
 REFUSED = {

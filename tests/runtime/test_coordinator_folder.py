@@ -134,7 +134,7 @@ def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
     assert load_beginning(job(tmp_path, checkpoint=ev.Checkpoint()), store).durable_state, "a coordinator that died"
     end_run(store)
-    with pytest.raises(BadInput, match="holds 2 steps of a run that has ended; to begin anew: launch.py with --overw"):
+    with pytest.raises(BadInput, match="holds 2 steps of a run that has ended; to begin again: launch.py with --overw"):
         load_beginning(job(tmp_path, checkpoint=ev.Checkpoint()), store)
     (tmp_path / "summary.json").write_text('{"reason": "stopped by an operator"}')
     with pytest.raises(BadInput, match="has ended: stopped by an operator; .* holds no complete checkpoint"):

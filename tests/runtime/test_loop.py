@@ -133,5 +133,5 @@ def test_a_peer_that_leaves_before_it_is_let_in_tells_the_coordinator():
     loop = Loop(1, Peer(Membership(identity)), Trace(lambda line: None, 0), lambda report: None)
     loop.tensors, loop.transport = Kept(), Recorded()
     loop.post(ev.Leave())
-    assert loop.run("127.0.0.1:2") == ev.Stop(0, "left before it was let in")
+    assert loop.run("127.0.0.1:2") == ev.Stop(0, "left before it was admitted")
     assert loop.transport.sent[-1] == "Leaving" and loop.transport.flush_s == FLUSH_S

@@ -56,7 +56,7 @@ def test_a_peer_that_waits_says_whether_the_coordinator_is_there(monkeypatch, ca
     waits = "peer 3: 12:00:00 has waited {} s until the run takes it in; {}"
     assert capsys.readouterr().out.splitlines() == [
         waits.format(10, "the coordinator says for whom the run waits"),
-        waits.format(30, "nobody answers at host:7700, where the coordinator was"),
+        waits.format(30, "no process answers at host:7700, where the coordinator was"),
     ]
 
 
@@ -104,7 +104,7 @@ def test_the_last_line_of_a_peer_names_it_once():
         ),
         (
             CandidateReport(4, "cpu: 1 x cpu", has_no_place=True),
-            "peer 4: is ready on cpu: 1 x cpu, and waits for the end: nobody takes a place in this run",
+            "peer 4: is ready on cpu: 1 x cpu, and stays idle until the end: this run admits no new peers",
         ),
         (WaitingReport([0, 2, 3]), "waiting for peers 0, 2 and 3 to get ready"),
         (WaitingReport([1]), "waiting for peer 1 to get ready"),
@@ -121,7 +121,7 @@ def test_the_last_line_of_a_peer_names_it_once():
         (WorkerLostReport(0, 4, "hung up", 3), "worker 4 is lost (hung up); 3 microbatches are computed again"),
         (
             WorkerLostReport(0, 4, "a backward came too late", 3, begins_anew=True),
-            "worker 4 begins anew (a backward came too late); 3 microbatches are computed again",
+            "worker 4 starts again (a backward came too late); 3 microbatches are computed again",
         ),
         (
             DroppedReport(-1, message="Ended", view=1, coordinator_term=1),

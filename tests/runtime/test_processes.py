@@ -49,7 +49,7 @@ def test_a_resume_goes_back_to_a_checkpoint_that_is_whole(launched, ended, alone
     (parts[1] / "_METADATA").write_bytes(b"")
     resumed = launched(*ONE_PROCESS, "--resume", f"--config.train.steps={N_STEPS}")
     assert resumed.ended() == 0, resumed.output
-    assert f"so the run goes on from step {N_STEPS - 2}: {parts[1] / '_METADATA'}: damaged" in resumed.output
+    assert f"so the run continues from step {N_STEPS - 2}: {parts[1] / '_METADATA'}: damaged" in resumed.output
     assert resumed.losses() == alone.losses()
     for part in ended.glob("checkpoints/*/stage_0-*"):
         (part / "_METADATA").write_bytes(b"")

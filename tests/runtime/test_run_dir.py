@@ -30,7 +30,7 @@ def held(tmp_path):
 def test_a_live_run_keeps_its_folder_and_is_named(held, use):
     with pytest.raises(BadInput) as refused:
         use(held)
-    ends = f"a run goes on there (process {os.getpid()}); python scripts/fleet.py stop --run_dir={held} ends it"
+    ends = f"a run is under way there (process {os.getpid()}); python scripts/fleet.py stop --run_dir={held} ends it"
     assert str(refused.value) == f"run_dir: {held} is in use: {ends}"
     assert (held / "config.json").exists()
 
@@ -49,7 +49,7 @@ def test_an_emitted_folder_is_not_replaced_while_processes_write_into_its_run_di
     with run_dirs.shared(run_dir):  # one of them ends before the other
         with run_dirs.shared(run_dir):
             pass
-        with pytest.raises(BadInput, match=f"{run_dir} is in use: a run goes on there .process {os.getpid()}."):
+        with pytest.raises(BadInput, match=f"{run_dir} is in use: a run is under way there .process {os.getpid()}."):
             run_dirs.clear(tmp_path, True)
     run_dirs.clear(tmp_path, True)
     assert not run_dir.exists()
@@ -78,7 +78,7 @@ def test_only_what_a_run_wrote_is_replaced(tmp_path):
 def test_processes_of_a_launcher_need_no_lock_of_their_own(held):
     with run_dirs.shared(held):
         assert (held / run_dirs.LOCK).read_text() == f"{os.getpid()}\n"
-    with pytest.raises(BadInput, match="is in use: a run goes on there"):
+    with pytest.raises(BadInput, match="is in use: a run is under way there"):
         run_dirs.clear(held, True)
 
 
@@ -95,7 +95,7 @@ def test_a_run_whose_folder_is_deleted_does_not_go_on(tmp_path):
     store.put("term", 1)
     (tmp_path / "coordinator/term.json").unlink()
     (tmp_path / "coordinator").rmdir()
-    with pytest.raises(BadInput, match="run_dir: .*coordinator was deleted while the run goes on"):
+    with pytest.raises(BadInput, match="run_dir: .*coordinator was deleted during the run"):
         store.put("term", 2)
     assert not (tmp_path / "coordinator").exists()
 

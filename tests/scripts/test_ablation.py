@@ -276,7 +276,7 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
         progress.heard(0.0, *message)
         said += [progress.description(case) for case in progress.under_way]
     assert said == [f"{first}: compiles", str(first), str(first), f"{second}: compiles", str(second), str(second)]
-    finished = "1 of 39 models finished, the same command goes on with the others"
+    finished = "1 of 39 models finished, the same command continues with the others"
     assert progress.text == f"{finished}; what is under way, at 2 of 2 steps, starts again"
     assert progress.state == "1 of 39 models finished, under way, at 2 of 2 steps"
     progress.heard(0.0, "done", second, {})

@@ -338,7 +338,7 @@ def test_every_script_refuses_in_one_line(files):
 def test_a_folder_is_held_by_one_run(tmp_path):
     """A lock is its open file's, so that killed processes leave none behind."""
     first = hold(tmp_path / "run")
-    with pytest.raises(BadInput, match="run is in use: a run goes on there"):
+    with pytest.raises(BadInput, match="run is in use: a run is under way there"):
         hold(tmp_path / "run", timeout_s=0.0)
     os.close(first)
     os.close(hold(tmp_path / "run", timeout_s=0.0))

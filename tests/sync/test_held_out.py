@@ -86,7 +86,7 @@ def test_a_mean_that_no_pipeline_can_measure_is_closed_and_its_row_is_told():
     snapshots = Snapshots(terms, config, plan, pipelines, budget, groups, Keepers(pipelines.replicas, RoundKind.STATE))
     budget.rows.begin(0.0)
     pipelines.keep(peers(0))
-    pipelines.joined(ev.PipelineJoin(1, donor=0, step=0, admission=2, n_rows=2))
+    pipelines.on_joined(ev.PipelineJoin(1, donor=0, step=0, admission=2, n_rows=2))
 
     def do_rows(steps):
         done = [(step, src) for step in steps for src in plan.placement[0]]

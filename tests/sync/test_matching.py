@@ -96,8 +96,8 @@ def ends_window_keeps_token(self):
 MUTANTS = {
     "a timer of an earlier window closes this one": (MatchWindow, "timer", stale_timer_counts),
     "no check at the end of a window": (MatchWindow, "timer", closes_as_it_is),
-    "who leaves is still waited for": (MatchWindow, "left", leaves_unnoticed),
-    "a window without replicas stays open": (MatchWindow, "left", ends_nothing),
+    "who leaves is still waited for": (MatchWindow, "on_left", leaves_unnoticed),
+    "a window without replicas stays open": (MatchWindow, "on_left", ends_nothing),
     "one group too many connects": (Groups, "keep", forgets_nobody),
     "one group too few connects": (Groups, "keep", forgets_early),
     "enforcing ends with the next arrival": (MatchWindow, "_close_if_complete", closes_without_check),
@@ -151,7 +151,7 @@ def test_a_window_opens_with_the_first_arrival_and_closes_after_t():
 def test_after_a_restart_a_window_of_a_share_ends_though_no_step_is_measured():
     """Else two pipelines could wait for each other: each has a group at one stage, and none at another."""
     new, again = matcher(4, connectivity_groups=0), matcher(4, connectivity_groups=0)
-    again.restarted(2.0)
+    again.on_restarted(2.0)
     assert new.ready(5.0, 2, 9).timer is None
     assert again.ready(5.0, 2, 9).timer == (5.0 + 2.0 / 4, 1)
 
@@ -181,7 +181,7 @@ def test_another_stage_that_enforces_suspends_the_check():
     token.release("another stage")
     rule.ready(4.0, 2, 1)
     assert rule.timer(5.0, 3) == Matched() and token.holder is rule
-    rule.left(5.5, 2)
+    rule.on_left(5.5, 2)
     assert token.holder is None
 
 
@@ -228,18 +228,18 @@ def test_without_seconds_t_is_a_share_of_the_measured_step():
     assert closed_by(rule, readies) == [(70.0, (0, 1), "full"), (76.0 + 0.9 * 0.25 * 2.0, (0,), "timeout")]
     half = StepTime()
     half.began(0.0, 0, 1)
-    half.left(0)
-    half.ended(5.0, 0, 2)
+    half.on_left(0)
+    half.on_ended(5.0, 0, 2)
     assert half.seconds == math.inf
 
 
 def test_a_step_that_is_told_again_is_not_measured():
     steps = StepTime()
     steps.began(0.0, 0, 3)
-    steps.ended(5.0, 0, 3)
+    steps.on_ended(5.0, 0, 3)
     assert steps.seconds == math.inf
     steps.began(10.0, 0, 3)
-    steps.ended(14.0, 0, 5)
+    steps.on_ended(14.0, 0, 5)
     assert steps.seconds == 2.0
 
 
@@ -273,7 +273,7 @@ def test_an_endless_window_waits_for_all_also_where_a_check_is_due_and_few_would
     rule = matcher(4, window_s=math.inf, connectivity_groups=2, connectivity_window="tumbling")
     for step in (1, 2, 3):
         assert [members(rule.ready(float(step), peer, step)) for peer in range(4)] == [[], [], [], [(0, 1, 2, 3)]]
-    rule.left(3.5, 2, 3)
+    rule.on_left(3.5, 2, 3)
     assert members(rule.ready(4.0, 0, 4)) == []
     assert members(rule.ready(4.1, 1, 4)) == [(0, 1)]
 
@@ -283,8 +283,8 @@ def test_a_replica_that_comes_back_does_not_connect_what_it_knew_before():
     rule.ready(0.0, 0, 1)
     rule.ready(0.1, 2, 1)
     assert members(rule.timer(1.0, 1)) == [(0, 2)]
-    rule.left(1.1, 2)
-    rule.joined(1.2, 2, 1)
+    rule.on_left(1.1, 2)
+    rule.on_joined(1.2, 2, 1)
     rule.ready(1.3, 1, 1)
     rule.ready(1.4, 2, 2)
     assert members(rule.timer(2.3, 2)) == [(1, 2)]
@@ -354,16 +354,16 @@ def pair_of(rule, step):
 def test_who_waits_for_one_that_leaves_goes_on_alone():
     rule = MatchPairs((0, 1, 2), 0)
     peer, mate = pair_of(rule, 1)
-    [group] = rule.left(1.0, mate).groups
+    [group] = rule.on_left(1.0, mate).groups
     assert group.members == (peer,)
-    assert rule.left(2.0, mate) == Matched()
+    assert rule.on_left(2.0, mate) == Matched()
 
 
 def test_a_newcomer_takes_the_open_place_and_is_waited_for_only_where_it_comes():
     """A newcomer begins with a later step than that at which its mate waits for it."""
     rule = MatchPairs((0, 1), 0)
-    rule.left(0.0, 0)
-    rule.joined(0.0, 9, 1)
+    rule.on_left(0.0, 0)
+    rule.on_joined(0.0, 9, 1)
     assert rule.ready(1.0, 1, 4) == Matched()
     assert members(rule.ready(2.0, 9, 6)) == [(1,)]
     assert members(rule.ready(3.0, 1, 6)) == [(1, 9)]

@@ -24,7 +24,7 @@ def rows_at(begun_s, *heard_s):
 def test_rows_that_arrive_in_a_burst_after_a_pause_of_the_coordinator_have_no_time(monkeypatch):
     """The peers went on meanwhile, at 2 s a step; the coordinator hears of their steps within milliseconds."""
     begin = Rows.begin
-    monkeypatch.setattr(Rows, "begin", lambda rows, now_s: (begin(rows, now_s), rows.paused(33.0)))
+    monkeypatch.setattr(Rows, "begin", lambda rows, now_s: (begin(rows, now_s), rows.on_paused(33.0)))
     *burst, later, last = rows_at(0.0, 30.001, 30.002, 30.003, 32.0, 34.0, 36.0)
     assert all(math.isnan(row.step_s) and math.isnan(row.tokens_per_s) for row in burst)
     assert (later.step_s, later.tokens_per_s, last.step_s) == (2.0, 32.0, 2.0)
@@ -67,7 +67,7 @@ def test_rows_go_on_without_a_pipeline_that_is_lost():
 
 def test_a_skipped_step_is_that_of_its_row():
     rows = Rows(2, SeqLengths(16), by_step=True)
-    rows.skipped(0, 1)
+    rows.on_skipped(0, 1)
     for pipeline, step in ((0, 0), (0, 1), (1, 0), (1, 1)):
         rows.add(pipeline, ev.StepDone(step, 1, ev.Tally(1.0, 1), 1.0))
     assert [rows.next(0.0, row, math.inf).verdict for row in range(2)] == ["apply", "skip"]

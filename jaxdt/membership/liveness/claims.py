@@ -104,7 +104,7 @@ class Claimant:
             case ev.Refused(_, reason):
                 return [ev.Stop(ExitCode.BAD_INPUT, f"coordinator: {reason}")]
             case ev.Leave():
-                return [ev.Stop(ExitCode.DONE, "left before it was let in")]
+                return [ev.Stop(ExitCode.DONE, "left before it was admitted")]
             case ev.Woke("say") if self._was_up:
                 return []
             case ev.Woke("say"):

@@ -38,8 +38,8 @@ class Failures:
         self._last.clear()
 
     def is_final(self, stage: int, is_deserted: bool, peers: Iterable[int]) -> bool:
-        """Whether the last failure at a stage leaves nobody who could continue. `is_deserted`: the stage has nobody,
-        and waits for nobody who is known. `peers`: members and candidates."""
+        """Whether the last failure at a stage leaves no peer that could continue. `is_deserted`: the stage has no peer,
+        and waits for no known one. `peers`: members and candidates."""
         in_vain = is_deserted and self._last.get(stage, ("", 0))[1] >= SAME_FAILURES_MAX
         return in_vain or self._failed.issuperset(peers)
 

@@ -29,8 +29,8 @@ PATIENCE_S = 30.0
 
 class MessageCostProbe:
     """`begin` starts N_EXCHANGES exchanges, in each of which a tensor goes to the other end and back; `wait` waits for
-    the last. Use as a context. With `encrypted` the two ends have credentials of their own, which nobody else
-    accepts."""
+    the last. Use as a context. With `encrypted` the two ends have credentials of their own, which no other
+    process accepts."""
 
     def __init__(self, encrypted: bool):
         self._finished: SimpleQueue[None] = SimpleQueue()

@@ -78,7 +78,7 @@ def create_token(folder: Path, path: Path, peer: int | None = None, hours: float
 
 
 def drop_tokens(folder: Path, redeemed: Collection[str]) -> None:
-    """Delete the tokens of a folder that nobody can redeem any more: those with a fingerprint in `redeemed`, and those
+    """Delete the tokens of a folder that cannot be redeemed any more: those with a fingerprint in `redeemed`, and those
     that have expired."""
     for path in folder.glob("*.token"):
         try:

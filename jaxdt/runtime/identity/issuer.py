@@ -81,7 +81,7 @@ class Issuer:
             return pem
 
     def _newcomer_id(self) -> int:
-        """An id for a newcomer: one that nobody had, or, where newcomers take the places of lost peers, the lost peer's
+        """An id for a newcomer: an unused one, or, where newcomers take the places of lost peers, the lost peer's
         id that was given least recently, since a process that got an id lately may still be on its way."""
         lost_ids = self._lost_ids()
         if lost_ids is None:

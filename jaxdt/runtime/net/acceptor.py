@@ -183,8 +183,8 @@ class Acceptor:
             handshake.send_refusal(connection, str(error))
             connection.linger(_LINGER_S)
         except (OtherSideClosed, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
-            # The other side has ended it, so nobody was refused. A process that asks the coordinator one question opens
-            # several connections, and ends those that still shake hands when it has its answer.
+            # The other side has ended it, so no peer was refused. A process that asks the coordinator one question
+            # opens several connections, and ends those that still shake hands when it has its answer.
             return None
         except ssl.SSLError as error:
             self._report(peer, host, self._authentication.explain(error))

@@ -103,7 +103,7 @@ def advertised(listen: Address, bound: Address, advertise: str, towards: Address
         address = listen[0], bound[1]
     elif towards is None:
         hint = "expected --advertise=HOST:PORT as well"
-        raise BadInput(f"listen: {format_address(bound)} is all interfaces, which nobody can dial; {hint}")
+        raise BadInput(f"listen: {format_address(bound)} is all interfaces, which is no address to dial; {hint}")
     else:
         address = _host_towards(towards, socket.AF_UNSPEC if ":" in listen[0] else socket.AF_INET), bound[1]
     if towards and not is_loopback(towards[0]) and (reason := why_unreachable(address[0])):

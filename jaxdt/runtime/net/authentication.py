@@ -84,7 +84,7 @@ class Authentication:
         return True
 
     def is_revoked(self, peer: int) -> bool:
-        """Whether a peer is put out for good, also under the temporary id with which it asks to join."""
+        """Whether a peer is revoked, also under the temporary id with which it asks to join."""
         return peer < ev.OPERATOR_IDS and peer % ev.PEER_IDS in self._revoked
 
     def revoke(self, peers: Collection[int]) -> None:

@@ -7,7 +7,7 @@ credential the handshake is the greeting alone.
 A process with a token sends a REQUEST in place of the greeting, and the coordinator answers with a CERTIFICATE.
 
 The dialing side sends a GREETING. The other side answers with a WELCOME, or with a REFUSED and its reason. Either side
-may be the one that will send messages (`sends`): a peer that nobody can dial opens the connections of both directions
+may be the one that will send messages (`sends`): a peer that cannot be dialed opens the connections of both directions
 itself. The sender names its session and the oldest message that it still holds; the receiver lists what it has received
 of that session.
 """

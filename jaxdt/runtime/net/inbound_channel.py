@@ -2,7 +2,7 @@
 
 A connection may break at any byte. The channel remembers which messages of a session have arrived, so that the next
 connection of the same session leaves them out. A message that was received in part starts again, in the same arrays.
-The sender opens the connections; a host that nobody can dial (NAT) opens them itself, with a `ReverseDialer`.
+The sender opens the connections; a host that cannot be dialed (NAT) opens them itself, with a `ReverseDialer`.
 """
 
 import threading
@@ -267,7 +267,7 @@ class InboundChannel:
         return head, None if buffers is None else _checked_leaves(buffers, chunk.table)
 
     def _scratch_buffers(self, n_bytes: int) -> Iterable[memoryview]:
-        """Buffers for bytes that nobody wants."""
+        """Buffers for bytes that are dropped."""
         if self._scratch is None:
             self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         while n_bytes > 0:
@@ -306,7 +306,7 @@ class InboundChannel:
 
 
 class ReverseDialer:
-    """The thread that keeps one inbound channel connected, where nobody can dial this side.
+    """The thread that keeps one inbound channel connected, where this side cannot be dialed.
 
     `hello(session, oldest, received)` makes the greeting.
     """

@@ -24,7 +24,7 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at
+    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host refuses connections at
         its address, "refused", or "no way" when messages wait for a peer and neither side can dial the other ("no way"
         is repeated). `reason` is one line. `peer` is None for an accepted connection that was refused here: the other
         side has not shown that it is the peer whose id it gave.
@@ -93,7 +93,7 @@ class TransportSettings:
 
 class LinkState:
     """Reports "up" with the first connection to a peer, and "down" when the last one is lost or a dial fails. "gone"
-    says more than "down": a dial was refused by a host that answers, so nobody listens there any more.
+    says more than "down": a host that answers refused a dial, so the process there has ended.
 
     There are up to four connections: two channels in two directions. When one of them breaks and comes back, nothing is
     reported. Calls of `on_link` for one peer never overlap.
@@ -134,7 +134,7 @@ class LinkState:
                 self._report("down", reason)
 
     def gone(self, reason: str) -> None:
-        """The peer's host answers, and nobody listens at the peer's address."""
+        """The peer's host answers, and no process listens at the peer's address."""
         with self._lock:
             if not self._n_connections:
                 self._report("gone", reason)

@@ -60,7 +60,7 @@ class OutboundChannel:
 
         self._failing_since_s: float | None = None  # the present round of failed dials; None: none has failed
         self._n_rounds = 0  # of `undialable_s`, without a connection
-        self._asked = False  # for a way back, since then
+        self._has_asked_back = False  # for a way back, since then
 
         self._lock = threading.Lock()  # guards everything below
         self._address: Address | None = None
@@ -160,7 +160,7 @@ class OutboundChannel:
         """Dial once. A peer that connects to this side and that this side cannot dial is asked for a way back. After as
         long again, or where no side reaches the other, the link state hears that there is no way."""
         if self._failing_since_s is None:
-            self._failing_since_s, self._n_rounds, self._asked = time.monotonic(), 0, False
+            self._failing_since_s, self._n_rounds, self._has_asked_back = time.monotonic(), 0, False
         found = self._dialer.attempt(address, self._next_hello())
         if found is not None:
             self._failing_since_s = None
@@ -171,8 +171,8 @@ class OutboundChannel:
         elif time.monotonic() - self._failing_since_s >= self._limits.undialable_s:
             self._failing_since_s = time.monotonic()
             self._n_rounds += 1
-            if self._link_state.is_up and not self._asked:
-                self._asked = True
+            if self._link_state.is_up and not self._has_asked_back:
+                self._has_asked_back = True
                 self._way_back.ask()
             elif self._n_rounds > 1:
                 self._link_state.no_way(f"cannot dial {self._dialer.failure}, and it does not dial this peer")

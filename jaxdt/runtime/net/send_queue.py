@@ -92,7 +92,7 @@ class SendQueue:
             self._wake_sender()
 
     def abandon(self) -> None:
-        """Accept no more messages, and count none as queued: nobody sends them any more."""
+        """Accept no more messages, and count none as queued, since none will be sent."""
         with self._lock:
             self._closed = True
             self.queued_bytes = 0

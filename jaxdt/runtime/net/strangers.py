@@ -57,15 +57,15 @@ class GreetingPlaces:
     def __init__(self, limits: TransportLimits):
         self._limits = limits
         self._places: list[Place] = []  # oldest first
-        self._known: dict[str, None] = {}  # sources of members, the longest unused first
+        self._known_sources: dict[str, None] = {}  # sources of members, the longest unused first
         self._tokens: dict[str, tuple[float, float]] = {}  # how many more of a stranger are admitted, and since when
 
     def learn(self, source: str) -> None:
         """A member connects from this source."""
-        self._known.pop(source, None)
-        self._known[source] = None
-        if len(self._known) > _KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+        self._known_sources.pop(source, None)
+        self._known_sources[source] = None
+        if len(self._known_sources) > _KNOWN_MAX:
+            del self._known_sources[next(iter(self._known_sources))]
 
     def claim(self, source: str, connection: GreetingConnection, now_s: float) -> Place:
         """A place for a new connection, NoPlace when none can be had. This may cut another connection.
@@ -74,7 +74,7 @@ class GreetingPlaces:
         one whose handshake has already taken `slow_handshake_s`; of several, one of the source that holds most places,
         and of these the oldest. A source from which no member has come may not connect too often.
         """
-        if source not in self._known:
+        if source not in self._known_sources:
             self._take_token(source, now_s)
         rivals = self._rivals(source)
         if rivals is not None:
@@ -108,8 +108,8 @@ class GreetingPlaces:
         own = [place for place in self._places if place.source == source]
         if len(own) >= limits.n_greeting_source_max:
             return own
-        strangers = [place for place in self._places if place.source not in self._known]
-        if source not in self._known and len(strangers) >= limits.n_greeting_stranger_max:
+        strangers = [place for place in self._places if place.source not in self._known_sources]
+        if source not in self._known_sources and len(strangers) >= limits.n_greeting_stranger_max:
             return strangers
         return self._places if len(self._places) >= limits.n_greeting_max else None
 

@@ -66,7 +66,7 @@ class _Peer:
 class Transport:
     """Sends and receives messages for one peer of a run; DESIGN section 7 describes the bytes.
 
-    listen: (host, port) to accept on, port 0 for any free one. None for a peer that nobody can dial: it opens the
+    listen: (host, port) to accept on, port 0 for any free one. None for a peer that cannot be dialed: it opens the
         connections of both directions itself.
     credential: the credential of this peer. None means plaintext, which is for loopback addresses only, unless the
         settings allow others.
@@ -122,7 +122,7 @@ class Transport:
     def connect(self, peer: int, address: Address | None, incarnation: int | None = None) -> None:
         """Remember the address of a peer; the channels dial it from their own threads.
 
-        With None nobody can dial the peer: messages to it wait until the peer has dialed. `incarnation`: the process
+        With None the peer cannot be dialed: messages to it wait until the peer has dialed. `incarnation`: the process
         that is the peer. Another one is cut off; without it the process counts that has greeted first. BadInput for an
         invalid address, and for plaintext to an address that is not loopback.
         """
@@ -325,7 +325,7 @@ class Transport:
             known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
 
     def _ask_back(self, peer: int) -> None:
-        """Tell a peer that this side cannot dial it: it greets anew, and the answer says so."""
+        """Tell a peer that this side cannot dial it: it greets again, and the answer says so."""
         with self._lock:
             known = self._peers.get(peer)
             if known is not None:

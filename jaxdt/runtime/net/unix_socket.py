@@ -2,8 +2,8 @@
 
 A peer that listens on a loopback address also listens under that address in Linux's abstract namespace. That namespace
 and the loopback interface reach equally far. A peer that dials the address looks there first, and falls back to TCP
-when nobody listens there (a forwarded port, another system). Any process may bind a name, so the process on the other
-side must belong to the same user.
+when no process listens there (a forwarded port, another system). Any process may bind a name, so the process on the
+other side must belong to the same user.
 """
 
 import ipaddress

@@ -7,7 +7,7 @@ from jaxdt.run.plan import Plan
 
 
 class LinkBytes:
-    """Adds up the bytes that peers count. A count begins again at 0 when a process is started anew, when a peer
+    """Adds up the bytes that peers count. A count begins again at 0 when a process is restarted, when a peer
     moves to another stage, and when a link is made again. Bytes after the last count of a link that was ended are
     not known."""
 

@@ -23,7 +23,7 @@ STEP_EVERY_S = 10.0
 
 class PeerLog:
     """Writes reports of a peer or worker to standard output; each line begins with its name (`peer 3`, `worker 4`),
-    since several processes may share a terminal. `coordinator`: its address, for the line that it is waited for.
+    since several processes may share a terminal. `coordinator`: its address, for the line that the peer waits for it.
     `n_steps`: of the run; None where the steps of a peer are its pipeline's own."""
 
     def __init__(self, name: str, coordinator: Address, n_steps: int | None):
@@ -48,8 +48,8 @@ class PeerLog:
                 where = format_address(self._coordinator)
                 self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
             case StillReadyReport(waited_s, is_heard=False):
-                nobody = f"nobody answers at {format_address(self._coordinator)}, where the coordinator was"
-                self._print(f"has waited {waited_s:.0f} s until the run takes it in; {nobody}")
+                silence = f"no process answers at {format_address(self._coordinator)}, where the coordinator was"
+                self._print(f"has waited {waited_s:.0f} s until the run takes it in; {silence}")
             case PushReport() | PullReport() | SnapshotReport() | KeptReport():
                 pass  # there are many; the trace has them
             case TasksStolenReport() | WorkerProgressReport():

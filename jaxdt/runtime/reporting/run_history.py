@@ -1,5 +1,5 @@
 """The history of a run since it was begun or resumed: its prediction, how often it went back, how long it stood still.
-The history lies in the coordinator's folder, so a coordinator that is started again goes on with it."""
+The history lies in the coordinator's folder, so a restarted coordinator continues it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class RunHistory:
     coordinator, to the first step after. Time comes in as an argument; between two coordinators it is that of
     the file system, by the ages of files.
 
-    failed: called with the reason when the disk refuses; the run goes on."""
+    failed: called with the reason when the disk refuses; the run continues."""
 
     def __init__(self, durable: FileStore, run: str, failed: Callable[[str], None]):
         self.history = History(run)
@@ -97,7 +97,7 @@ class RunHistory:
         self._last_step_s = now_s
 
     def ended(self, now_s: float) -> None:
-        """The run is over, or goes on: it stands still no more."""
+        """The run is over, or continues: it stands still no more."""
         if self._stands_still and self._last_step_s is not None:
             still_s = max(0.0, now_s - self._last_step_s)
             self._save(now_s, replace(self.history, stood_still_s=self.history.stood_still_s + still_s))

@@ -10,7 +10,7 @@ ALIGNMENT_BYTES = 64
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An uninitialised array that starts on a 64-byte boundary, so that `jax.device_put` takes it over without a copy.
 
-    Nobody may write into the array after that.
+    The array must not be written after that.
     """
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(n_bytes + ALIGNMENT_BYTES, np.uint8)

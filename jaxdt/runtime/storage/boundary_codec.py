@@ -79,8 +79,8 @@ class BoundaryCodec:
         return wire if spec.is_identity else codec.decode(spec, wire, self._shape(self._in, key), self._dtype)
 
     def wire_leaf(self, key: ev.Key, of_worker: bool = False) -> tuple[np.dtype, tuple[int, ...]]:
-        """(dtype, shape) of the array as which a tensor is received; BadInput for a tensor that nobody sends to this
-        peer. `of_worker`: of an output of this stage, which a pool's worker has computed for this peer."""
+        """(dtype, shape) of the array as which a tensor is received; BadInput for a tensor that no peer sends to this
+        one. `of_worker`: of an output of this stage, which a pool's worker has computed for this peer."""
         directions = self._out if of_worker else self._in
         if key.kind not in directions:
             raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(directions) or 'none'}")

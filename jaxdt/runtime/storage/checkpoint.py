@@ -290,7 +290,7 @@ def prune(
     - One whose parts are all on this disk is replaced by such ones only. For any other it is enough that a newer one
       has here what this disk should hold.
     - `resumed`, with which the run began, stays: a process that is started again begins with it.
-    - What is newer than `up_to`, the step of a run that goes on, does not count and stays: that run did not write it.
+    - What is newer than `up_to`, the step of the present run, does not count and stays: that run did not write it.
     - A link stays, and so does what no run wrote."""
     begun = resumed.resolve() if resumed else None
     n_whole, n_all_here = Counter[bytes](), Counter[bytes]()  # of newer checkpoints, by `about`

@@ -40,7 +40,7 @@ class FileStore:
         """Store a value; it is durable on return. BadInput if somebody has deleted the folder."""
         start_s = time.monotonic()
         if not self._folder.is_dir():
-            raise BadInput(f"run_dir: {self._folder} was deleted while the run goes on, so nothing is durable any more")
+            raise BadInput(f"run_dir: {self._folder} was deleted during the run, so nothing is durable any more")
         write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
 
@@ -67,7 +67,7 @@ class LateFile:
     """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
     leaves the old file as it was.
 
-    When it is full it becomes the older part, and the file begins anew. Lines wait in memory for about a second: a
+    When it is full it becomes the older part, and a new file begins. Lines wait in memory for about a second: a
     process that is killed loses those, and no others.
 
     A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
@@ -157,7 +157,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def cut_log(path: Path) -> None:
-    """Begin a full log anew, and keep what it held as its older part, unless the disk is full. Another process may hold
+    """Empty a full log, and keep what it held as its older part, unless the disk is full. Another process may hold
     the log open, if it appends; the lines that it writes meanwhile are lost."""
     if path.stat().st_size >= LOG_BYTES_MAX:
         try:
@@ -248,5 +248,5 @@ def refusal(error: OSError | MemoryError, default: str) -> str:
         return f"memory: the system gave this process no more ({why(error)})"
     if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).exists():
         moved = f"{error.filename}: {folder} is not there any more: it was moved or deleted meanwhile"
-        return f"{moved}; a run that was moved goes on with launch.py --resume --run_dir=..."
+        return f"{moved}; a run that was moved continues with launch.py --resume --run_dir=..."
     return f"{error.filename or default}: {why(error)}"

@@ -1,6 +1,6 @@
 """A stage's parameters and optimizer state; with delayed updates also the parameters of the version before.
 
-With delayed updates a step may still run when the next version of the parameters exists. The step goes on with the
+With delayed updates a step may still run when the next version of the parameters exists. The step keeps the
 version that it began with, so two versions are held. A state that moves to another peer or to a disk contains both:
 otherwise the run would continue with other numbers.
 """

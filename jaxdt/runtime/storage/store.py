@@ -142,7 +142,7 @@ class Store:
         except BadInput as error:
             return ev.NotInstalled(install.version, str(error))
         is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
-        if not is_repaired and not install.beside_work:  # else Work under way goes on
+        if not is_repaired and not install.beside_work:  # else Work under way continues
             self._begin(install.version, install.generation, install.n_reseeds)
         if self._is_worker:
             self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
@@ -179,7 +179,7 @@ class Store:
         try:
             return self._compute(work, scale, rounds)
         except StepFreed:
-            return {}  # the step was given up while the Work waited, and nobody waits for its result
+            return {}  # the step was given up while the Work waited, so its result is not needed
 
     def _compute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         assert work.step is not None, "all Work that runs belongs to a step"
@@ -280,8 +280,8 @@ class Store:
         self._frozen = (step, self._exchanged(fragment))
 
     def _adopt(self, round: RoundId, version: int, scale: float) -> None:
-        """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
-        `version`. That of a push is added to the parameters."""
+        """The sum of a round, times `scale`, replaces what was averaged, or is kept for a checkpoint of `version`. That
+        of a push is added to the parameters."""
         versions = self.parameter_versions
         total = self._slices.result(round)
         if round.kind == RoundKind.PUSH:
@@ -304,7 +304,7 @@ class Store:
             versions.adopt(averaged(self._config.sync.groups, self._replica, names, mean))
 
     def state_of(self, version: int) -> tuple[Any, ...]:
-        """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it. That
+        """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept for it. That
         stays until the next one is kept, since a disk may refuse it at first. The result of the run may be the state of
         a replica that is alone, whatever the number of its steps. LookupError if there is no such state any more."""
         kept_version, state = self._kept_state
@@ -542,7 +542,7 @@ class Store:
         return self._slices.sum(key, members)
 
     def forget(self, round: RoundId) -> None:
-        """A round of averaging has been aborted, or nobody needs its result any more."""
+        """A round of averaging was aborted, or its result is not needed any more."""
         self._slices.forget(round)
         if self._mean and self._mean[0] == round:
             self._mean = None

@@ -232,7 +232,7 @@ class _Run:
     def _leave(self, replica: Replica) -> None:
         if not replica.has_left:
             replica.has_left = True
-            self._match(replica.stage, self._matchers[replica.stage].left(self._now_s, replica.peer))
+            self._match(replica.stage, self._matchers[replica.stage].on_left(self._now_s, replica.peer))
 
 
 def order_of(timing: GroupTiming, stage: int) -> list[tuple[WorkKind, int]]:

@@ -55,7 +55,7 @@ class ServerGate:
     log: list[Transfer] = field(default_factory=list[Transfer])
     _under_way: list[Transfer] = field(default_factory=list[Transfer])  # a heap; at_s is when they end
     _waiting: dict[int, int] = field(default_factory=dict[int, int])  # replica -> local steps, until its pull begins
-    _gone: set[int] = field(default_factory=set[int])  # replicas that nobody waits for; their pushes arrive
+    _gone: set[int] = field(default_factory=set[int])  # replicas that hold no other back; their pushes arrive
     _timer_s: float | None = None  # of the timer that is under way
 
     def ready(self, now_s: float, peer: int, step: int) -> Matched:
@@ -78,21 +78,21 @@ class ServerGate:
                 self._answer(now_s)
         return Matched(tuple(groups), self._next_timer())
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         for peer in peers:
             self._gone.add(peer)
             self._waiting.pop(peer, None)
         self._answer(now_s)
         return Matched(timer=self._next_timer())
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         self.n_added[peer] = self.n_added[donor]
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         pass
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
     def _begin(self, now_s: float, peer: int, step: int, is_push: bool) -> None:

@@ -23,19 +23,19 @@ class MatchAll:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         self._replicas.difference_update(peers)
         self._ready.difference_update(peers)
         return self._close_if_full()
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         self._replicas.add(peer)
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         pass
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
     def _close_if_full(self) -> Matched:

@@ -57,21 +57,21 @@ class Matcher(Protocol):
         """The time of an earlier Matched.timer has come; it may be out of date by now."""
         ...
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         """Replicas have gone at the same time, whether they were ready or not."""
         ...
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         """A replica has come, with the parameters of `donor`."""
         ...
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         """The coordinator was started again; a local step takes about so many seconds."""
         ...
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         """Group `number` of the stage, counted from 0 in the order in which groups formed, averages only these members
-        (none: nobody), because others of it have left. Survivors do not become ready again for it. It may be told more
+        (possibly none), because others of it have left. Survivors do not become ready again for it. It may be told more
         than once, the last time with those whose mean was adopted."""
         ...
 

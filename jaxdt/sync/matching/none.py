@@ -15,16 +15,16 @@ class MatchNone:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         return Matched()
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         pass
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
 

@@ -45,7 +45,7 @@ class MatchPairs:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         for peer in peers:
             if peer in self._places:
                 self._places[self._places.index(peer)] = None
@@ -53,7 +53,7 @@ class MatchPairs:
             self._last_steps.pop(peer, None)
         return self._matched()
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         own = self._planned.index(peer) if peer in self._planned else None
         if own is not None and self._places[own] is None:
             self._places[own] = peer
@@ -63,10 +63,10 @@ class MatchPairs:
             self._places.append(peer)
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         pass
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         pass
 
     def _matched(self) -> Matched:

@@ -44,15 +44,15 @@ class SyncGraph(Protocol):
         """Whether the latest groups and a group of these members connect the replicas."""
         ...
 
-    def arrived(self, n_replicas: int) -> None:
+    def on_arrived(self, n_replicas: int) -> None:
         """A replica is ready."""
         ...
 
-    def closed(self, replicas: Collection[int], members: Clique) -> None:
+    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
         """A group has formed."""
         ...
 
-    def joined(self, peer: int, donor: int) -> None:
+    def on_joined(self, peer: int, donor: int) -> None:
         """A replica has come, with the parameters of `donor`."""
         ...
 
@@ -70,13 +70,13 @@ class Unchecked:
     def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
         return True
 
-    def arrived(self, n_replicas: int) -> None:
+    def on_arrived(self, n_replicas: int) -> None:
         pass
 
-    def closed(self, replicas: Collection[int], members: Clique) -> None:
+    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
         pass
 
-    def joined(self, peer: int, donor: int) -> None:
+    def on_joined(self, peer: int, donor: int) -> None:
         pass
 
     def replace(self, number: int, members: Clique) -> None:
@@ -140,14 +140,14 @@ class Sliding:
     def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
         return connects(replicas, [*self._groups.cliques, members])
 
-    def arrived(self, n_replicas: int) -> None:
+    def on_arrived(self, n_replicas: int) -> None:
         pass
 
-    def closed(self, replicas: Collection[int], members: Clique) -> None:
+    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
         self._groups.add(members)
         self._groups.keep(self._n_before)
 
-    def joined(self, peer: int, donor: int) -> None:
+    def on_joined(self, peer: int, donor: int) -> None:
         self._groups.join(peer, donor)
 
     def replace(self, number: int, members: Clique) -> None:
@@ -169,20 +169,20 @@ class Tumbling:
     def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
         return connects(replicas, [*self._groups.cliques, members])
 
-    def arrived(self, n_replicas: int) -> None:
+    def on_arrived(self, n_replicas: int) -> None:
         self._n_arrived += 1
         if self._n_arrived >= self._n_groups * n_replicas:
             self._n_arrived = 0
             self.is_due = True
 
-    def closed(self, replicas: Collection[int], members: Clique) -> None:
+    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
         found = self.is_due and self.would_connect(replicas, members)
         self._groups.add(members)
         if found:
             self.is_due = False
             self._groups.keep(0)
 
-    def joined(self, peer: int, donor: int) -> None:
+    def on_joined(self, peer: int, donor: int) -> None:
         self._groups.join(peer, donor)
 
     def replace(self, number: int, members: Clique) -> None:

@@ -65,8 +65,8 @@ class MatchWindow:
         if peer not in self._replicas or peer in self._ready:
             known = "is ready already" if peer in self._ready else "is no replica of the stage"
             raise ValueError(f"peer {peer} is ready with step {step}, but it {known}")
-        self._length.step_time.ended(now_s, peer, step)
-        self._graph.arrived(len(self._replicas))
+        self._length.step_time.on_ended(now_s, peer, step)
+        self._graph.on_arrived(len(self._replicas))
         self._ready[peer] = step
         timer = self._open(now_s) if self._phase is Phase.IDLE else None
         return self._close_if_complete(now_s) or Matched(timer=timer)
@@ -80,11 +80,11 @@ class MatchWindow:
             return Matched()
         return self._close(now_s, "timeout", suspended)
 
-    def left(self, now_s: float, *peers: int) -> Matched:
+    def on_left(self, now_s: float, *peers: int) -> Matched:
         was_ready = bool(self._ready)
         for peer in peers:
             self._replicas.discard(peer)
-            self._length.step_time.left(peer)
+            self._length.step_time.on_left(peer)
             self._ready.pop(peer, None)
         if self._ready:
             return self._close_if_complete(now_s) or Matched()
@@ -92,17 +92,17 @@ class MatchWindow:
             self._end_window()
         return Matched()
 
-    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+    def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         self._replicas.add(peer)
-        self._graph.joined(peer, donor)
+        self._graph.on_joined(peer, donor)
         return Matched()
 
-    def restarted(self, step_s: float) -> None:
+    def on_restarted(self, step_s: float) -> None:
         """Groups of some have formed by then, perhaps of others at other stages. Then it could be for ever until all
         are ready, and a window needs an end at once."""
-        self._length.step_time.supposed(step_s)
+        self._length.step_time.suppose(step_s)
 
-    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         self._graph.replace(number, survivors)
 
     @property
@@ -139,7 +139,7 @@ class MatchWindow:
         for peer, step in self._ready.items():
             self._length.step_time.began(now_s, peer, step)
         self._length.adapt(len(members))
-        self._graph.closed(self._replicas, members)
+        self._graph.on_closed(self._replicas, members)
         self._end_window()
         return Matched((group,))
 

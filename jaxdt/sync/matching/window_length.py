@@ -31,17 +31,17 @@ class StepTime:
         """The replica continues after `step` local steps."""
         self._began[peer] = now_s, step
 
-    def ended(self, now_s: float, peer: int, step: int) -> None:
+    def on_ended(self, now_s: float, peer: int, step: int) -> None:
         """The replica has done `step` local steps. A step that is told again measures nothing."""
         began_s, n_before = self._began.pop(peer, (now_s, step))
         if step > n_before:
             self._seconds.append((now_s - began_s) / (step - n_before))
 
-    def supposed(self, seconds: float) -> None:
+    def suppose(self, seconds: float) -> None:
         """A first value, before anything is measured."""
         self._seconds.append(seconds)
 
-    def left(self, peer: int) -> None:
+    def on_left(self, peer: int) -> None:
         self._began.pop(peer, None)
 
 

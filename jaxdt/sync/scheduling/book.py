@@ -68,15 +68,15 @@ class ReplicaBook(Agreement):
     def _whole(self, group: OpenGroup) -> list[ev.Action]:
         """All members of a round that are left hold the result."""
 
-    def _formed_again(self, actions: list[ev.Action]) -> list[ev.Action]:
+    def _form_again(self, actions: list[ev.Action]) -> list[ev.Action]:
         """Rounds continue with other members than first said."""
         return actions
 
-    def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
+    def _on_gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
         """These replicas want no more rounds: they are lost, or have done their last step."""
         return []
 
-    def _adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
+    def _on_adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
         """A view is durable. With it these pipelines are whole again."""
         return []
 
@@ -84,7 +84,7 @@ class ReplicaBook(Agreement):
     def _end_run(self) -> list[ev.Action]:
         """All replicas that are left have done their last step."""
 
-    def _restored(self, group: OpenGroup) -> list[ev.Action]:
+    def _on_restored(self, group: OpenGroup) -> list[ev.Action]:
         """An earlier coordinator has opened this round."""
         return []
 
@@ -98,11 +98,11 @@ class ReplicaBook(Agreement):
             return self._go_on(now_s)
         match message:
             case ev.ResultHeld():
-                return self._held(src, message)
+                return self._on_held(src, message)
             case ev.Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
             case ev.MeanEvaluated():
-                return self._snapshots.evaluated(message)
+                return self._snapshots.on_evaluated(message)
             case ev.StepDone(step):
                 return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
             case _ if type(message) in StepBudget.READS:
@@ -110,13 +110,13 @@ class ReplicaBook(Agreement):
             case _:
                 return self._hear_more(now_s, src, message)
 
-    def _held(self, src: int, held: ev.ResultHeld) -> list[ev.Action]:
+    def _on_held(self, src: int, held: ev.ResultHeld) -> list[ev.Action]:
         try:
             told, group = self._open.hear(src, held)
         except Disagreement as disagreement:
             self._end = EndRun(ExitCode.LOST, str(disagreement))
             return []
-        return [*self._formed_again(told), *(self._whole(group) if group else [])]
+        return [*self._form_again(told), *(self._whole(group) if group else [])]
 
     def _count(self, now_s: float, src: int, message: ev.Message) -> list[ev.Action]:
         """A step is done, or cannot begin yet. After a row of steps a snapshot may be due."""
@@ -130,7 +130,7 @@ class ReplicaBook(Agreement):
         self._pipelines.did([src], [n_steps])
         stage, pipeline = self._plan.seat(src)
         reports: list[ev.Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
-        return [*reports, *self._gone(now_s, [src]), *self._end_steps()]
+        return [*reports, *self._on_gone(now_s, [src]), *self._end_steps()]
 
     def _end_steps(self) -> list[ev.Action]:
         left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
@@ -151,9 +151,9 @@ class ReplicaBook(Agreement):
         ]
         if self._states.is_asking:
             self._states.lose(lost)
-            return [*actions, *self._gone(now_s, lost), *self._go_on(now_s)]
+            return [*actions, *self._on_gone(now_s, lost), *self._go_on(now_s)]
         told, whole, deserted = self._open.lose(lost)
-        actions += [*self._formed_again(told), *self._snapshots.begin_again(deserted), *self._gone(now_s, lost)]
+        actions += [*self._form_again(told), *self._snapshots.begin_again(deserted), *self._on_gone(now_s, lost)]
         for group in whole:
             actions += self._whole(group)
         return [*actions, *self._snapshots.on_lost(), *self._end_steps()]
@@ -165,7 +165,7 @@ class ReplicaBook(Agreement):
         self._budget.restore(rows, view.joins)
         self.n_committed = self._budget.n_rows
         broken = self._pipelines.restore(view, self._budget.n_steps)
-        self._gone(0.0, [peer for pipeline in broken for peer in self._pipelines.peers(pipeline)])
+        self._on_gone(0.0, [peer for pipeline in broken for peer in self._pipelines.peers(pipeline)])
         self._states.ask(filter(self._hears, self._plan.peers))
 
     def _go_on(self, now_s: float) -> list[ev.Action]:
@@ -176,7 +176,7 @@ class ReplicaBook(Agreement):
         for peer, answer in states.answers.items():
             stage, pipeline = self._plan.seat(peer)
             if stage == 0 and answer.n_steps is not None:
-                self._budget.ended(pipeline)
+                self._budget.on_ended(pipeline)
         actions = [*self._restore_rounds(), *self._snapshots.restore()]
         for src, message in states.said:
             actions += self.hear(now_s, src, message, {})
@@ -190,12 +190,12 @@ class ReplicaBook(Agreement):
         for group in states.open_groups():
             if self._snapshots.is_over(group.round, measured):
                 group.waited_for.intersection_update(states.answers)
-                actions += group.closed()
+                actions += group.closed_messages()
                 continue
-            actions += self._restored(group)
+            actions += self._on_restored(group)
             self._open.restore(group)
         for src, held in states.take(ev.ResultHeld):
-            actions += self._held(src, held)
+            actions += self._on_held(src, held)
         told, whole, deserted = self._open.lose(set(self._plan.peers) - states.answers.keys(), self._admissions)
         actions += [*told, *self._snapshots.begin_again(deserted)]
         for group in whole:
@@ -220,7 +220,7 @@ class ReplicaBook(Agreement):
         return ()
 
     def on_durable(self, now_s: float, value: CountedRows) -> tuple[ev.Message, list[ev.Action]]:
-        return ev.StepsCounted(value.n_steps), [*self._budget.told(value)]
+        return ev.StepsCounted(value.n_steps), [*self._budget.on_told(value)]
 
     @property
     def is_asking(self) -> bool:
@@ -230,7 +230,7 @@ class ReplicaBook(Agreement):
         return self._budget.n_told < min(n_rows, self._budget.n_rows)
 
     def on_pause(self, until_s: float) -> None:
-        self._budget.rows.paused(until_s)
+        self._budget.rows.on_paused(until_s)
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return self._pipelines.cannot_lose(peer, present)
@@ -259,7 +259,7 @@ class ReplicaBook(Agreement):
         if before is None:
             self._budget.rows.begin(now_s)
         self._pipelines.joining = joining_pipeline(self._plan, view)
-        actions = self._adopted(now_s, view, [join for join in view.joins if before and join not in before.joins])
+        actions = self._on_adopted(now_s, view, [join for join in view.joins if before and join not in before.joins])
         broken = self._pipelines.keep(view.by_peer.keys() - set(view.joining))
         actions += self._lose(now_s, broken) if broken else []
         if self._states.is_asking:

@@ -16,10 +16,10 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxdt.membership.agreement import (
-    NO_INTAKE,
+    NO_RETURNING_MEMBERS,
     CommittedStep,
     CountedRows,
-    Intake,
+    ReturningMembers,
 )
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
@@ -69,7 +69,7 @@ class GroupBook(ReplicaBook):
     def _ready(self, now_s: float, src: int, stage: int, fragment: int) -> list[ev.Action]:
         """A replica wants a group, and waits."""
 
-    def _left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
+    def _on_left(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[ev.Action]:
         """These replicas of a stage want no more groups."""
         return []
 
@@ -89,11 +89,11 @@ class GroupBook(ReplicaBook):
             case _:
                 return []
 
-    def _formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[ev.Action]:
+    def _on_formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[ev.Action]:
         """Members that want a group average with one another."""
         k = self._n_groups[stage][fragment]
         self._n_groups[stage][fragment] += 1
-        self._budget.rows.formed(group)
+        self._budget.rows.on_formed(group)
         steps = [self._waiting.pop(member) for member in group.members]
         members = list(group.members)
         view = self._view_number
@@ -119,15 +119,15 @@ class GroupBook(ReplicaBook):
         if round.kind == RoundKind.STATE:
             self._snapshots.holds(round.number, stage, tuple(zip(members, steps, strict=True)))
             reports.append(StateMeanReport(stage, round.number, list(members), list(steps), round.view))
-        return [*reports, *group.closed()]
+        return [*reports, *group.closed_messages()]
 
-    def _gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
+    def _on_gone(self, now_s: float, replicas: Collection[int]) -> list[ev.Action]:
         actions: list[ev.Action] = []
         for peer in replicas:
             self._waiting.pop(peer, None)
         for stage, row in enumerate(self._plan.placement):
             if gone := sorted(set(replicas).intersection(row)):
-                actions += self._left(now_s, stage, gone)
+                actions += self._on_left(now_s, stage, gone)
         return actions
 
     def _end_run(self) -> list[ev.Action]:
@@ -136,36 +136,36 @@ class GroupBook(ReplicaBook):
 
     # ------------------------------------------------------------------------------------------- pipelines that return
 
-    def intake(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> Intake:
+    def returning_members(self, candidates: Collection[int], states: Mapping[int, ev.StateName]) -> ReturningMembers:
         """A pipeline whose peers are all candidates joins, and is whole once all of them hold the states of one moment
         of the present donor. The run does not end meanwhile."""
         view, pipelines = self._view, self._pipelines
         if view is None or self._states.is_asking or self.NO_RETURN:
-            return NO_INTAKE
+            return NO_RETURNING_MEMBERS
         if pipelines.joining is not None:
-            return self._joined(view, pipelines.joining, states)
+            return self._members_with_state(view, pipelines.joining, states)
         returning = pipelines.returning(candidates)
         if returning is None or self._is_ending or self._budget.n_missing <= 0:
-            return NO_INTAKE
+            return NO_RETURNING_MEMBERS
         pipelines.joining = returning
-        return Intake(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
+        return ReturningMembers(joining=frozenset(pipelines.peers(returning)), first_step=self._config.n_steps + 1)
 
-    def _joined(self, view: ev.View, pipeline: int, states: Mapping[int, ev.StateName]) -> Intake:
-        """The intake of a joining pipeline with the next view, if its states are there."""
+    def _members_with_state(self, view: ev.View, pipeline: int, states: Mapping[int, ev.StateName]) -> ReturningMembers:
+        """The members of a joining pipeline that the next view admits, if their states are there."""
         peers, donor = self._pipelines.peers(pipeline), donor_pipeline(self._plan, view)
         if donor is None:
-            return NO_INTAKE
+            return NO_RETURNING_MEMBERS
         donors = self._pipelines.peers(donor)
         held = [states.get(peer) for peer in peers]
         steps = {state.version for state, peer in zip(held, donors, strict=True) if state and state.donor == peer}
         if len(steps) != 1 or any(not state or state.donor != peer for state, peer in zip(held, donors, strict=True)):
-            return NO_INTAKE
+            return NO_RETURNING_MEMBERS
         self._snapshots.is_held = True  # none is begun without it from now on
         join = ev.PipelineJoin(pipeline, donor, steps.pop(), view.by_peer[peers[0]].admission, self._budget.n_rows)
         joins = (*(other for other in view.joins if other.pipeline != pipeline), join)
-        return Intake(joined=frozenset(peers), joins=joins)
+        return ReturningMembers(joined=frozenset(peers), joins=joins)
 
-    def _adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
+    def _on_adopted(self, now_s: float, view: ev.View, joins: Sequence[ev.PipelineJoin]) -> list[ev.Action]:
         self._snapshots.view_number = view.number
         self._snapshots.is_held = False
         return [action for join in joins for action in self._take_in(now_s, join)]
@@ -173,13 +173,13 @@ class GroupBook(ReplicaBook):
     def _take_in(self, now_s: float, join: ev.PipelineJoin) -> list[ev.Action]:
         """A pipeline is whole again: it averages and counts like the others."""
         peers, donors = self._pipelines.peers(join.pipeline), self._pipelines.peers(join.donor)
-        self._pipelines.joined(join)
+        self._pipelines.on_joined(join)
         for peer in peers:
             self._finished.pop(peer, None)
         actions: list[ev.Action] = [_join_report(join)]
         for stage, (peer, donor) in enumerate(zip(peers, donors, strict=True)):
             actions += self._came(now_s, stage, peer, donor)
-        return [*actions, *self._budget.joined(join)]
+        return [*actions, *self._budget.on_joined(join)]
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
@@ -203,7 +203,7 @@ class GroupBook(ReplicaBook):
                 self._snapshots.holds(round.number, round.stage, tuple(zip(known.members, known.steps, strict=True)))
         return actions
 
-    def _restored(self, group: OpenGroup) -> list[ev.Action]:
+    def _on_restored(self, group: OpenGroup) -> list[ev.Action]:
         round = group.round
         if round.kind != RoundKind.MEAN:
             return []

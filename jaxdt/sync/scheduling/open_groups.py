@@ -28,7 +28,7 @@ class Disagreement(Exception):
 class OpenGroup:
     """`round`: the attempt that counts, as far as is known. `attempts`: the members of this attempt and of earlier
     ones. `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, if the
-    coordinator knows it beforehand. `report`: the group as it has formed; None for a mean that is kept aside."""
+    coordinator knows it beforehand. `report`: the group as it has formed; None for a snapshot."""
 
     round: RoundId
     attempts: dict[RoundId, tuple[int, ...]]
@@ -51,20 +51,20 @@ class OpenGroup:
         """The local steps after which each member contributed. The group must have a member that holds the result."""
         return next(iter(self.held.values())).steps
 
-    def told(self) -> list[ev.Action]:
+    def formed_messages(self) -> list[ev.Action]:
         """The messages to the members that do not hold the result."""
         steps = tuple(self.steps[member] for member in self.members) if self.steps else ()
         formed = ev.GroupFormed(self.round, self.members, tuple(sorted(self.held)), steps)
         return [ev.Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
 
-    def reported(self) -> list[ev.Action]:
+    def new_report(self) -> list[ev.Action]:
         """The group as it averages now."""
         if self.report is None:
             return []
         steps = [self.steps[member] for member in self.members]
         return [replace(self.report, members=list(self.members), steps=steps)]
 
-    def closed(self) -> list[ev.Action]:
+    def closed_messages(self) -> list[ev.Action]:
         """The messages that the round is over."""
         return [ev.Send(member, ev.GroupClosed(self.round)) for member in sorted(self.waited_for)]
 
@@ -80,7 +80,7 @@ class OpenGroups:
         steps = dict(zip(report.members, report.steps, strict=True)) if report else {}
         group = OpenGroup(round, {round: members}, set(members), report, steps)
         self._open[round.place] = group
-        return [*group.reported(), *group.told()]
+        return [*group.new_report(), *group.formed_messages()]
 
     @property
     def rounds(self) -> list[RoundId]:
@@ -92,7 +92,7 @@ class OpenGroups:
 
     def tell_again(self) -> list[ev.Action]:
         """The groups as they are, to members that may not have heard of them: what they have heard changes nothing."""
-        return [action for group in self._open.values() for action in group.told()]
+        return [action for group in self._open.values() for action in group.formed_messages()]
 
     def hear(self, src: int, held: ev.ResultHeld) -> tuple[list[ev.Action], OpenGroup | None]:
         """A member holds the result of an attempt. Returns the messages to members, and the group if it is whole.
@@ -107,7 +107,7 @@ class OpenGroups:
         if round == group.round:
             return [], self._take_if_whole(group)
         group.round = round  # an earlier attempt was whole after all, and the present one will never be
-        return [*group.reported(), *group.told()], self._take_if_whole(group)
+        return [*group.new_report(), *group.formed_messages()], self._take_if_whole(group)
 
     def _take_if_whole(self, group: OpenGroup) -> OpenGroup | None:
         return self._open.pop(group.round.place) if group.is_whole else None
@@ -136,7 +136,7 @@ class OpenGroups:
                 attempt = max(round.attempt for round in group.attempts) + 1
                 group.round = replace(group.round, attempt=attempt)
                 group.attempts[group.round] = tuple(sorted(group.waited_for))
-                actions += group.reported()
-            actions += group.told()
+                actions += group.new_report()
+            actions += group.formed_messages()
             whole += [group] if self._take_if_whole(group) else []
         return actions, whole, deserted

@@ -57,7 +57,7 @@ class Pipelines:
         lost = [pipeline for pipeline in range(self._plan.n_pipelines) if pipeline not in self.whole]
         return next((pipeline for pipeline in lost if set(candidates).issuperset(self.peers(pipeline))), None)
 
-    def joined(self, join: ev.PipelineJoin) -> None:
+    def on_joined(self, join: ev.PipelineJoin) -> None:
         """A pipeline is whole again."""
         insort(self.whole, join.pipeline)
         self._n_steps[join.pipeline] = join.step

@@ -57,13 +57,13 @@ class ReplicaStates:
     # ----------------------------------------------------------------------------------------- what the answers say
 
     @property
-    def _known(self) -> list[tuple[int, ev.KnownGroup]]:
+    def _known_groups(self) -> list[tuple[int, ev.KnownGroup]]:
         return [(peer, group) for peer, answer in sorted(self.answers.items()) for group in answer.groups]
 
     @property
     def rounds(self) -> set[RoundId]:
         """The rounds that some member knows."""
-        return {group.round for _, group in self._known}
+        return {group.round for _, group in self._known_groups}
 
     @property
     def last(self) -> dict[Series, int]:
@@ -76,7 +76,7 @@ class ReplicaStates:
     @property
     def over(self) -> dict[RoundId, ev.KnownGroup]:
         """Groups that are over for some member: all of their members have held the result."""
-        return {group.round: group for _, group in self._known if group.is_over}
+        return {group.round: group for _, group in self._known_groups if group.is_over}
 
     def open_groups(self) -> list[OpenGroup]:
         """The groups that are not over for some members. Those that were not told of one, though they are in it, are
@@ -93,7 +93,7 @@ class ReplicaStates:
         return found
 
     def _not_over(self) -> list[tuple[int, ev.KnownGroup]]:
-        return [(peer, group) for peer, group in self._known if not group.is_over]
+        return [(peer, group) for peer, group in self._known_groups if not group.is_over]
 
     def _is_over_for(self, member: int, place: Place, known: list[tuple[int, ev.KnownGroup]]) -> bool:
         """Whether a member has let go of a group: it knows one that is as late, and not this one."""

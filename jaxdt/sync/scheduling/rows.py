@@ -30,16 +30,16 @@ class Rows:
         """The first step begins."""
         self._last_s = now_s
 
-    def paused(self, until_s: float) -> None:
+    def on_paused(self, until_s: float) -> None:
         """The coordinator did not run, and hears until then of steps that were done meanwhile: when is not known."""
         self._known_from_s = until_s
 
-    def formed(self, group: AveragingGroup) -> None:
+    def on_formed(self, group: AveragingGroup) -> None:
         """A group has formed since the last row."""
         self._sizes.append(len(group.members))
         self._n_suspended += group.suspended
 
-    def skipped(self, pipeline: int, step: int) -> None:
+    def on_skipped(self, pipeline: int, step: int) -> None:
         """A pipeline's step is without an update, since its gradient was not finite."""
         self._skipped.add((pipeline, step))
 
@@ -53,7 +53,7 @@ class Rows:
         """Steps of a pipeline that are in no row yet."""
         return sum(one == pipeline for one, _ in self._done)
 
-    def returned(self, pipeline: int) -> None:
+    def on_returned(self, pipeline: int) -> None:
         """A pipeline has come back. Steps that it did before are not among those that it counts from now on."""
         self._done = [(None if one == pipeline else one, step) for one, step in self._done]
 

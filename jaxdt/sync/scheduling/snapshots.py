@@ -1,4 +1,4 @@
-"""The coordinator's account of snapshots: parameters that are kept aside during a run whose replicas may differ.
+"""The coordinator's account of snapshots: copies of parameters during a run whose replicas may differ.
 
 After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters from which no
 replica continues. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up
@@ -91,7 +91,7 @@ class Snapshots:
         self._todo += [] if has_result else [(self._keepers.checkpoint_kind, n_steps)]
         return self._next()
 
-    def evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
+    def on_evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
         """A held-out loss is measured."""
         return self._after_losses(self.held_out.hear(message))
 

@@ -62,7 +62,7 @@ class StepBudget:
                 raise AssertionError(f"{type(message).__name__} is not among READS")
 
     def _not_finite(self, pipeline: int, step: int) -> list[ev.Action]:
-        self.rows.skipped(pipeline, step)
+        self.rows.on_skipped(pipeline, step)
         if self._config.on_nonfinite == "stop":
             self.end = EndRun(ExitCode.DIVERGED, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
         return []
@@ -118,16 +118,16 @@ class StepBudget:
         self._ended.add(pipeline)
         return [ev.Send(self._plan.placement[0][pipeline], ev.EndOfSteps())]
 
-    def ended(self, pipeline: int) -> None:
+    def on_ended(self, pipeline: int) -> None:
         """An earlier coordinator has told a pipeline to begin no further step."""
         self._ended.add(pipeline)
 
-    def joined(self, join: ev.PipelineJoin) -> list[ev.Action]:
+    def on_joined(self, join: ev.PipelineJoin) -> list[ev.Action]:
         """A pipeline has come back. Rows that are not told yet are told as if it had been there: it has no part in
         them."""
         pipeline = join.pipeline
         self.n_steps[pipeline] = join.step
-        self.rows.returned(pipeline)
+        self.rows.on_returned(pipeline)
         for row, n_steps in self._n_steps_in.items():
             self._n_steps_in[row] = (*n_steps[:pipeline], join.step, *n_steps[pipeline + 1 :])
         self._ended.discard(pipeline)
@@ -146,7 +146,7 @@ class StepBudget:
         n_rows = self._untold[-1].step + 1
         return CountedRows(n_rows, tuple(self._untold), self._n_steps_in[n_rows - 1], n_groups)
 
-    def told(self, rows: CountedRows) -> list[StepReport]:
+    def on_told(self, rows: CountedRows) -> list[StepReport]:
         """These rows are durable."""
         self.n_told, self._last_told = rows.n_rows, rows.new
         self._n_steps_in = {row: n_steps for row, n_steps in self._n_steps_in.items() if row >= rows.n_rows}
@@ -160,7 +160,7 @@ class StepBudget:
         if rows:
             self.n_rows, self.n_steps = rows.n_rows, list(rows.n_steps)
             self._n_counted = self._plan.n_pipelines * rows.n_rows
-            self.told(rows)
+            self.on_told(rows)
         for join in joins:
             if self.n_rows <= join.n_rows:
                 self.n_steps[join.pipeline] = join.step

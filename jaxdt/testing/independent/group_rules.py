@@ -281,7 +281,7 @@ class GroupRules:
     # --------------------------------------------------------------------------------------------- between two events
 
     def _check_stages(self, at_s: float) -> None:
-        """Nobody waits for what has come, and one stage at most waits longer than its window."""
+        """No stage waits for what has come, and one at most waits longer than its window."""
         late: list[StageGroups] = []
         for stage in self._stages:
             if stage.waiting and stage.replicas == set(stage.waiting):

@@ -70,7 +70,7 @@ class IndependentInvariants:
         self._loses = {peer for fault in faults for peer in fault.may_lose}
         self._means: dict[Place, dict[int, Vector]] = defaultdict(dict)  # by peer
         self._members: dict[Place, set[int]] = {}
-        self._wanted: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
+        self._wanted_groups: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
         self._n_ahead = plan.n_ahead(0)
         self._closed: set[tuple[int, RoundId]] = set()  # (peer, round): it has heard that the round is over
         self._adopting: dict[int, deque[tuple[RoundId, ...]]] = defaultdict(deque)  # Work asked for, not done
@@ -90,7 +90,7 @@ class IndependentInvariants:
         self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
         self._enough: dict[int, int] = {}  # the same, when it has heard that it shall begin no more
-        self._heard: set[tuple[int, int]] = set()  # steps of pipelines of which the coordinator has heard
+        self._heard_steps: set[tuple[int, int]] = set()  # steps of pipelines of which the coordinator has heard
         self._n_nonfinite = 0
         servers = [row[0] for row in plan.roles.servers]
         self._clocks = {
@@ -219,7 +219,7 @@ class IndependentInvariants:
         for stage, row in enumerate(rows):
             peer = row[report.pipeline]
             self._admissions[peer] = report.admission
-            self._wanted[peer].clear()
+            self._wanted_groups[peer].clear()
             for rules in self._rules if not self._has_ended else ():
                 rules.joined(stage, peer, row[report.donor])
 
@@ -233,7 +233,7 @@ class IndependentInvariants:
             return
         match event.body:
             case ev.WantsGroup(step, fragment):
-                self._wanted[event.header.src][step] = fragment
+                self._wanted_groups[event.header.src][step] = fragment
             case _:
                 pass
         match event.body:
@@ -242,7 +242,7 @@ class IndependentInvariants:
             case ev.Finished() if not self._has_ended:
                 self._left(event.header.src)
             case ev.StepDone(step):
-                self._heard.add((event.header.src, step))
+                self._heard_steps.add((event.header.src, step))
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
@@ -374,7 +374,7 @@ class IndependentInvariants:
             waiting = [rules.waiting() for rules in self._rules]
             self.broken(PROGRESS, ev.COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
         if stop.code == CRASHED and self._loses.issuperset(self._plan.peers):
-            return  # nobody is left for a coordinator that is started again
+            return  # a restarted coordinator would find no peer
         if stop.code:
             self._check_reason(stop)
             return
@@ -409,7 +409,7 @@ class IndependentInvariants:
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
-        """(17) among the members that have stayed. A lost one may have adopted a mean that nobody else has heard of."""
+        """(17) among the members that have stayed. A lost one may have adopted a mean unknown to the others."""
         for place, known in self._means.items():
             staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
             if len(set(staying.values())) > 1:
@@ -456,9 +456,9 @@ class IndependentInvariants:
             elif tensors.n_steps != n_steps[number]:
                 self.broken(BUDGET, peer, f"has done {tensors.n_steps} steps, its pipeline {n_steps[number]}")
         n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values()) - sum(map(self._first_step, n_steps))
-        n_short = plan.n_pipelines * self._n_rows_short
-        if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
-            problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
+        n_short, n_heard = plan.n_pipelines * self._n_rows_short, len(self._heard_steps)
+        if n_done < n_wanted - n_short or (n_heard != n_done and not self._faults and not self._has_ended):
+            problem = f"the pipelines have done {n_steps}, {n_heard} were heard of, the run has {n_wanted}"
             self.broken(BUDGET, ev.COORDINATOR, problem)
         return n_steps
 
@@ -502,8 +502,8 @@ class IndependentInvariants:
                 steps = range(self._first_step(number) + 1, n_steps[number] + 1)
                 places = {step: step % groups.every_steps for step in steps}
                 due = {step: offsets[place] for step, place in places.items() if place in offsets}
-                if self._stays(peer) and self._wanted[peer] != due:
-                    self.broken(ANSWERED, peer, f"has wanted groups {self._wanted[peer]}, due were {due}")
+                if self._stays(peer) and self._wanted_groups[peer] != due:
+                    self.broken(ANSWERED, peer, f"has wanted groups {self._wanted_groups[peer]}, due were {due}")
 
     def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
         plan, has_servers = self._plan, bool(self._clocks)
@@ -557,8 +557,8 @@ class IndependentInvariants:
             if self._stays(one.worker) and (state is None or (state.params, state.moments) != expected):
                 self.broken(REPLAYED, one.worker, f"has kept {state} for version {one.version}, the replay {expected}")
         self._check_kept({one.version for one in kept}, {one.version for one in outcome.of(StateMeanReport)})
-        aside = [(version, of) for (version, is_checkpoint), of in replay.snapshots.items() if not is_checkpoint]
-        return {(version, stage): one.vector for version, of in aside for stage, one in of.items()}
+        held_out = [(version, of) for (version, is_checkpoint), of in replay.snapshots.items() if not is_checkpoint]
+        return {(version, stage): one.vector for version, of in held_out for stage, one in of.items()}
 
     def _check_kept(self, kept: set[int], whole: set[int]) -> None:
         """Checkpoints are those that the config asks for, and where nothing is lost the first of them is not forgotten.
@@ -588,7 +588,7 @@ class IndependentInvariants:
                 self.broken(ONE_CUT, ev.COORDINATOR, f"the snapshot of {version} holds the local steps {others}")
 
     def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
-        """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so
+        """A row has the held-out loss that belongs to it, or none. Without a lost peer, the last row has one, and so
         does the first that should."""
         train = self._config.train
         every, n_rows = train.eval_every_steps, train.steps
@@ -620,7 +620,7 @@ class IndependentInvariants:
         self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry], stays: bool = True
     ) -> None:
         """Compare a replica's changes with the replay. The last change of a lost replica is left out, since it may be a
-        mean of which nobody else has heard."""
+        mean unknown to the others."""
         for got, wanted in zip(found if stays else found[:-1], expected, strict=False):
             if got != wanted:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")

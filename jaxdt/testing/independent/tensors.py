@@ -34,7 +34,7 @@ class Watcher:
 
 
 class ResidueTensors(HeldTensors):
-    """`n_steps`: local steps done. `means`: by version, the mean of states that was kept aside. `norms`: by step, of
+    """`n_steps`: local steps done. `means`: by version, the mean of states kept as a snapshot. `norms`: by step, of
     the own gradient."""
 
     def __init__(self, peer: int, arithmetic: Residues, watcher: Watcher):
@@ -304,10 +304,10 @@ class ResidueTensors(HeldTensors):
             self.forget(round)
 
     def write_checkpoint(self, version: int) -> None:
-        """The state of `version` is this peer's own, or the mean that was kept aside last, which was for it."""
+        """The state of `version` is this peer's own, or the last snapshot, which was for it."""
         kept = next(reversed(self.means), None)
         if version not in (self._n_rows, kept):
-            self.broken(f"writes a checkpoint of {version}, and has kept aside the mean of {kept}")
+            self.broken(f"writes a checkpoint of {version}, and its last snapshot is of {kept}")
 
     def restore(self, restore: ev.Restore) -> None:
         self.broken(f"goes back to {restore}")

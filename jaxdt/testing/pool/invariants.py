@@ -34,7 +34,7 @@ class PoolInvariants:
         self._n_under_way = 1 + config.sync.delay
         self._n_held_out = config.train.eval_microbatches if config.train.eval_every_steps else 0
         self._leased: dict[int, int] = {}  # server -> the number of the last lease of its process
-        self._asked: dict[int, set[RoundId]] = {}  # peer -> rounds of contributions that are under way there
+        self._requested_rounds: dict[int, set[RoundId]] = {}  # peer -> rounds of contributions that are under way there
         self._adding: dict[int, tuple[RoundId, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
         self._view_of: dict[int, ev.View] = {}
@@ -49,7 +49,7 @@ class PoolInvariants:
             return
         if isinstance(event, ev.Started):
             self._leased.pop(peer, None)
-            self._asked.pop(peer, None)
+            self._requested_rounds.pop(peer, None)
             self._wakings = Counter({at: n for at, n in self._wakings.items() if at[0] != peer})
         if isinstance(event, ev.Woke):
             self._wakings[peer, event.tag] -= 1
@@ -59,19 +59,19 @@ class PoolInvariants:
             if before is None or before.number != event.body.number:  # a restarted coordinator says it again
                 self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
         if isinstance(event, ev.Received) and isinstance(event.body, ev.ContributionWanted):
-            self._asked.setdefault(peer, set()).update(event.body.rounds)
+            self._requested_rounds.setdefault(peer, set()).update(event.body.rounds)
         if isinstance(event, ev.Received) and isinstance(event.body, ev.StealOffer):
             replies = [a.body for a in actions if isinstance(a, ev.Send) and isinstance(a.body, ev.StealReply)]
             self._stolen[peer, event.body.step] += sum(reply.n_taken for reply in replies)
         if isinstance(event, ev.Ran) and event.work.kind == WorkKind.CONTRIBUTE:
-            self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
+            self._requested_rounds.get(peer, set()).difference_update(self._adding.pop(peer, ()))
         for action in actions:
             self._on_action(peer, action)
         self._to_check = peer
 
     def _on_action(self, peer: int, action: ev.Action) -> None:
         if isinstance(action, ev.Forget):
-            self._asked.get(peer, set()).discard(action.round)
+            self._requested_rounds.get(peer, set()).discard(action.round)
         if isinstance(action, ev.Run) and action.work.kind == WorkKind.CONTRIBUTE:
             self._adding[peer] = action.rounds
         if isinstance(action, ev.WakeAt):
@@ -81,7 +81,7 @@ class PoolInvariants:
         if not isinstance(action, ev.Send):
             return
         if isinstance(action.body, ev.ContributionWanted):
-            self._asked.setdefault(peer, set()).update(action.body.rounds)
+            self._requested_rounds.setdefault(peer, set()).update(action.body.rounds)
         if isinstance(action.body, ev.Suspect) and action.body.peer == peer and peer in self._view_of[peer].by_peer:
             self._invariants.broken(WHOLE_SUMS, peer, f"says of itself: {action.body.reason}")
         if isinstance(action.body, ev.TaskLease):
@@ -130,6 +130,6 @@ class PoolInvariants:
 
     def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:
         held = {round for round in tensors.rounds if round.kind == RoundKind.CONTRIBUTION}
-        under_way = {round for round in self._asked.get(peer, ()) if round.number >= tensors.version - 1}
+        under_way = {round for round in self._requested_rounds.get(peer, ()) if round.number >= tensors.version - 1}
         if kept := sorted(held - under_way):
             self._invariants.broken(BOUNDED, peer, f"holds vectors of {kept}, which are over")

@@ -184,7 +184,7 @@ class TaskRun:
         self._serve()
 
     def _lose(self, peer: int) -> None:
-        """The worker is lost for the server, which lets it in anew if it is still there."""
+        """The server loses the worker, and admits it again if it is still there."""
         self.table.void(peer)
         self._called.pop(peer, None)
         if type(self.table) is ReissueOnly:

@@ -17,9 +17,9 @@ comes in proportion to what they have in flight, so a client with fewer would wa
 are for whoever will be done first (task_times.py).
 
 A worker that vanishes, is late with a backward, or contributes something else than it has done, is void: its leases and
-all that it has not contributed are done again here or at others (task_table.py). That is no business of anybody else:
-there is no view, nothing is written to a disk, and nobody waits who would not wait anyway. A server without workers
-computes everything itself, in the order of 1F1B.
+all that it has not contributed are done again here or at others (task_table.py). No other peer takes part in that: it
+needs no view and no write to a disk, and delays no other peer. A server without workers computes everything itself, in
+the order of 1F1B.
 
 With delayed updates two steps are under way, each with a table of its own; the older one's tasks go first. A worker
 does the tasks of a step if it holds the version with which the step computes.
@@ -130,13 +130,13 @@ class PoolServer:
         match event:
             case ev.Ran(work) if work.kind == WorkKind.CONTRIBUTE:
                 self._slot.free()
-                return self._contributed() + self._go_on(now_s)
+                return self._on_contributed() + self._go_on(now_s)
             case ev.Ran(work, values=values) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 if work.step not in self._steps:
                     return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
-                return self._computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
+                return self._on_computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
             case ev.Received(header, ev.Enlist() as body):
                 return self._enlist(now_s, header.src, body)
             case ev.Received(_, ev.Ended() as ended):
@@ -146,12 +146,12 @@ class PoolServer:
             case ev.Received(header, ev.StealRequest() | ev.StealOffer() | ev.StealReply() as body) if self._view:
                 return self._from_server(now_s, header.src, body) + self._go_on(now_s)
             case ev.Received(_, ev.Boundary(key)) if self._view and key.step >= self._strict_from:
-                return self._arrived(key) + self._go_on(now_s)
+                return self._on_arrived(key) + self._go_on(now_s)
             case ev.Received(_, body):
                 step = _step_of(body)
                 return [] if step is None else self._fallback_of(step).routed.handle(now_s, event)
             case ev.Updated(_, version):
-                return self._updated(now_s, version)
+                return self._on_updated(now_s, version)
             case ev.ContributionReceived():
                 return self._on_contribution(now_s, event) + self._go_on(now_s)
             case ev.Woke("pool"):
@@ -280,7 +280,7 @@ class PoolServer:
         self._early.clear()
         return actions
 
-    def _updated(self, now_s: float, version: int) -> ev.Actions:
+    def _on_updated(self, now_s: float, version: int) -> ev.Actions:
         """A version is here, so the steps before it are over, and those that compute with it may begin."""
         if self._view is None:
             return []
@@ -320,7 +320,7 @@ class PoolServer:
         for m in own if self._is_first else ():
             table.input_arrived(m)
         early, self._early = self._early, []
-        return [action for key in early for action in self._arrived(key)]
+        return [action for key in early for action in self._on_arrived(key)]
 
     def _own_cut(self, number: int) -> range:
         """The microbatches of a step that this server owns."""
@@ -338,7 +338,7 @@ class PoolServer:
             return servers[m % len(servers)]
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
-    def _arrived(self, key: ev.Key) -> ev.Actions:
+    def _on_arrived(self, key: ev.Key) -> ev.Actions:
         """A boundary tensor is here."""
         step = self._steps.get(key.step)
         if step is None:
@@ -513,13 +513,13 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    def _computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> ev.Actions:
+    def _on_computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> ev.Actions:
         """This server has done a Work of its own."""
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         if work.kind == WorkKind.EVALUATE:
-            return self._evaluated(step, m, n_samples, loss_sum)
+            return self._on_evaluated(step, m, n_samples, loss_sum)
         lease = self._own
         assert lease is not None  # the Work was its, or a step of it
         if work.kind != lease.kind:
@@ -534,7 +534,7 @@ class PoolServer:
         step.table.commit(self._peer, step.table.contribution(self._peer))
         return [*self._pass_on(step, lease), *self._count(step, m)]
 
-    def _evaluated(self, step: StepUnderWay, m: int, n_samples: int, loss_sum: float | None) -> ev.Actions:
+    def _on_evaluated(self, step: StepUnderWay, m: int, n_samples: int, loss_sum: float | None) -> ev.Actions:
         step.n_held_out -= 1
         if not self._is_last:
             key = ev.Key("eval", step.number, self._stage + 1, m)
@@ -627,7 +627,7 @@ class PoolServer:
             return self._refuse(step, received.worker, rejection.reason)
         return self._lose(received.worker, rejection.reason, readmit=True)
 
-    def _contributed(self) -> ev.Actions:
+    def _on_contributed(self) -> ev.Actions:
         """The oldest contribution that waited is in this server's accumulator. If a view came meanwhile, others wait to
         hear what is in it."""
         added = self._contributions.added()
@@ -642,9 +642,9 @@ class PoolServer:
         decides."""
         step.table.distrust(peer)
         process = self._workers[peer].process
-        put_out = self._roster.refuse(peer, problem)
-        actions = self._lose(peer, f"its contribution is refused: {problem}", readmit=not put_out)
-        return [*actions, ev.Send(peer, ev.Ended(ExitCode.LOST, put_out, process))] if put_out else actions
+        eviction = self._roster.refuse(peer, problem)
+        actions = self._lose(peer, f"its contribution is refused: {problem}", readmit=not eviction)
+        return [*actions, ev.Send(peer, ev.Ended(ExitCode.LOST, eviction, process))] if eviction else actions
 
     # ------------------------------------------------------------------------------------------------------- workers
 
@@ -653,8 +653,8 @@ class PoolServer:
         if body.fingerprint != self._place.fingerprint:
             reason = f"worker {peer}: runs {body.fingerprint}, not {self._place.fingerprint}"
             return [ev.Send(peer, ev.Ended(ExitCode.BAD_INPUT, reason, process))]
-        if put_out := self._roster.hear(now_s, peer, process, body.cpu_s):
-            return [ev.Send(peer, ev.Ended(ExitCode.LOST, put_out, process))]
+        if eviction := self._roster.hear(now_s, peer, process, body.cpu_s):
+            return [ev.Send(peer, ev.Ended(ExitCode.LOST, eviction, process))]
         actions: ev.Actions = []
         if self._roster.is_another(peer, process):
             actions += self._lose(peer, "it was started again", readmit=False)

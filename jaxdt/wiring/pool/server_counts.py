@@ -60,7 +60,7 @@ class CountedServer:
                     self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
                 return []
             case ev.Updated(_, version):
-                self._updated(now_s, version)
+                self._on_updated(now_s, version)
             case _:
                 pass
         actions = self._wiring.handle(now_s, event)
@@ -82,7 +82,7 @@ class CountedServer:
             self._computed_s.setdefault(step, now_s)
         return actions
 
-    def _updated(self, now_s: float, version: int) -> None:
+    def _on_updated(self, now_s: float, version: int) -> None:
         if self._updated_s is not None:
             self._steps_s += now_s - self._updated_s
         self._updated_s = now_s

@@ -73,8 +73,8 @@ class TaskTimes:
 
 def others_are_sooner(client: int, held: Mapping[int, int], microbatch_s: Mapping[int, float], n_left: int) -> bool:
     """Whether the other clients could do all that is left before this one would be done with one more. Then it should
-    have none: the batch would end later. `held`: client -> microbatches that it has to do; `n_left`: those that nobody
-    has. The client that would be done first is never one of whom this is true."""
+    have none: the batch would end later. `held`: client -> microbatches that it has to do; `n_left`: microbatches
+    without a client. False for the client that would be done first."""
     end_s = (held[client] + 1) * microbatch_s[client]
     n_sooner = sum(
         max(0, math.ceil(end_s / microbatch_s[other] - 1e-6) - 1 - n) for other, n in held.items() if other != client

@@ -13,8 +13,8 @@ these they lose; and so do the servers of the stage before, from whom inputs com
 
 Only tasks that no client has, or may have done, are offered. A server that takes a task takes the whole microbatch: its
 clients compute it, its accumulator counts it, and it sends the results to the neighbour stages. These know of no theft:
-a gradient still comes to the owner by index, who passes it on. Nobody waits for a thief: a server whose part of the
-step ends before an offer comes takes nothing.
+a gradient still comes to the owner by index, who passes it on. No server waits for a thief: one whose part of
+the step ends before an offer comes takes nothing.
 
 A server takes at most as many microbatches as it owns, which bounds its memory, and never offers what it has taken. A
 view in mid-step voids all this with the rest of the step.

@@ -56,21 +56,23 @@ class PoolWorker:
 
     def _forget(self) -> None:
         self._leases: dict[Task, ev.TaskLease] = {}  # that wait
-        self._heard: dict[int, set[int]] = {}  # step -> leases of which this worker knows
-        self._arrived: set[ev.Key] = set()  # tensors that are here
+        self._known_leases: dict[int, set[int]] = {}  # step -> leases of which this worker knows
+        self._arrived_keys: set[ev.Key] = set()  # tensors that are here
         self._ready_s: dict[int, float] = {}  # lease -> since when all that it needs is here
         self._running: _RunningTask | None = None
         self._last_kind = WorkKind.FORWARD  # of the task that was begun last
         self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
-        self._wanted: list[tuple[RoundId, ...]] = []  # contributions that were asked for
+        self._requested_contributions: list[tuple[RoundId, ...]] = []  # contributions that were asked for
         self._last_round = 0
 
     def _forget_steps_before(self, version: int) -> None:
         self._leases = {task: lease for task, lease in self._leases.items() if lease.step >= version}
-        self._heard = {step: leases for step, leases in self._heard.items() if step >= version}
-        self._arrived = {key for key in self._arrived if key.step >= version}
+        self._known_leases = {step: leases for step, leases in self._known_leases.items() if step >= version}
+        self._arrived_keys = {key for key in self._arrived_keys if key.step >= version}
         self._counted = {step: counted for step, counted in self._counted.items() if step >= version}
-        self._wanted = [rounds for rounds in self._wanted if rounds[0].number >= version]
+        self._requested_contributions = [
+            rounds for rounds in self._requested_contributions if rounds[0].number >= version
+        ]
         waiting = {lease.number for lease in self._leases.values()}
         self._ready_s = {number: at_s for number, at_s in self._ready_s.items() if number in waiting}
         if self._running and self._running.lease.step < version:
@@ -80,14 +82,14 @@ class PoolWorker:
         match event:
             case ev.Ran(work, values=values):
                 self._slot.free()
-                return self._ran(now_s, work, values) + self._next(now_s)
+                return self._on_ran(now_s, work, values) + self._next(now_s)
             case ev.Received(_, ev.Boundary(key)) if self._is_under_way(key.step):
-                self._arrived.add(key)
+                self._arrived_keys.add(key)
                 return self._next(now_s)
             case ev.Received(_, ev.Boundary(key)):
                 return [ev.Discard(key)]  # of a step that is over, or for the process before this one
             case ev.Received(_, ev.TaskLease() as lease) if self._is_new(lease):
-                self._heard.setdefault(lease.step, set()).add(lease.number)
+                self._known_leases.setdefault(lease.step, set()).add(lease.number)
                 task = (lease.step, lease.kind, lease.microbatch)
                 if task not in self._leases or self._leases[task].number < lease.number:
                     self._leases[task] = lease  # the one before, if there was one, has run out
@@ -95,7 +97,7 @@ class PoolWorker:
             case ev.Received(_, ev.ContributionWanted(admission, rounds)) if self._is_admitted(admission):
                 if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].number):
                     self._last_round = rounds[0].attempt
-                    self._wanted.append(rounds)
+                    self._requested_contributions.append(rounds)
                     return self._next(now_s)
             case ev.Admitted(admission, _, version):
                 if not self._is_admitted(admission):
@@ -129,17 +131,17 @@ class PoolWorker:
 
     def _is_new(self, lease: ev.TaskLease) -> bool:
         is_of_now = self._is_admitted(lease.admission) and self._is_under_way(lease.step)
-        return is_of_now and lease.number not in self._heard.get(lease.step, ())
+        return is_of_now and lease.number not in self._known_leases.get(lease.step, ())
 
     def _next(self, now_s: float) -> ev.Actions:
         """Begin a Work, if there is one whose inputs are here."""
-        ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
+        ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived_keys]
         for lease in ready:
             self._ready_s.setdefault(lease.number, now_s)
         if self._slot.is_busy:
             return []
-        if self._wanted:
-            self._gathering = self._wanted[0]
+        if self._requested_contributions:
+            self._gathering = self._requested_contributions[0]
             step = self._gathering[0].number
             return [self._slot.start(Work(self._stage, WorkKind.GATHER, None, self._peer, step), self._gathering)]
         if not ready:
@@ -154,7 +156,7 @@ class PoolWorker:
 
     def _start(self, kind: WorkKind, lease: ev.TaskLease) -> ev.Action:
         """A Work takes its inputs away."""
-        self._arrived -= self._inputs(kind, lease)
+        self._arrived_keys -= self._inputs(kind, lease)
         return self._slot.start(Work(self._stage, kind, lease.microbatch, self._peer, lease.step))
 
     def _needs(self, lease: ev.TaskLease) -> set[ev.Key]:
@@ -168,10 +170,10 @@ class PoolWorker:
             return {ev.Key("grad", lease.step, self._stage + 1, lease.microbatch)}
         return set() if self._is_first else {ev.Key("act", lease.step, self._stage, lease.microbatch)}
 
-    def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
+    def _on_ran(self, now_s: float, work: Work, values: dict[str, float]) -> ev.Actions:
         """A Work is done. It does not count if it began under an earlier admission, or of a step that is over."""
         if work.kind == WorkKind.GATHER:
-            return self._gathered()
+            return self._on_gathered()
         running = self._running
         if running is None or (work.step, work.microbatch) != (running.lease.step, running.lease.microbatch):
             return []
@@ -193,12 +195,12 @@ class PoolWorker:
         told = ev.TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum, *seconds)
         return [ev.Discard(gradient), ev.Send(self._server, told)]
 
-    def _gathered(self) -> ev.Actions:
-        """The accumulator of a step is laid out, and starts again; unless nobody wants it any more."""
+    def _on_gathered(self) -> ev.Actions:
+        """The accumulator of a step is laid out, and starts again; unless its request was dropped meanwhile."""
         rounds, self._gathering = self._gathering, ()
-        if rounds not in self._wanted:
+        if rounds not in self._requested_contributions:
             return [ev.Forget(round) for round in rounds]
-        self._wanted.remove(rounds)
+        self._requested_contributions.remove(rounds)
         counted = self._counted.pop(rounds[0].number, {})
         self._n_handed_in += len(counted)
         return [ev.ContributionGathered(rounds, tuple(sorted(counted.items())))]

@@ -60,7 +60,7 @@ class WorkerRoster:
         if process != processes.heard[-1]:
             return f"worker {peer}: another process of worker {peer} computes for this server"
         processes.heard_s, processes.cpu_s = now_s, cpu_s
-        return self._put_out(peer, processes)
+        return self._evict(peer, processes)
 
     def is_another(self, peer: int, process: int) -> bool:
         """Whether another process of the worker is admitted."""
@@ -93,7 +93,7 @@ class WorkerRoster:
         """A contribution of the worker's newest process cannot be right. Why that is evicted; '' if it is not."""
         processes = self._processes[peer]
         processes.refused.append(problem)
-        return self._put_out(peer, processes)
+        return self._evict(peer, processes)
 
     def count(self, peer: int, n_microbatches: int) -> None:
         """The gradient of so many microbatches, which the worker has contributed, is added."""
@@ -106,7 +106,7 @@ class WorkerRoster:
         return tuple(ev.WorkerStatus(peer, one.n_counted, now_s - one.heard_s, one.cpu_s) for peer, one in known)
 
     @staticmethod
-    def _put_out(peer: int, processes: _Processes) -> str:
+    def _evict(peer: int, processes: _Processes) -> str:
         if len(processes.refused) < REFUSED_MAX:
             return ""
         last = processes.refused[-1]
