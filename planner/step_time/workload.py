@@ -251,7 +251,7 @@ class StepWorkload:
             return sizes, 0.0
         table = FLOAT_BYTES * float(model.token_table_params)
         sizes[-1] -= table
-        if replicas_may_differ(self.config):
+        if self.run is not None and replicas_may_differ(self.run):
             return sizes, 0.0
         sizes[0] -= table
         return sizes, table
