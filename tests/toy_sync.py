@@ -24,7 +24,7 @@ class RingScheduler(GroupBook):
     def _ready(self, now_s, src, stage, fragment):
         return self._form(stage)
 
-    def _left(self, now_s, stage, replicas):
+    def _on_left(self, now_s, stage, replicas):
         return self._form(stage)
 
     def _form(self, stage):

@@ -386,8 +386,10 @@ class Roster:
             self.peers[peer].standing = Standing.WITHDRAWN
 
     def dismiss(self, peer: int) -> None:
-        """A peer is gone: it is no candidate, and is not expected."""
-        known = self.peers[peer]
+        """A peer is gone: it is no candidate, and is not expected. A newcomer's id may outlive what is known of it."""
+        known = self.peers.get(peer)
+        if known is None:
+            return
         known.is_candidate = False
         if known.standing in EXPECTED:
             known.standing = Standing.ABSENT

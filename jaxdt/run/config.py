@@ -427,7 +427,10 @@ def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
         inner = fields.get(section)
         if serialize.is_object(inner) and field_name in inner:
             if inner[field_name] != neutral:
-                raise BadInput(f"{name}: got {inner[field_name]!r}, expected no such field, or {neutral!r}; {way_now}")
+                raise BadInput(
+                    f"{name}: got {inner[field_name]!r}, expected no such field, or {neutral!r}; {way_now}; "
+                    "a run of before is read once its config.json says so"
+                )
             fields[section] = {key: value for key, value in inner.items() if key != field_name}
     return fields
 

@@ -255,7 +255,11 @@ class AllReduce(RoundPolicy):
         return [*void, ev.GoBack(view)]
 
     def _void(self, free: ev.Free) -> ev.Actions:
-        """The same without what an update reads. A Free would take all earlier rounds too, and that update's may be."""
+        """The same without what a void update reads. A Free would take all earlier rounds too, and that update's.
+        Without such an update it is a Free: a round that is forgotten takes nothing any more, and a joining member that
+        is evicted may be admitted again to the same rounds."""
+        if not self._void_update:
+            return [free]
         return [ev.Free(free.step), *[ev.Forget(round) for round in free.rounds if round not in self._void_update]]
 
     # ---------------------------------------------------------------------------------------------------- exchange

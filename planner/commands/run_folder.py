@@ -65,6 +65,8 @@ def read(folder: str, network_file: str | None) -> RunToReplan:
     folders = RunFolders.of(Path(folder))
     run_dir = folders.run_dir
     config, plan = _config(run_dir / "config.json"), plans.load(run_dir / "plan.json")
+    if plan.roles:
+        raise BadInput(f"plan.roles: got {', '.join(plan.roles.used)}, which `replan` does not know, expected none")
     launched = launch_flags(folders.job)
     path = network_file or launched.get("network") or launched.get("emulate")
     if not path:
