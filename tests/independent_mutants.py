@@ -372,7 +372,7 @@ class ForgetsOwnSteps(Mutant):
         if self.machine.membership.view != view:
             for wiring in self.machine._machines:
                 if isinstance(wiring, FixedWiring):
-                    wiring._arrived.clear()
+                    wiring._arrived_keys.clear()
         return actions
 
 
