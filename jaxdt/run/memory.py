@@ -98,12 +98,6 @@ def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
     return 4 * FLOAT_BYTES * model.stage_params(lo, hi)
 
 
-def local_update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
-    """Memory that a local step takes beside the state, where replicas may differ: the gradient as one vector, and the
-    new parameters."""
-    return 2 * FLOAT_BYTES * model.stage_params(lo, hi)
-
-
 def residual_bytes(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
     """Residual of one microbatch, between its forward and its backward. The last stage runs both as one program and
     keeps its input only."""

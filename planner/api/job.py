@@ -171,11 +171,6 @@ def profile_of_kinds(
     return replace(measured, kinds=measured.kinds | derived.kinds, source=source)
 
 
-def reshaped(job: Job, n_stages: int | None, n_pipelines: int | None) -> Job:
-    """The job in another number of stages and pipelines."""
-    return replace(job, n_stages=n_stages, n_pipelines=n_pipelines)
-
-
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise BadInput(f"--{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")

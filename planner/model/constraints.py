@@ -134,13 +134,6 @@ class Rules:
         seats = (*self.pin, *self.forbid)
         return bool(self.same_pipeline) or any(pipeline is not None for _, _, pipeline in seats)
 
-    def may_sit(self, device: int, stage: int, pipeline: int) -> bool:
-        """Whether no pin or forbid keeps a device from a seat."""
-        for d, s, p in self.pin:
-            if d == device and (s not in (None, stage) or p not in (None, pipeline)):
-                return False
-        return not any(d == device and s in (None, stage) and p in (None, pipeline) for d, s, p in self.forbid)
-
     def violated(self, placement: Sequence[Sequence[int]]) -> list[str]:
         """The constraints that a placement [S][P] violates, in words; empty if it violates none."""
         seat = {d: (s, p) for s, row in enumerate(placement) for p, d in enumerate(row)}

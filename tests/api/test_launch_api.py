@@ -77,7 +77,11 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
         ({}, {"emulate": "none.json"}, "none.json: cannot be read"),
         ({}, {"gpus_per_peer": "two"}, "LaunchOptions.gpus_per_peer: got 'two'"),
         ({}, {"resume": True}, "holds no complete checkpoint; with LaunchOptions.overwrite the run starts again"),
-        ({}, {"resume": True, "overwrite": True}, "LaunchOptions.overwrite: deletes what LaunchOptions.resume continues from"),
+        (
+            {},
+            {"resume": True, "overwrite": True},
+            "LaunchOptions.overwrite: deletes what LaunchOptions.resume continues from",
+        ),
         ({"codec": "auto", "plan.stages": 2}, {}, "codec: auto needs to know the links"),
     ],
 )
