@@ -14,7 +14,8 @@ def base_config(preset: str = "debug") -> ConfigDict:
     """All fields with their defaults. Model fields are unset: those that stay unset get the values of the preset
     (jaxdt.run.config)."""
     kinds = typing.get_type_hints(GPTConfig)
-    model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
+    names = [field.name for field in dataclasses.fields(GPTConfig)]
+    model = {"preset": preset} | {name: placeholder(typing.get_origin(kinds[name]) or kinds[name]) for name in names}
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":

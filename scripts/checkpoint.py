@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags
-from jaxdt.model.gpt import stage_entries
+from jaxdt.model.base import stage_entries
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import GPTConfig

@@ -178,7 +178,7 @@ def device_kind(config: RunConfig, plan: Plan, peer: int, seconds: Seconds) -> D
     forward_s, backward_s = timed[WorkKind.FORWARD], timed[WorkKind.BACKWARD]
     if hi == plan.n_layers:  # its forward is fused into its backward
         forward_s, backward_s = FORWARD_FRAC * backward_s, (1 - FORWARD_FRAC) * backward_s
-    n_layers, n_blocks = hi - lo, len(config.model.blocks_in(lo, hi))
-    gather_s, update_s = (timed.get(kind, 0.0) / n_blocks for kind in (WorkKind.GATHER, WorkKind.UPDATE))
+    n_layers, n_runs = hi - lo, config.model.facts.n_runs(lo, hi)
+    gather_s, update_s = (timed.get(kind, 0.0) / n_runs for kind in (WorkKind.GATHER, WorkKind.UPDATE))
     layer = PartTimes(forward_s / n_layers, backward_s / n_layers, gather_s, update_s)
     return DeviceKind(layer, codecs=dict.fromkeys(codecs.FAMILIES, NO_CODEC))

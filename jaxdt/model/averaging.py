@@ -22,23 +22,19 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32
 
-from jaxdt.model.base import Params, model_of
+from jaxdt.model.base import Params
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 
 Vector = Float32[np.ndarray, " n"]
 Sent = Float[np.ndarray, " n"]  # in the dtype of a codec
 
 
-def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
+def fragment_entries(config: ModelSpec, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
     """The names of the entries of each fragment of the layers lo..hi-1, sorted."""
-    model = model_of(config)
-    fragments: list[list[str]] = [[] for _ in range(n_fragments)]
-    for name in model.entries(config, lo, hi):
-        fragments[config.fragment_of(lo, model.entry_layer(config, name), n_fragments)].append(name)
-    return fragments
+    return [[entry.name for entry in entries] for entries in config.facts.fragments(lo, hi, n_fragments)]
 
 
 class ReplicaState(NamedTuple):

@@ -5,6 +5,7 @@ same names. Which kinds of wiring and sync exist, and which options make sense w
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -434,19 +435,18 @@ def default_plan(config: RunConfig) -> Plan:
     cut = config.plan
     first_server = cut.stages * cut.pipelines
     first_worker = first_server + cut.stages * cut.servers
-    n_layers = config.model.n_layers
+    n_layers, cuts = config.model.facts.n_layers, config.model.facts.cuts
     if cut.layers:
         sizes = _integers("plan.layers", cut.layers, cut.stages)
         if sum(sizes) != n_layers:
             raise BadInput(f"plan.layers: {cut.layers} covers {sum(sizes)} layers, expected {n_layers}")
     else:
-        run = config.model.layers_per_block
-        if cut.stages > n_layers // run:
-            name = "n_layers" if run == 1 else "n_shared_blocks"
-            most = n_layers // run
+        name, most = config.model.depth_field, len(cuts) - 1
+        if cut.stages > most:
             mend = f"--config.plan.stages={most} fits this model, --config.model.{name}={cut.stages} makes it deeper"
             raise BadInput(f"plan.stages: got {cut.stages}, expected at most {name} {most}; {mend}")
-        sizes = tuple(run * n_blocks for n_blocks in even_shares(n_layers // run, cut.stages))
+        ends = (cuts[last] for _, last in ranges(even_shares(most, cut.stages)))
+        sizes = tuple(hi - lo for lo, hi in itertools.pairwise((0, *ends)))
     return Plan(
         n_layers=n_layers,
         stages=ranges(sizes),
@@ -470,13 +470,17 @@ def _rows(n_stages: int, first: int, n_each: int) -> tuple[tuple[int, ...], ...]
 
 def check_plan(config: RunConfig, plan: Plan) -> None:
     """Refuse a plan that was made for another model, or that names a codec which does not exist."""
-    if plan.n_layers != config.model.n_layers:
-        made = f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}"
+    facts = config.model.facts
+    if plan.n_layers != facts.n_layers:
+        made = f"plan: made for {plan.n_layers} layers, the model has {facts.n_layers}"
         raise BadInput(f"{made}; python -m planner solve --config=FILE plans for the model of a config")
-    run = config.model.layers_per_block
     for stage, (lo, _) in enumerate(plan.stages):
-        if lo % run:
-            raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")
+        if lo not in facts.cuts:
+            first, last = max(cut for cut in facts.cuts if cut < lo), min(cut for cut in facts.cuts if cut > lo)
+            n_layers = last - first
+            raise BadInput(
+                f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {n_layers} layers with one block"
+            )
     for boundary in range(len(plan.codec)):
         for pipeline in range(plan.n_pipelines):
             for forward in (True, False):

@@ -25,7 +25,8 @@ def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> in
     are averaged too."""
     groups = config.sync.groups
     n_trees = 1 + (config.optim.n_moments if groups.average_moments else 0)
-    return n_trees * config.model.fragment_params(lo, hi, fragment, groups.fragments)
+    entries = config.model.facts.fragments(lo, hi, groups.fragments)[fragment]
+    return n_trees * sum(entry.n_params for entry in entries)
 
 
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
@@ -39,13 +40,15 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
 
 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
-    """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
-    model = config.model
-    tied = model.tied_head and plan.n_stages > 1
+    """One group per stage; a table that the first and the last stage share adds one."""
+    facts = config.model.facts
     groups: list[Group] = []
+    shared: dict[int, int] = {}
     for stage, (lo, hi) in enumerate(plan.stages):
-        shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
-        groups.append(Group(stage, (stage,), model.stage_params(lo, hi) - shared))
-    if tied:
-        groups.append(Group(SHARED_TABLE, (0, plan.n_stages - 1), model.token_table_params))
+        n_shared = sum(entry.n_params for entry in facts.shared(lo, hi))
+        groups.append(Group(stage, (stage,), facts.stage_params(lo, hi) - n_shared))
+        if n_shared:
+            shared[stage] = n_shared
+    if shared:
+        groups.append(Group(SHARED_TABLE, tuple(shared), max(shared.values())))
     return tuple(groups)

@@ -69,7 +69,7 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     """Anchor and outer momentum, with a lag the frozen vector and the mean that waits. The exchange that takes most is
     that of the whole state: the own vector, its slices, the joined sum and the mean."""
-    groups, n_params = config.sync.groups, config.model.stage_params(lo, hi)
+    groups, n_params = config.sync.groups, config.model.facts.stage_params(lo, hi)
     n_outer = 2 if groups.outer != "none" else 0
     pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
     n_state = (1 + config.optim.n_moments + n_outer) * n_params
@@ -126,7 +126,7 @@ def _fragments_problem(config: RunConfig, plan: Plan) -> str:
                 f"sync.groups.{name}: got {getattr(groups, name)}, expected {neutral} with sync.groups.match "
                 f"{groups.match}, whose rule counts on replicas that wait with all of their parameters"
             )
-    fewest = min(config.model.n_blocks(lo, hi) for lo, hi in plan.stages)
+    fewest = min(config.model.facts.n_runs(lo, hi) for lo, hi in plan.stages)
     if groups.fragments > fewest:
         return (
             f"sync.groups.fragments: got {groups.fragments}, expected at most {fewest}, the blocks of the stage that "

@@ -476,5 +476,5 @@ def replica_place(setup: PeerSetup) -> PipelinePlace:
 def replica_options(setup: PeerSetup) -> ReplicaOptions:
     """The options of a replica that averages all of its parameters, each replica as much, and waits for the mean."""
     lo, hi = setup.plan.stages[setup.stage]
-    n_elements, config = setup.config.model.stage_params(lo, hi), setup.config
+    n_elements, config = setup.config.model.facts.stage_params(lo, hi), setup.config
     return ReplicaOptions(config.train.steps, n_elements, config.sync.slice_bytes, fragment_elements=(n_elements,))

@@ -488,7 +488,7 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     """A worker keeps its parameters as of its last push. A pull takes the slices, the joined vector and the new
     parameters. A checkpoint takes as much, and a copy of the moments."""
-    vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
+    vector_bytes = FLOAT_BYTES * config.model.facts.stage_params(lo, hi)
     n_exchanging = 3 + config.optim.n_moments
     return ReplicaCopies(vector_bytes, n_exchanging * vector_bytes, on_host=n_exchanging * vector_bytes)
 

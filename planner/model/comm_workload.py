@@ -45,9 +45,9 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     """The workload of a run: fp32 gradients, and boundaries in its dtype and codec."""
     model, size = run.model, run.train.microbatch_size
     shares = microbatch_shares(run.plan.microbatches, n_pipelines)
-    cuts = layer_cuts.cut_points(model)
+    cuts = list(model.facts.cuts)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
-    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model), lambda stage, lo, hi: True)
+    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model.facts), lambda stage, lo, hi: True)
     assert stages is not None  # there are enough cuts, and every range fits
     spec = codecs.parse(run.codec)
     c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
@@ -65,7 +65,7 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
 
 def largest_gradient_bytes(model: GPTConfig, stages: layer_cuts.Ranges) -> int:
     """c_dp: fp32 gradients of the largest stage."""
-    return FLOAT_BYTES * max(model.stage_params(lo, hi) for lo, hi in stages)
+    return FLOAT_BYTES * max(model.facts.stage_params(lo, hi) for lo, hi in stages)
 
 
 def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:

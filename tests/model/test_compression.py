@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdt.model import kernels
-from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
+from jaxdt.model.base import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage

@@ -24,7 +24,7 @@ from test_group_replay import (
 )
 
 from jaxdt.build import check
-from jaxdt.model.gpt import init_stage
+from jaxdt.model.base import init_stage
 from jaxdt.model.group_replay import mean_tree
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
