@@ -23,6 +23,7 @@ Params = dict[str, Any]
 Tokens = Int[Array, "B T"]
 Boundary = Float[Array, "B T W"]
 Logits = Float[Array, "B T V"]
+Half = tuple[Callable[[Any, Boundary], Boundary], str]
 
 
 class Entries(NamedTuple):
@@ -45,10 +46,13 @@ class Model(NamedTuple):
     embed: Callable[[Any, jnp.dtype, Params, Tokens], Boundary]  # (options, dtype, params, tokens) -> x in this dtype
     layer: Callable[[Any, int, Params, Boundary], Boundary]  # (options, layer, params, x) -> y
     head: Callable[[Any, Params, Boundary], Logits]  # (options, params, y) -> logits in fp32
+    # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
+    # first `layer` layers; None for a family that has none
+    pair: Callable[[Any, int], tuple[Half, Half]] | None = None
 
 
 # The name of a family -> the module whose MODEL has its functions. A module is imported when its family is used.
-FAMILIES = {"gpt": "jaxdt.model.gpt"}
+FAMILIES = {"gpt": "jaxdt.model.families.gpt"}
 
 
 def model_of(options: ModelSpec) -> Model:

@@ -6,6 +6,7 @@ the facts out."""
 
 import json
 import math
+import select
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from jaxdt.run.model_facts import Entry, LayerFacts, Leaf, ModelFacts, ModelSpec
 # of a product of activations that has a number for each pair of tokens (attention scores). Read off XLA's own figures
 # for fp32 on CPU; good to a third.
 WORKING_PRODUCTS, WORKING_SCORES = 2, 4 / 3
+IDLE_S = 60.0  # without a question, after which the process of this script ends
 Function = Callable[[Params, Any], Any]
 LENGTHS = (2, 3)  # of the samples for which a layer is traced; what differs between them grows with the length
 
@@ -46,13 +48,13 @@ def facts(options: ModelSpec) -> ModelFacts:
     for layer, names in ((0, reads.embedding), *enumerate(reads.layers), (n_layers - 1, reads.head)):
         for name in names:
             readers.setdefault(name, set()).add(layer)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    trees = {name: jax.eval_shape(partial(model.init, options, name), key) for name in sorted(readers)}
+    names = sorted(readers)
+    trees = jax.eval_shape(lambda: {name: model.init(options, name, jax.random.key(0)) for name in names})
     entries = {name: Entry(name, tuple(sorted(readers[name])), _leaves(model, name, trees[name])) for name in trees}
 
     embedding = {name: trees[name] for name in reads.embedding}
     embed = partial(model.embed, options, jnp.dtype(jnp.float32))
-    first, in_width = _traced(embed, embedding, _tokens)
+    (first,), in_width = _traced(embed, embedding, _tokens, LENGTHS[:1])
     known: dict[str, LayerFacts] = {}
     layers: list[LayerFacts] = []
     width = in_width
@@ -66,15 +68,15 @@ def facts(options: ModelSpec) -> ModelFacts:
         layers.append(replace(known[kind], cut=splits_no_entry))
         width = layers[-1].out_width
     head = {name: trees[name] for name in reads.head}
-    last, vocab_size = _traced(partial(model.head, options), head, partial(_activation, width))
+    (last,), vocab_size = _traced(partial(model.head, options), head, partial(_activation, width), LENGTHS[:1])
     return ModelFacts(
         vocab_size=vocab_size,
         max_len=options.seq_len,
         in_width=in_width,
         layers=tuple(layers),
         entries=tuple(entries.values()),
-        first_flops=first[-1].weight_flops,
-        last_flops=last[-1].weight_flops,
+        first_flops=first.weight_flops,
+        last_flops=last.weight_flops,
     )
 
 
@@ -87,7 +89,7 @@ def _leaves(model: Model, entry: str, tree: Any) -> tuple[Leaf, ...]:
 
 
 def _layer(function: Function, params: Params, in_width: int) -> LayerFacts:
-    (short, long), out_width = _traced(function, params, partial(_activation, in_width))
+    (short, long), out_width = _traced(function, params, partial(_activation, in_width), LENGTHS)
     n_more = LENGTHS[1] - LENGTHS[0]
     return LayerFacts(
         out_width=out_width,
@@ -110,10 +112,12 @@ def _activation(width: int, length: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((1, length, width), jnp.float32)
 
 
-def _traced(function: Function, params: Params, x: Callable[[int], Any]) -> tuple[list[_Products], int]:
-    """(products with samples of each of LENGTHS, width of the result)."""
+def _traced(
+    function: Function, params: Params, x: Callable[[int], Any], lengths: tuple[int, ...]
+) -> tuple[list[_Products], int]:
+    """(products with samples of each of these lengths, width of the result)."""
     found, width = [], 0
-    for length in LENGTHS:
+    for length in lengths:
         jaxpr, y = jax.make_jaxpr(function, return_shape=True)(params, x(length))
         width = y.shape[-1]
         counts = [_product(eqn) for eqn in _equations(jaxpr.jaxpr)]
@@ -141,7 +145,7 @@ def _product(eqn: Any) -> tuple[int, int, int, int]:
 
 
 if __name__ == "__main__":
-    for question in sys.stdin:
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
         asked = json.loads(question)
-        answer = facts(read_options(asked["family"], asked["options"]))
+        answer = facts(read_options(asked["options"], "model", asked["family"]))
         print(json.dumps(serialize.write(answer)), flush=True)

@@ -1,8 +1,8 @@
 """Facts of models (jaxdt.run.model_facts) for processes that do not import jax.
 
-A child process derives them, and answers for as long as its parent lives: the first answer takes as long as jax to be
-imported, each further one a fraction of a second. Answers are kept in the user's folder of caches, so that only the
-first process that meets a model starts a child.
+A child process derives them: the first answer takes as long as jax to be imported, each further one a fraction of a
+second. It ends with its parent, or when nothing was asked for a while. Answers are kept in the user's folder of caches,
+so that only the first process that meets a model starts a child.
 """
 
 import atexit
@@ -61,6 +61,28 @@ class _Child:
     """A process with jax that derives facts: options as a line of JSON in, facts as a line of JSON out."""
 
     def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def ask(self, model: ModelSpec) -> str:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        process = self._process
+        assert process and process.stdin and process.stdout and process.stderr
+        question = {"family": model.family, "options": serialize.write(model)}
+        with contextlib.suppress(BrokenPipeError):  # of one that has ended; its answer is empty
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+        answer = process.stdout.readline().decode()
+        if not answer and process.wait() == 0:
+            return self.ask(model)  # it ended for want of questions, at that moment
+        if not answer:
+            lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise BadInput(f"model: its facts could not be derived ({lines[-1]})")
+        return answer
+
+    def _start(self) -> None:
+        self.close()
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -71,26 +93,12 @@ class _Child:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
             start_new_session=True,  # a signal for the parent is not for this process, which ends with its input
         )
-        atexit.register(self.close)
-
-    def ask(self, model: ModelSpec) -> str:
-        process = self._process
-        assert process.stdin and process.stdout and process.stderr
-        question = {"family": model.family, "options": serialize.write(model)}
-        with contextlib.suppress(BrokenPipeError):  # of one that has ended; its answer is empty
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-        answer = process.stdout.readline().decode()
-        if not answer:
-            lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            raise BadInput(f"model: its facts could not be derived ({lines[-1]})")
-        return answer
 
     def close(self) -> None:
-        process = self._process
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            assert pipe
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        if process := self._process:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                assert pipe
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

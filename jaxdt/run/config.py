@@ -17,7 +17,8 @@ from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
 from jaxdt.run.model import FIELDS as MODEL_FIELDS
-from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.model import options_of
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.run.seq_lengths import SeqLengths
@@ -259,7 +260,7 @@ class RunConfig:
     `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary.
     `platform`: what the peers of the run compute on; a peer that would compute on another platform is refused."""
 
-    model: GPTConfig
+    model: ModelSpec
     plan: PlanConfig = field(default_factory=PlanConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -420,13 +421,11 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     config = _read(fields, uncompressed, vocab_size)
     if not after:
         after = tuple(hi for _, hi in default_plan(config).stages[:-1])
-    if serialize.is_list(after):
-        after = tuple(after)
-    return replace(config, model=replace(config.model, compression=layers, compression_after=after))
+    return replace(config, model=config.model.with_compression(layers, after))
 
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
-    return serialize.read(RunConfig, fields | {"model": _model_fields(model, vocab_size)}, "")
+    return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size)}, "")
 
 
 def default_plan(config: RunConfig) -> Plan:
@@ -494,8 +493,8 @@ def with_codec(config: RunConfig, plan: Plan) -> Plan:
     return replace(plan, codec=(config.codec,) * (plan.n_stages - 1))
 
 
-def _model_fields(data: Any, vocab_size: int | None) -> dict[str, Any]:
-    """All fields of the model that a preset and changed fields describe."""
+def _model(data: Any, vocab_size: int | None) -> ModelSpec:
+    """The model that a preset and changed fields describe."""
     if not serialize.is_object(data):
         raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
     fields = dict(data)
@@ -506,7 +505,7 @@ def _model_fields(data: Any, vocab_size: int | None) -> dict[str, Any]:
         if isinstance(requested, int) and requested < vocab_size:
             raise BadInput(f"model.vocab_size: got {requested}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
-    return serialize.write(gpt_config(preset, **overrides))
+    return options_of(preset, **overrides)
 
 
 def _integers(name: str, text: str, n: int) -> tuple[int, ...]:

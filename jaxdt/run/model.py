@@ -3,8 +3,9 @@ the model (jaxdt.run.model_facts). The functions of a family are in the module t
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdt.run.errors import BadInput, nearest, require_one_of
 from jaxdt.run.model_facts import ModelSpec
@@ -98,6 +99,9 @@ class GPTConfig(ModelSpec):
         """Index of the block whose parameters `layer` applies: itself, or the first layer of its shared run."""
         return layer - layer % self.layers_per_block
 
+    def with_compression(self, compression: str, after: Any) -> "GPTConfig":
+        return replace(self, compression=compression, compression_after=tuple(after) if is_list(after) else after)
+
     def with_equal_layers(self, n_layers: int) -> "GPTConfig":
         return replace(self, n_layers=n_layers, n_shared_blocks=0, compression="none", compression_after=())
 
@@ -154,9 +158,27 @@ def gpt_config(preset: Any, **overrides: Any) -> GPTConfig:
     return GPTConfig(**values)
 
 
-OPTIONS: dict[str, type[ModelSpec]] = {"gpt": GPTConfig}
+class Family(NamedTuple):
+    """What is known without jax of a family: the class of its options, its presets, and the function that makes options
+    of a preset and of changed fields."""
+
+    options: type[ModelSpec]
+    presets: dict[str, dict[str, Any]]
+    build: Callable[..., ModelSpec]
 
 
-def read_options(family: str, data: Any) -> ModelSpec:
-    """The options of a family's model from plain data."""
-    return read(OPTIONS[family], data, "model")
+# The first family is that of files which name none.
+FAMILIES: dict[str, Family] = {"gpt": Family(GPTConfig, PRESETS, gpt_config)}
+FIRST = next(iter(FAMILIES.values()))
+
+
+def options_of(preset: Any, **overrides: Any) -> ModelSpec:
+    """The options of a preset with the given fields replaced. Values are checked here, since they may come straight
+    from a file."""
+    family = next((family for family in FAMILIES.values() if str(preset) in family.presets), FIRST)
+    return family.build(preset, **overrides)
+
+
+def read_options(data: Any, where: str, family: str = "") -> ModelSpec:
+    """The options that plain data describes; `where` names them in errors."""
+    return read(FAMILIES[family].options if family else FIRST.options, data, where)

@@ -11,11 +11,12 @@ process that has imported jax calls it; for any other, jaxdt.model.facts_process
 import functools
 import sys
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxdt.run.errors import BadInput
 
@@ -47,13 +48,22 @@ class Entry:
     layers: tuple[int, ...]
     leaves: tuple[Leaf, ...]
 
-    @property
+    @cached_property
     def n_params(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves)
 
     @property
     def n_trained(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves if leaf.trained)
+
+    def is_read_in(self, lo: int, hi: int) -> bool:
+        """Whether one of the layers lo..hi-1 reads it."""
+        first = bisect_left(self.layers, lo)
+        return first < len(self.layers) and self.layers[first] < hi
+
+    def is_read_outside(self, lo: int, hi: int) -> bool:
+        """Whether a layer before lo or from hi on reads it."""
+        return self.layers[0] < lo or self.layers[-1] >= hi
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,8 @@ class ModelFacts:
     def _of_range(self, lo: int, hi: int) -> tuple[list[Entry], list[Entry], int]:
         """Kept for each range: planners ask for the same few a million times."""
         if (lo, hi) not in self._ranges:
-            found = [entry for entry in self.entries if any(lo <= layer < hi for layer in entry.layers)]
-            shared = [entry for entry in found if not all(lo <= layer < hi for layer in entry.layers)]
+            found = [entry for entry in self.entries if entry.is_read_in(lo, hi)]
+            shared = [entry for entry in found if entry.is_read_outside(lo, hi)]
             self._ranges[lo, hi] = found, shared, sum(entry.n_params for entry in found)
         return self._ranges[lo, hi]
 
@@ -219,6 +229,10 @@ class ModelSpec(ABC):
     def depth_field(self) -> str:
         """The field that says how many stages the model can have at most."""
         return "n_layers"
+
+    @abstractmethod
+    def with_compression(self, compression: str, after: Any) -> "ModelSpec":
+        """The same model with pairs of such layers behind these layers. BadInput for a family that has none."""
 
     @abstractmethod
     def with_equal_layers(self, n_layers: int) -> "ModelSpec":

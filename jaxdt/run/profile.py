@@ -15,7 +15,8 @@ from typing import Any
 from jaxdt.run import codec as codec_names
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, unreadable
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model import read_options
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 
@@ -83,7 +84,7 @@ class DeviceKind:
 class Profile:
     """Kinds of devices and their seconds, for one model, microbatch size, dtype and rematerialisation mode."""
 
-    model: GPTConfig
+    model: ModelSpec
     microbatch_size: int
     kinds: dict[str, DeviceKind]
     dtype: str = "float32"
@@ -146,7 +147,7 @@ def codec_times(profile: Profile, kind: str, name: str) -> CodecTimes:
 
 
 def from_flops(
-    model: GPTConfig,
+    model: ModelSpec,
     microbatch_size: int,
     flops: Mapping[str, float],
     efficiency: float,
@@ -206,7 +207,10 @@ def to_json(profile: Profile) -> dict[str, Any]:
 
 def parse(text: str, source: str) -> Profile:
     """A profile from the text of a profile.json; `source` names it in errors."""
-    return serialize.read(Profile, serialize.json_object(text, source, FORMAT), f"{source}: profile")
+    data = serialize.json_object(text, source, FORMAT)
+    if "model" in data:
+        data["model"] = read_options(data["model"], f"{source}: profile.model")
+    return serialize.read(Profile, data, f"{source}: profile")
 
 
 def load(path: str | Path) -> Profile:

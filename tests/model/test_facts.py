@@ -3,18 +3,20 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import gpt_formulae as by_hand
 import pytest
 from gpt_reference import CONFIGS
 
-from jaxdt.model import facts_process
+from jaxdt.model import base, facts_process
 from jaxdt.model.derive import facts
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import PRESETS, gpt_config
+from jaxdt.run.model import FAMILIES, PRESETS, gpt_config
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts
 
 MODELS = {name: gpt_config(name) for name in PRESETS} | CONFIGS
@@ -111,3 +113,14 @@ def test_a_child_that_fails_says_why(monkeypatch):
     child = facts_process._Child()
     with pytest.raises(BadInput, match=r"^model: its facts could not be derived \(.*No module named jaxdt"):
         child.ask(gpt_config("debug"))
+
+
+def test_no_file_but_those_of_the_tables_names_a_family():
+    """A new family is a file of functions, its options, and a line in each table."""
+    root = Path(facts_process.__file__).parents[2]
+    tables = {root / "jaxdt/run/model.py", root / "jaxdt/model/base.py"}
+    words = {word for name, one in FAMILIES.items() for word in (name, one.options.__name__, one.build.__name__)}
+    names = re.compile(rf"\b({'|'.join(words)})\b")
+    sources = {path for folder in ("jaxdt", "planner") for path in (root / folder).rglob("*.py")} - tables
+    assert not [str(path) for path in sources if path.parent.name != "families" and names.search(path.read_text())]
+    assert set(FAMILIES) == set(base.FAMILIES)

@@ -155,11 +155,12 @@ class Case:
     def __str__(self) -> str:
         wiring, train = self.config.wiring, self.config.train
         nonfinite = "" if self.nonfinite_step is None else f" at {self.nonfinite_step}"
+        head = "tied" if self.config.model.facts.n_split_params else "untied"
         return (
             f"seed {self.seed}: {self.plan.n_stages} stages x {self.plan.n_pipelines}, "
             f"{self.plan.n_microbatches} microbatches, delay {self.config.sync.delay}, {wiring.kind}, "
             f"{wiring.routers} routers, window {wiring.window}, "
-            f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
+            f"{head} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
             f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
             f"{len(self.plan.workers)} workers, {self.busy}, "

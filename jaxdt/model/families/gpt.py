@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxdt.model import kernels
-from jaxdt.model.base import Boundary, Entries, Logits, Model, Params, Tokens
+from jaxdt.model.base import Boundary, Entries, Half, Logits, Model, Params, Tokens
 from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR
@@ -235,4 +235,18 @@ def _init(module: nn.Module, key: jax.Array, *inputs: jax.Array) -> Params:
     return variables["params"]
 
 
-MODEL = Model(entries=entries, init=init_entry, role=role, embed=embed, layer=apply_layer, head=apply_head)
+def pair(config: GPTConfig, layer: int) -> tuple[Half, Half]:
+    """The narrowing and the widening half behind the first `layer` layers."""
+
+    def send(params: Any, x: Boundary) -> Boundary:
+        y: Any = _sender(config).apply({"params": params}, x)
+        return y
+
+    def receive(params: Any, x: Boundary) -> Boundary:
+        y: Any = _receiver(config).apply({"params": params}, x)
+        return y
+
+    return (send, sender_name(layer)), (receive, receiver_name(layer))
+
+
+MODEL = Model(entries=entries, init=init_entry, role=role, embed=embed, layer=apply_layer, head=apply_head, pair=pair)
