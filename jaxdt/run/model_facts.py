@@ -132,6 +132,13 @@ class ModelFacts:
         """Those of them that other layers read too: parameters that several stages hold."""
         return self._of_range(lo, hi)[1]
 
+    def owned(self, lo: int, hi: int) -> list[Entry]:
+        """Those of them that no layer before lo reads: each entry of the model is owned by one stage."""
+        return [entry for entry in self.entries_in(lo, hi) if entry.layers[0] >= lo]
+
+    def owned_params(self, lo: int, hi: int) -> int:
+        return sum(entry.n_params for entry in self.owned(lo, hi))
+
     def stage_params(self, lo: int, hi: int) -> int:
         """Numbers that a stage of the layers lo..hi-1 holds."""
         return self._of_range(lo, hi)[2]
@@ -209,12 +216,11 @@ class ModelFacts:
 
     def fragments(self, lo: int, hi: int, n_fragments: int) -> list[list[Entry]]:
         """The entries of each fragment of a stage: its runs of layers go to the fragments in turn, with the entries
-        that they own."""
+        that the stage owns there."""
         starts = [cut for cut in self.cuts if lo <= cut < hi]
         found: list[list[Entry]] = [[] for _ in range(n_fragments)]
-        for entry in self.entries_in(lo, hi):
-            owner = next(layer for layer in entry.layers if lo <= layer < hi)
-            found[sum(start <= owner for start in starts[1:]) % n_fragments].append(entry)
+        for entry in self.owned(lo, hi):
+            found[sum(start <= entry.layers[0] for start in starts[1:]) % n_fragments].append(entry)
         return found
 
 
