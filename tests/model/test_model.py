@@ -86,7 +86,7 @@ def test_init_draws_every_block_anew_and_from_the_seed():
         ("plain", 0, 4, "n_layers 3"),
         ("plain", -1, 2, "got -1..2"),
         ("shared", 0, 3, "a cut at 3"),
-        ("shared", 1, 4, "expected a multiple of 2"),
+        ("shared", 1, 4, "expected one of 0, 2, 4"),
     ],
 )
 def test_a_wrong_range_is_refused(name, lo, hi, said):
