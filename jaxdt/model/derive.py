@@ -2,7 +2,7 @@
 gives the sizes of parameters, and the products of each distinct layer stand in its jaxpr.
 
 As a script it answers questions of processes without jax: a line of JSON with a family and its options in, a line with
-the facts out."""
+the facts and a digest of its sources out."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdt.model import facts_process
 from jaxdt.model.base import Model, Params, model_of
 from jaxdt.run import serialize
 from jaxdt.run.model import read_options
@@ -148,4 +149,4 @@ if __name__ == "__main__":
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
         asked = json.loads(question)
         answer = facts(read_options(asked["options"], "model", asked["family"]))
-        print(json.dumps(serialize.write(answer)), flush=True)
+        print(json.dumps({"sources": facts_process.sources(), "facts": serialize.write(answer)}), flush=True)

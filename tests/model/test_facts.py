@@ -4,9 +4,12 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gpt_formulae as by_hand
 import pytest
@@ -17,7 +20,7 @@ from jaxdt.model.derive import facts
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import FAMILIES, PRESETS, gpt_config
-from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts
+from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
 
 MODELS = {name: gpt_config(name) for name in PRESETS} | CONFIGS
 PLAIN = [name for name, model in MODELS.items() if not model.compression_after]
@@ -89,30 +92,127 @@ def test_a_cut_through_a_shared_block_is_refused():
 
 
 def test_a_process_without_jax_asks_a_child_once(tmp_path):
-    """Facts as text, too, are what they were. The second process finds them on the disk, and starts no child."""
+    """Facts as text, too, are what they were. Two processes that meet the models at once both keep them; the third one
+    finds them on the disk, and starts no child. What stands in the current folder is not what they ask."""
     code = (
         "import json, sys; from jaxdt.run.model import gpt_config; from jaxdt.run import serialize\n"
         "models = [gpt_config('debug'), gpt_config('debug', tied_head=True)]\n"
         "found = [serialize.write(model.facts) for model in models]\n"
         "assert 'jax' not in sys.modules; print(json.dumps(found))"
     )
-    expected = [facts(gpt_config("debug")), facts(gpt_config("debug", tied_head=True))]
-    for before in ("", "import subprocess; subprocess.Popen = None\n"):
-        answer = subprocess.run(
-            [sys.executable, "-c", before + code],
-            capture_output=True,
+    root = str(facts_process.PACKAGE.parent)
+    (tmp_path / "jaxdt").mkdir()
+    (tmp_path / "jaxdt/__init__.py").write_text("raise ImportError('of another tree')")
+
+    def start(before: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", before + code],
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
-            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-        ).stdout
+            cwd=tmp_path,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": root},
+        )
+
+    answers = [process.communicate()[0] for process in [start(""), start("")]]
+    answers.append(start("from jaxdt.model import facts_process; facts_process._child = None\n").communicate()[0])
+    expected = [facts(gpt_config("debug")), facts(gpt_config("debug", tied_head=True))]
+    for answer in answers:
         assert [serialize.read(ModelFacts, data, "facts") for data in json.loads(answer)] == expected
+    assert sorted(path.suffix for path in (tmp_path / "cache/jaxdt/facts").iterdir()) == [".json", ".json"]
 
 
-def test_a_child_that_fails_says_why(monkeypatch):
+class Child:
+    """In the place of a process with jax."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def ask(self, model: ModelSpec) -> Any:
+        self.n_asked += 1
+        return serialize.write(facts(model))
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path) -> Child:
+    child = Child()
+    monkeypatch.setattr(facts_process, "_child", lambda pid: child)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return child
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda text: b"",
+    "cut": lambda text: text[: len(text) // 2],
+    "a number": lambda text: text.replace(b"256", b"255", 1),
+    "no text": lambda text: b"\xff" + text,
+    "no facts": lambda text: b"[]",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_written_anew(child, tmp_path, damage):
+    model = gpt_config("debug")
+    for _ in range(2):
+        assert facts_process.facts(model) == facts(model)
+    assert child.n_asked == 1
+    (path,) = tmp_path.rglob("*.json")
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
+    assert path.read_bytes() != whole
+    for _ in range(2):
+        assert facts_process.facts(model) == facts(model)
+    assert child.n_asked == 2 and path.read_bytes() == whole
+
+
+def test_without_a_folder_that_can_be_written_each_process_asks(child, monkeypatch, tmp_path):
+    """A file stands where the folder would be; the file's own place is taken; there is no home."""
+    model = gpt_config("debug")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert facts_process.facts(model) == facts(model)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    path = facts_process._path(model)
+    assert path
+    (path / "taken").mkdir(parents=True)
+    assert facts_process.facts(model) == facts(model)
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert facts_process.facts(model) == facts(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+    assert child.n_asked == 3
+
+
+def test_facts_of_other_sources_are_not_found(child, monkeypatch, tmp_path):
+    """A change of a byte of what a derivation imports gives another file."""
+    package, model = tmp_path / "package", gpt_config("debug")
+    for folder in facts_process.SOURCES:
+        shutil.copytree(facts_process.PACKAGE / folder, package / folder)
+    monkeypatch.setattr(facts_process, "PACKAGE", package)
+    monkeypatch.setattr(facts_process, "sources", facts_process.sources.__wrapped__)  # of a process for each
+    paths = set()
+    for changed in (None, "model/families/gpt.py", "run/model.py"):
+        if changed:
+            (package / changed).write_text((package / changed).read_text() + "\n")
+        facts_process.facts(model)
+        paths.add(facts_process._path(model))
+    assert len(paths) == child.n_asked == 3
+
+
+def test_a_derivation_imports_only_what_its_digest_covers():
+    code = "import sys, jaxdt.model.derive, jaxdt.model.families.gpt; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    folders = {name.split(".")[1] for name in names if name.startswith("jaxdt.")}
+    assert folders == set(facts_process.SOURCES)
+
+
+def test_a_child_that_fails_or_has_other_sources_says_why(monkeypatch):
+    monkeypatch.setattr(facts_process, "sources", lambda: "others")
+    with pytest.raises(BadInput, match=r"^model: its facts were derived from other sources than those in "):
+        facts_process._Child().ask(gpt_config("debug"))
     monkeypatch.setattr(facts_process, "DERIVATION", "jaxdt.model.no_such_module")
-    child = facts_process._Child()
     with pytest.raises(BadInput, match=r"^model: its facts could not be derived \(.*No module named jaxdt"):
-        child.ask(gpt_config("debug"))
+        facts_process._Child().ask(gpt_config("debug"))
 
 
 def test_no_file_but_those_of_the_tables_names_a_family():
