@@ -11,7 +11,7 @@ from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.testing import case as case_module
+from jaxdt.testing import case as testing_case
 from jaxdt.testing import symbolic_tensors
 from jaxdt.testing.case import LINK_OF_NEWCOMERS, play
 from jaxdt.testing.cases import draw_case
@@ -81,10 +81,10 @@ def test_the_run_goes_on_without_a_newcomer_that_does_not_fetch_its_state(mutant
 def test_a_newcomer_with_a_large_state_on_a_slow_link_stays(monkeypatch):
     """Four minutes for the state, which no other deadline allows."""
     case = case_with_a_newcomer()
-    monkeypatch.setattr(case_module, "LINK_OF_NEWCOMERS", replace(LINK_OF_NEWCOMERS, bandwidth_gbps=2e-5))
+    monkeypatch.setattr(testing_case, "LINK_OF_NEWCOMERS", replace(LINK_OF_NEWCOMERS, bandwidth_gbps=2e-5))
     monkeypatch.setattr(symbolic_tensors, "N_WORDS", 400_000)
     case = replace(case, config=replace(case.config, sync=replace(case.config.sync, slice_bytes=100_000)))
-    monkeypatch.setattr(case_module, "DETECTION_S", 10_000.0)
+    monkeypatch.setattr(testing_case, "DETECTION_S", 10_000.0)
     outcome, _ = play(case)
     (download,) = report_fields(outcome, "download")
     assert download["seconds"] > 200
@@ -106,7 +106,7 @@ class Judge:
 
     def at(self, now_s, *fetched_bytes):
         if fetched_bytes:
-            self.joiners.heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
+            self.joiners.on_heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
         found = self.joiners.stalled(now_s, self.roster)
         assert found is None or found[0] == 7
         return found and found[1]
@@ -148,12 +148,12 @@ def test_no_joiner_is_evicted_while_its_stage_has_no_peer_to_fetch_from():
     judge = Judge()
     judge.roster.lose(0.0, 0, is_dead=True)
     assert judge.at(1e3) is None
-    judge.roster.missing.discard(0)
+    judge.roster.on_returned(0)
     assert judge.at(1e3 + 1.0) is None
     assert judge.at(1e3 + 1.0 + 2 * FLOOR_S)
 
 
 def test_a_step_that_is_committed_waits_for_no_joiner():
     judge = Judge()
-    judge.roster.committed(1)
+    judge.roster.on_committed(1)
     assert judge.at(1e4) is None and not judge.joiners._joining
