@@ -232,7 +232,7 @@ def _worker(setup: PeerSetup, start: RunStart, place: WorkerPlace) -> Peer:
 
 def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters, which are the first of its state."""
-    return config.model.stage_params(*plan.stages[stage])
+    return config.model.facts.stage_params(*plan.stages[stage])
 
 
 def _contribution_shape(setup: PeerSetup) -> ContributionShape:

@@ -7,14 +7,17 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxdt.run import config, serialize
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model import FAMILIES
 
 
 def base_config(preset: str = "debug") -> ConfigDict:
     """All fields with their defaults. Model fields are unset: those that stay unset get the values of the preset
     (jaxdt.run.config)."""
-    kinds = typing.get_type_hints(GPTConfig)
-    model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
+    model: dict[str, object] = {"preset": preset}
+    for family in FAMILIES.values():
+        kinds = typing.get_type_hints(family.options)
+        for field in dataclasses.fields(family.options):  # pyright: ignore[reportArgumentType]
+            model[field.name] = placeholder(typing.get_origin(kinds[field.name]) or kinds[field.name])
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":

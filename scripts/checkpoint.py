@@ -18,10 +18,10 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags
-from jaxdt.model.gpt import stage_entries
-from jaxdt.run import serialize
+from jaxdt.model.base import stage_entries
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model import read_options
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.runtime.coordinator_folder import begun_with
 from jaxdt.runtime.storage import checkpoint, entries
 
@@ -43,8 +43,10 @@ def inspect(run_dir: Path) -> int:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
             continue
         record = found.record
-        sharing = f" in {model.n_shared_blocks} shared blocks" if model.n_shared_blocks else ""
-        shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
+        facts = model.facts
+        n_runs = facts.n_runs(0, facts.n_layers)
+        sharing = f" in {n_runs} shared blocks" if n_runs < facts.n_layers else ""
+        shape = f"{facts.n_layers} layers{sharing}, d {facts.in_width}, vocabulary {facts.vocab_size}"
         about = f"generation {record.checkpoint.generation}, copies {record.copies}"
         elsewhere = f", {len(found.elsewhere)} parts on other disks" if found.elsewhere else ""
         print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete{elsewhere}, {about}, {shape}")
@@ -65,16 +67,16 @@ def verify(run_dir: Path) -> int:
     return 1 if n_bad else 0
 
 
-def model_of(record: checkpoint.CompleteRecord, folder: Path) -> GPTConfig:
+def model_of(record: checkpoint.CompleteRecord, folder: Path) -> ModelSpec:
     """The model that a complete checkpoint holds. BadInput if its record does not say."""
-    return serialize.read(GPTConfig, record.about.get("model"), f"{folder / checkpoint.COMPLETE}: model")
+    return read_options(record.about.get("model"), f"{folder / checkpoint.COMPLETE}: model")
 
 
 def problem_of(folder: Path) -> str:
     """The reason why a complete checkpoint cannot be used; '' if it can."""
     try:
         model = model_of(checkpoint.complete_record(folder), folder)
-        state = entries.load_entries(folder, stage_entries(model, 0, model.n_layers))
+        state = entries.load_entries(folder, stage_entries(model, 0, model.facts.n_layers))
     except BadInput as error:
         return f"cannot be read: {error}"
     for name, entry in state.items():

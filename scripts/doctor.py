@@ -57,7 +57,7 @@ def data_and_disk() -> Iterable[doctor.Finding]:
         config, _, data = run_flags.config_and_plan()
         yield from doctor.tokens(data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
-        n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.n_params
+        n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.facts.n_params
     yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import test_equivalence as equivalence
 
 from jaxdt.codec import base as codec
-from jaxdt.model.gpt import apply_stage, init_stage
+from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.stage import sum_sample_losses
 from jaxdt.run.codec import parse
 

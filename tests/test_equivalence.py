@@ -20,7 +20,7 @@ from report_fields import report_fields
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_worker
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
-from jaxdt.model.gpt import init_stage
+from jaxdt.model.base import init_stage
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run import serialize

@@ -13,8 +13,8 @@ from quantised_reference import N_STEPS, in_one_process
 from report_fields import report_fields
 from test_equivalence import functions_of, one_process  # noqa: F401
 
+from jaxdt.model.base import init_stage
 from jaxdt.model.data import write_tokens
-from jaxdt.model.gpt import init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
@@ -225,4 +225,4 @@ def test_a_shared_block_is_one_entry_of_a_checkpoint_with_one_set_of_moments():
     entries = split_entries((params, optimizer(LAMB).init(params)))
     assert sorted(entries) == ["block_000", "block_002", "head", "pos", "tok"]
     moments = [leaf for leaf in entries["block_002"]["optimizer"] if leaf.ndim]
-    assert sum(leaf.size for leaf in moments) == 2 * model.block_params
+    assert sum(leaf.size for leaf in moments) == 2 * model.facts.layers[0].n_params

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.sizes import boundary_bytes
 
@@ -89,12 +89,12 @@ def cases(ablation: AblationConfig) -> list[Case]:
     return [replace(case, seed=seed) for seed in range(ablation.seeds) for case in kinds(ablation)]
 
 
-def model_of(config: RunConfig, case: Case) -> GPTConfig:
+def model_of(config: RunConfig, case: Case) -> ModelSpec:
     """The config's model with the case's layers."""
     if case.method not in LAYERS:
         return config.model
     after = tuple(lo for lo, _ in cut(config.model, case.stages) if lo)
-    return replace(config.model, compression=f"{case.method}{case.ratio}", compression_after=after)
+    return config.model.with_compression(f"{case.method}{case.ratio}", after)
 
 
 def codec_of(case: Case) -> codecs.CodecSpec:
@@ -102,18 +102,18 @@ def codec_of(case: Case) -> codecs.CodecSpec:
     return codecs.parse(case.method if case.method in EIGHT_BIT else codecs.NONE)
 
 
-def cut(model: GPTConfig, n_stages: int) -> tuple[tuple[int, int], ...]:
+def cut(model: ModelSpec, n_stages: int) -> tuple[tuple[int, int], ...]:
     """The even split into layer ranges."""
-    if n_stages > model.n_layers:
-        raise BadInput(f"ablation.stages: got {n_stages}, expected at most n_layers {model.n_layers}")
-    return ranges(even_shares(model.n_layers, n_stages))
+    if n_stages > model.facts.n_layers:
+        raise BadInput(f"ablation.stages: got {n_stages}, expected at most n_layers {model.facts.n_layers}")
+    return ranges(even_shares(model.facts.n_layers, n_stages))
 
 
 def run_of(config: RunConfig, case: Case) -> tuple[RunConfig, Plan]:
     """Config and plan of the same training with peers: the case's model, and one pipeline of its stages."""
     stages = cut(config.model, case.stages)
     plan = Plan(
-        n_layers=config.model.n_layers,
+        n_layers=config.model.facts.n_layers,
         stages=stages,
         placement=tuple((stage,) for stage in range(case.stages)),
         shares=(config.plan.microbatches,),

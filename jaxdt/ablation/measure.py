@@ -10,12 +10,10 @@ import numpy as np
 from jaxdt.ablation.grid import LAYERS, Case, codec_of
 from jaxdt.ablation.train import chain_of
 from jaxdt.codec.base import decode, encode
+from jaxdt.model.base import model_of
 from jaxdt.model.chain import Chain
-from jaxdt.model.gpt import receiver_name, sender_name
-from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
 from jaxdt.run.config import RunConfig
-from jaxdt.run.model import GPTConfig
 from jaxdt.run.work import WorkKind
 
 N_WARM_UP, N_TIMED = 3, 15
@@ -103,13 +101,12 @@ def _boundary_seconds(chain: Chain, case: Case) -> tuple[float, float]:
 
 def _layer_seconds(chain: Chain, case: Case) -> tuple[float, float]:
     stage = chain.stages[0]
-    model = stage.config
-    assert isinstance(model, GPTConfig)  # the only model with compression layers
-    send = jax.jit(Sender(model.compression_kind, model.compression_ratio).apply)
-    receive = jax.jit(Receiver(model.d_model).apply)
-    sender = {"params": chain.params[0][sender_name(stage.hi)]}
-    receiver = {"params": chain.params[1][receiver_name(stage.hi)]}
-    x = _noise((*stage.out_shape[:2], model.d_model), stage.boundary_dtype)
+    pair = model_of(stage.config).pair
+    assert pair, "a family without compression layers has no such case"
+    (send, sender_name), (receive, receiver_name) = pair(stage.config, stage.hi)
+    send, receive = jax.jit(send), jax.jit(receive)
+    sender, receiver = chain.params[0][sender_name], chain.params[1][receiver_name]
+    x = _noise((*stage.out_shape[:2], stage.config.facts.in_width), stage.boundary_dtype)
     h = send(sender, x)
     return _seconds(lambda: send(sender, x)), _seconds(lambda: receive(receiver, h))
 
@@ -131,4 +128,4 @@ def _noise(shape: tuple[int, ...], dtype) -> jax.Array:
 
 def _tokens(stage: StageFunctions) -> np.ndarray:
     shape = (stage.microbatch_size, stage.config.seq_len)
-    return np.random.default_rng(0).integers(0, stage.config.vocab_size, shape, dtype=np.int32)
+    return np.random.default_rng(0).integers(0, stage.config.facts.vocab_size, shape, dtype=np.int32)

@@ -25,8 +25,8 @@ def text(config: RunConfig, ablation: AblationConfig, table: list[Row], about: s
     rows = {(row.case.method, row.case.stages, row.case.ratio): row for row in table}
     sections = [
         HEAD.format(
-            n_layers=config.model.n_layers,
-            d_model=config.model.d_model,
+            n_layers=config.model.facts.n_layers,
+            d_model=config.model.facts.in_width,
             steps=config.train.steps,
             microbatches=config.plan.microbatches,
             samples=config.train.microbatch_size,

@@ -10,7 +10,7 @@ from jaxdt.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
 from jaxdt.codec.base import decode, encode
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import optimizer
+from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.config import RunConfig
@@ -19,7 +19,8 @@ from jaxdt.run.config import RunConfig
 @functools.cache  # compiling takes as long as a good part of a short run, and all seeds share the functions
 def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
     """The functions of the case's stages."""
-    model, rule = model_of(config, case), optimizer(config.optim)
+    model = model_of(config, case)
+    rule = optimizer(config.optim, decays=by_role(model.facts))
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
     return [build_stage(model, lo, hi, rule, options) for lo, hi in cut(model, case.stages)]
 

@@ -40,4 +40,4 @@ def _measured(config: RunConfig) -> Callable[[int, int], CodecTimes]:
         shape = (config.train.microbatch_size, config.model.seq_len, width)
         return time_codec(codec.parse(codec.INT8), shape, config.dtype)
 
-    return lambda peer, layer: timed(config.model.boundary_width(layer))
+    return lambda peer, layer: timed(config.model.facts.boundary_width(layer))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model import FIRST
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.sync.base import SYNCS
 from jaxdt.sync.matching.base import MATCHERS
 from jaxdt.wiring.base import WIRINGS
@@ -132,9 +134,7 @@ class ConfigField:
 
 def sections() -> dict[str, type]:
     """The dataclass of each section by its dotted name, in order: the top level first, the model last."""
-    found = dict(_sections(configs.RunConfig, TOP))
-    found["model"] = found.pop("model")
-    return found
+    return dict(_sections(configs.RunConfig, TOP)) | {"model": FIRST.options}
 
 
 def _sections(kind: type, name: str) -> Iterator[tuple[str, type]]:
@@ -149,7 +149,7 @@ def fields_of(kind: type, section: str) -> list[ConfigField]:
     kinds = typing.get_type_hints(kind)
     found: list[ConfigField] = []
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(kinds[field.name]):
+        if dataclasses.is_dataclass(kinds[field.name]) or kinds[field.name] is ModelSpec:
             continue
         name = f"{section}.{field.name}" if section else field.name
         found.append(

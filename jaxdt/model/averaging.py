@@ -22,26 +22,20 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32
 
-from jaxdt.model.base import Params, model_of
+from jaxdt.model.base import Params
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.vectors import own_params
 from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 
 Vector = Float32[np.ndarray, " n"]
 Sent = Float[np.ndarray, " n"]  # in the dtype of a codec
 
 
-def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
+def fragment_entries(config: ModelSpec, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
     """The names of the entries of each fragment of the layers lo..hi-1, sorted. A table that two stages share is in a
     fragment of the first."""
-    model = model_of(config)
-    fragments: list[list[str]] = [[] for _ in range(n_fragments)]
-    names = model.entries(config, lo, hi)
-    for name in own_params(config, lo, hi, dict.fromkeys(names)):
-        fragments[config.fragment_of(lo, model.entry_layer(config, name), n_fragments)].append(name)
-    return fragments
+    return [[entry.name for entry in entries] for entries in config.facts.fragments(lo, hi, n_fragments)]
 
 
 class ReplicaState(NamedTuple):

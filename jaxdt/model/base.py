@@ -4,8 +4,8 @@ A model's parameters are a dict by GLOBAL names, one entry per block, table or h
 any split merge by name, and can be cut again. A stage holds the layers lo..hi-1, with the embedding on the first stage
 and the head on the last.
 
-A new model is one file with a MODEL, an entry in MODELS, and a config with its sizes beside GPTConfig in
-jaxdt.run.model.
+A new family is one file with a MODEL, an entry in FAMILIES, and its options beside those of the others in
+jaxdt.run.model. Everything else asks for its facts (jaxdt.model.derive).
 
 B samples, T tokens, V vocabulary, W boundary width."""
 
@@ -13,36 +13,72 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 
 Params = dict[str, Any]
 Tokens = Int[Array, "B T"]
 Boundary = Float[Array, "B T W"]
 Logits = Float[Array, "B T V"]
+Half = tuple[Callable[[Any, Boundary], Boundary], str]
+
+
+class Entries(NamedTuple):
+    """The names of the entries that each part of a model reads."""
+
+    embedding: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...]
 
 
 class Model(NamedTuple):
-    """The functions of one model. They refuse layers that no stage can have with BadInput."""
+    """The functions of a family. `params` has at least the entries that the part reads."""
 
-    # (config, lo, hi) -> the top-level names of a stage's parameters, sorted
-    entries: Callable[[Any, int, int], list[str]]
-    # (config, entry) -> the layer to which it belongs: tables to the first, the head to the last
-    entry_layer: Callable[[Any, str], int]
-    # (config, lo, hi, seed) -> fresh fp32 parameters; every entry depends on the seed and its name only, so that all
-    # splits start from the same bits
-    init: Callable[[Any, int, int, int], Params]
-    # (config, lo, hi, dtype, params, x) -> y; x is tokens on the first stage, y logits in fp32 on the last; all others
-    # are boundary tensors in `dtype`
-    apply: Callable[[Any, int, int, jnp.dtype, Params, Tokens | Boundary], Boundary | Logits]
-
-
-# The kind of a config -> the module whose MODEL has the functions. A module is imported when its model is used.
-MODELS = {"gpt": "jaxdt.model.gpt"}
+    entries: Callable[[Any], Entries]
+    # (options, entry, key of the seed) -> fresh fp32 parameters; they depend on these only, so that all splits start
+    # from the same bits
+    init: Callable[[Any, str, jax.Array], Any]
+    # (entry, path of a leaf, its shape) -> its role (jaxdt.run.model_facts)
+    role: Callable[[str, str, tuple[int, ...]], str]
+    embed: Callable[[Any, jnp.dtype, Params, Tokens], Boundary]  # (options, dtype, params, tokens) -> x in this dtype
+    layer: Callable[[Any, int, Params, Boundary], Boundary]  # (options, layer, params, x) -> y
+    head: Callable[[Any, Params, Boundary], Logits]  # (options, params, y) -> logits in fp32
+    # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
+    # first `layer` layers; None for a family that has none
+    pair: Callable[[Any, int], tuple[Half, Half]] | None = None
 
 
-def model_of(config: ModelConfig) -> Model:
-    """The functions of a config's model."""
-    return import_module(MODELS[config.kind]).MODEL
+# The name of a family -> the module whose MODEL has its functions. A module is imported when its family is used.
+FAMILIES = {"gpt": "jaxdt.model.families.gpt"}
+
+
+def model_of(options: ModelSpec) -> Model:
+    """The functions of a model's family."""
+    return import_module(FAMILIES[options.family]).MODEL
+
+
+def stage_entries(options: ModelSpec, lo: int, hi: int) -> list[str]:
+    """The top-level names of a stage's parameters, sorted. BadInput for layers that no stage can have."""
+    options.facts.check_range(lo, hi)
+    return [entry.name for entry in options.facts.entries_in(lo, hi)]
+
+
+def init_stage(options: ModelSpec, lo: int, hi: int, seed: int) -> Params:
+    """Fresh fp32 parameters of layers lo..hi-1. Few small programs are compiled, however many layers there are."""
+    model, key = model_of(options), jax.random.key(seed)
+    return {name: model.init(options, name, key) for name in stage_entries(options, lo, hi)}
+
+
+def apply_stage(
+    options: ModelSpec, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
+) -> Boundary | Logits:
+    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,W] in `dtype` with W the boundary width at
+    lo; returns logits [B,T,V] fp32 on the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
+    model = model_of(options)
+    y: Any = model.embed(options, dtype, params, x) if lo == 0 else x
+    for layer in range(lo, hi):
+        y = model.layer(options, layer, params, y)
+    return model.head(options, params, y) if hi == options.facts.n_layers else y

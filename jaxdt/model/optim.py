@@ -15,17 +15,37 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from jaxdt.run.model_facts import VECTOR, ModelFacts
 from jaxdt.run.optim import OptimConfig
 
+Decays = Callable[[Any], Any]
 Numbers = Float[Array, "..."]
 Reduced = Callable[[Numbers, Numbers, Float[Array, ""], float], Numbers]
 LrSchedule = Callable[[Int[ArrayLike, ""]], Float[Array, ""]]
 
 
-def optimizer(config: OptimConfig, n_pipelines: int = 1) -> optax.GradientTransformation:
+def is_matrix(params: Any) -> Any:
+    """Which leaves decay where no model says what they are: those with two axes or more."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def by_role(facts: ModelFacts) -> Decays:
+    """Which leaves of a stage's parameters decay: matrices and tables, not vectors."""
+    roles = {(entry.name, leaf.path): leaf.role for entry in facts.entries for leaf in entry.leaves}
+
+    def decays(keys: Any, leaf: Any) -> bool:
+        del leaf
+        path = jax.tree_util.keystr(keys[1:], simple=True, separator="/")
+        return roles[keys[0].key, path] != VECTOR
+
+    return lambda params: jax.tree_util.tree_map_with_path(decays, params)
+
+
+def optimizer(config: OptimConfig, n_pipelines: int = 1, decays: Decays = is_matrix) -> optax.GradientTransformation:
     """The optimizer that the config names. Its state counts the updates, so a restored state continues the schedule of
-    learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment."""
-    rule = OPTIMIZERS[config.name](config, n_pipelines)
+    learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment. `decays`:
+    parameters -> a tree of bools, whether weight decay acts on a leaf."""
+    rule = OPTIMIZERS[config.name](config, n_pipelines, decays)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # optax mixes dtypes in its bias correction, so strict promotion ends here.
@@ -35,7 +55,7 @@ def optimizer(config: OptimConfig, n_pipelines: int = 1) -> optax.GradientTransf
     return optax.GradientTransformation(rule.init, update)
 
 
-def _adamw(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
+def _adamw(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
     scale = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.gradient_frac:
         scale = _scale_by_quasi_hyperbolic_adam(config)
@@ -43,26 +63,26 @@ def _adamw(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformatio
         scale = _scale_by_reduced_adam(config, n_pipelines, reduced)
     return optax.chain(
         scale,
-        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=is_matrix),
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=decays),
         optax.scale_by_learning_rate(lr_schedule(config)),
     )
 
 
-def _lamb(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
+def _lamb(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
     lr = lr_schedule(config)
-    return optax.lamb(lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=is_matrix)
+    return optax.lamb(lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=decays)
 
 
-def _sgd(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
+def _sgd(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
     """SGD with momentum."""
     return optax.chain(
-        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=is_matrix),
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=decays),
         optax.trace(decay=config.momentum),
         optax.scale_by_learning_rate(lr_schedule(config)),
     )
 
 
-OPTIMIZERS: dict[str, Callable[[OptimConfig, int], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Callable[[OptimConfig, int, Decays], optax.GradientTransformation]] = {
     "adamw": _adamw,
     "lamb": _lamb,
     "sgd": _sgd,
@@ -134,11 +154,6 @@ def _legacy(v: Numbers, q: Numbers, seen_frac: Float[Array, ""], less_frac: floa
 # Name -> (second moment, mean, share of the weights that these averages have so far, part of the variance to take off)
 # -> the unbiased second moment without that part. Averages have the memory b2.
 REDUCED_SECOND_MOMENTS: dict[str, Reduced] = {"corrected": _corrected, "legacy": _legacy}
-
-
-def is_matrix(params: Any) -> Any:
-    """A tree of bools: weight decay acts on matrices and tables, not on biases or LayerNorm scales."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 
 def lr_schedule(config: OptimConfig) -> LrSchedule:

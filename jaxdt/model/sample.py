@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxdt.model.base import Params, model_of
+from jaxdt.model.base import Params, apply_stage, stage_entries
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 
 
-def assemble(config: ModelConfig, stages: list[Params]) -> Params:
+def assemble(config: ModelSpec, stages: list[Params]) -> Params:
     """One parameter tree from those of the stages of any split, in any order. The two copies of a tied table are equal
     after every update, so either serves. Raises BadInput when the stages do not make up the model."""
     params = {name: entry for stage in stages for name, entry in stage.items()}
-    wanted = set(model_of(config).entries(config, 0, config.n_layers))
+    wanted = set(stage_entries(config, 0, config.facts.n_layers))
     if params.keys() != wanted:
         missing, foreign = sorted(wanted - params.keys()), sorted(params.keys() - wanted)
         raise BadInput(f"stages: missing {missing or 'nothing'}, not of this model {foreign or 'nothing'}")
@@ -27,13 +27,13 @@ def assemble(config: ModelConfig, stages: list[Params]) -> Params:
 
 
 def generate(
-    config: ModelConfig, params: Params, prompt: Sequence[int], n_tokens: int, temperature: float, seed: int
+    config: ModelSpec, params: Params, prompt: Sequence[int], n_tokens: int, temperature: float, seed: int
 ) -> list[int]:
     """The n_tokens token ids that follow `prompt`. Temperature 0 takes the likeliest token each time. The model sees
     the last seq_len tokens; one program of that shape serves every prompt and length. Raises BadInput."""
     tokens = [int(token) for token in prompt]
-    if not tokens or not all(0 <= token < config.vocab_size for token in tokens):
-        raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.vocab_size}")
+    if not tokens or not all(0 <= token < config.facts.vocab_size for token in tokens):
+        raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.facts.vocab_size}")
     if temperature < 0:
         raise BadInput(f"temperature: got {temperature!r}, expected a number >= 0")
     key = jax.random.key(seed)
@@ -47,11 +47,11 @@ def generate(
 
 @partial(jax.jit, static_argnums=0)
 def _next_token(
-    config: ModelConfig, params: Params, tokens_T: Int[Array, " T"], n_seen: int, temperature: float, key: jax.Array
+    config: ModelSpec, params: Params, tokens_T: Int[Array, " T"], n_seen: int, temperature: float, key: jax.Array
 ) -> Int[Array, ""]:
     """The token after the first n_seen; attention is causal, so the tokens behind these do not matter."""
     dtype = jnp.dtype(jnp.float32)
-    logits_BTV = model_of(config).apply(config, 0, config.n_layers, dtype, params, tokens_T[None])
+    logits_BTV = apply_stage(config, 0, config.facts.n_layers, dtype, params, tokens_T[None])
     logits_V: Float[Array, " V"] = logits_BTV[0, n_seen - 1]
     drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
     return jnp.where(temperature > 0, drawn, jnp.argmax(logits_V))

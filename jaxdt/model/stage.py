@@ -17,12 +17,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int
 
-from jaxdt.model.base import Boundary, Logits, Params, Tokens, model_of
+from jaxdt.model.base import Boundary, Logits, Params, Tokens, apply_stage, init_stage
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 
 DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)}
 OptState = Any
@@ -72,7 +72,7 @@ class StageFunctions:
     call. Parameters are never donated: an older version may still be serving its microbatches. A residual does not hold
     the weights: its backward needs the very parameters of its forward."""
 
-    config: ModelConfig
+    config: ModelSpec
     lo: int
     hi: int
     microbatch_size: int
@@ -107,29 +107,29 @@ class StageFunctions:
     @property
     def last(self) -> bool:
         """Whether the stage has the head and computes the loss."""
-        return self.hi == self.config.n_layers
+        return self.hi == self.config.facts.n_layers
 
 
 def build_stage(
-    config: ModelConfig, lo: int, hi: int, optimizer: optax.GradientTransformation, options: StageOptions
+    config: ModelSpec, lo: int, hi: int, optimizer: optax.GradientTransformation, options: StageOptions
 ) -> StageFunctions:
     """The functions of layers lo..hi-1, each compiled at its first call. Raises BadInput."""
-    config.check_range(lo, hi)
+    facts = config.facts
+    facts.check_range(lo, hi)
     options.check()
-    model = model_of(config)
     first = lo == 0
-    last = hi == config.n_layers
+    last = hi == facts.n_layers
     dtype = DTYPES[options.dtype]
     size = options.microbatch_size
     devices = _Devices(options.devices)
     jit, whole, batch = devices.jit, devices.whole, devices.batch
 
     def init(seed: int) -> Params:
-        params = model.init(config, lo, hi, seed)
+        params = init_stage(config, lo, hi, seed)
         return own_params(config, lo, hi, params) if options.is_table_shared else params
 
     def run(params: Params, x: Tokens | Boundary) -> Boundary | Logits:
-        return model.apply(config, lo, hi, dtype, params, x)
+        return apply_stage(config, lo, hi, dtype, params, x)
 
     def loss_sum(params: Params, x: Tokens | Boundary, targets_BT: Int[Array, "B T"]) -> Scalar:
         return sum_sample_losses(run(params, x), targets_BT)
@@ -151,14 +151,14 @@ def build_stage(
         lo=lo,
         hi=hi,
         microbatch_size=size,
-        in_shape=(size, config.seq_len, config.boundary_width(lo)),
-        out_shape=(size, config.seq_len, config.boundary_width(hi)),
+        in_shape=(size, config.seq_len, facts.boundary_width(lo)),
+        out_shape=(size, config.seq_len, facts.boundary_width(hi)),
         boundary_dtype=dtype,
         group_sizes=group_sizes(config, lo, hi),
         init=lambda seed: devices.place(init(seed)),
         place=devices.place,
         init_optimizer=jit(optimizer.init, (whole,), whole),
-        zeros=jit(lambda: _zeros_like(jax.eval_shape(lambda: model.init(config, lo, hi, 0))), (), whole),
+        zeros=jit(lambda: _zeros_like(jax.eval_shape(lambda: init_stage(config, lo, hi, 0))), (), whole),
         forward=None if last else jit(forward, (whole, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
         loss_backward=jit(fused, (whole, batch, batch, whole), (whole, batch, whole), donate=3) if last else None,

@@ -1,8 +1,9 @@
 """The gradient of a stage as one flat vector per sync group; replicas exchange these vectors.
 
-The group "stage" is averaged among the replicas of the stage. A token table that is both the first stage's embedding
-and the last stage's head is a group of its own, "tied", averaged among the replicas of both stages. Where replicas may
-differ it is the first stage's alone (jaxdt.sync.shared_table).
+The group "stage" is averaged among the replicas of the stage. Entries that other stages hold too, such as a token table
+that is both the first stage's embedding and the last stage's head, are a group of their own, "tied", averaged among the
+replicas of all these stages. Where replicas may differ such a table is the first stage's alone
+(jaxdt.sync.shared_table).
 
 n numbers of a group."""
 
@@ -12,37 +13,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jaxdt.model.base import Params, model_of
-from jaxdt.run.model import ModelConfig
+from jaxdt.model.base import Params, stage_entries
+from jaxdt.run.model_facts import ModelSpec
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
 
 
-def group_entries(config: ModelConfig, lo: int, hi: int) -> dict[str, list[str]]:
+def group_entries(config: ModelSpec, lo: int, hi: int) -> dict[str, list[str]]:
     """Sync group -> the names of its entries, in the order of the vector."""
-    names = model_of(config).entries(config, lo, hi)
-    whole_model = lo == 0 and hi == config.n_layers
-    if not config.tied_head or whole_model or "tok" not in names:
-        return {STAGE_GROUP: names}
-    return {STAGE_GROUP: [name for name in names if name != "tok"], TIED_GROUP: ["tok"]}
+    shared = [entry.name for entry in config.facts.shared(lo, hi)]
+    own = [name for name in stage_entries(config, lo, hi) if name not in shared]
+    return {STAGE_GROUP: own} | ({TIED_GROUP: shared} if shared else {})
 
 
-def own_params(config: ModelConfig, lo: int, hi: int, params: Params) -> Params:
-    """The parameters of a stage without a table that belongs to the first stage."""
-    borrowed = group_entries(config, lo, hi).get(TIED_GROUP, []) if lo else []
-    return {name: tree for name, tree in params.items() if name not in borrowed}
+def own_params(config: ModelSpec, lo: int, hi: int, params: Params) -> Params:
+    """The parameters of a stage without those that belong to a stage before it."""
+    owned = {entry.name for entry in config.facts.owned(lo, hi)}
+    return {name: tree for name, tree in params.items() if name in owned}
 
 
-def group_sizes(config: ModelConfig, lo: int, hi: int) -> dict[str, int]:
+def group_sizes(config: ModelSpec, lo: int, hi: int) -> dict[str, int]:
     """Sync group -> how many numbers its vector has."""
-    sizes = {STAGE_GROUP: config.stage_params(lo, hi)}
-    if TIED_GROUP in group_entries(config, lo, hi):
-        sizes[TIED_GROUP] = config.token_table_params
-        sizes[STAGE_GROUP] -= sizes[TIED_GROUP]
-    return sizes
+    n_params = {entry.name: entry.n_params for entry in config.facts.entries_in(lo, hi)}
+    return {group: sum(n_params[name] for name in names) for group, names in group_entries(config, lo, hi).items()}
 
 
-def gradient_vectors(config: ModelConfig, lo: int, hi: int, tree: Params) -> dict[str, Float32[Array, " n"]]:
+def gradient_vectors(config: ModelSpec, lo: int, hi: int, tree: Params) -> dict[str, Float32[Array, " n"]]:
     """The leaves of each group, raveled and joined."""
     return {
         group: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(_pick(tree, names))])
@@ -51,7 +47,7 @@ def gradient_vectors(config: ModelConfig, lo: int, hi: int, tree: Params) -> dic
 
 
 def gradient_tree(
-    config: ModelConfig,
+    config: ModelSpec,
     lo: int,
     hi: int,
     like: Params,

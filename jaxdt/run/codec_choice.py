@@ -84,7 +84,7 @@ def profiled(config: RunConfig, network: Network, profile: Profile) -> Times:
         full_width = profile.kind(kind).codecs.get(codec.INT8)
         if full_width is None:
             raise BadInput(f"profile.kinds: kind {kind!r} has no seconds of int8, expected them under codecs")
-        share = config.model.boundary_width(layer) / config.model.d_model
+        share = config.model.facts.boundary_width(layer) / config.model.facts.in_width
         return CodecTimes(full_width.encode_s * share, full_width.decode_s * share)
 
     return times

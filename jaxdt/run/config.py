@@ -5,6 +5,7 @@ same names. Which kinds of wiring and sync exist, and which options make sense w
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
 from jaxdt.run.model import FIELDS as MODEL_FIELDS
-from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.model import options_of
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.run.seq_lengths import SeqLengths
@@ -255,7 +257,7 @@ class RunConfig:
     `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary.
     `platform`: what the peers of the run compute on; a peer that would compute on another platform is refused."""
 
-    model: GPTConfig
+    model: ModelSpec
     plan: PlanConfig = field(default_factory=PlanConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -414,9 +416,7 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     config = _read(fields, uncompressed, vocab_size)
     if not after:
         after = tuple(hi for _, hi in default_plan(config).stages[:-1])
-    if serialize.is_list(after):
-        after = tuple(after)
-    return replace(config, model=replace(config.model, compression=layers, compression_after=after))
+    return replace(config, model=config.model.with_compression(layers, after))
 
 
 def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,7 +436,7 @@ def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
-    return serialize.read(RunConfig, fields | {"model": _model_fields(model, vocab_size)}, "")
+    return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size)}, "")
 
 
 def default_plan(config: RunConfig) -> Plan:
@@ -445,19 +445,18 @@ def default_plan(config: RunConfig) -> Plan:
     cut = config.plan
     first_server = cut.stages * cut.pipelines
     first_worker = first_server + cut.stages * cut.servers
-    n_layers = config.model.n_layers
+    n_layers, cuts = config.model.facts.n_layers, config.model.facts.cuts
     if cut.layers:
         sizes = _integers("plan.layers", cut.layers, cut.stages)
         if sum(sizes) != n_layers:
             raise BadInput(f"plan.layers: {cut.layers} covers {sum(sizes)} layers, expected {n_layers}")
     else:
-        run = config.model.layers_per_block
-        if cut.stages > n_layers // run:
-            name = "n_layers" if run == 1 else "n_shared_blocks"
-            most = n_layers // run
+        name, most = config.model.depth_field, len(cuts) - 1
+        if cut.stages > most:
             mend = f"--config.plan.stages={most} fits this model, --config.model.{name}={cut.stages} makes it deeper"
             raise BadInput(f"plan.stages: got {cut.stages}, expected at most {name} {most}; {mend}")
-        sizes = tuple(run * n_blocks for n_blocks in even_shares(n_layers // run, cut.stages))
+        ends = (cuts[last] for _, last in ranges(even_shares(most, cut.stages)))
+        sizes = tuple(hi - lo for lo, hi in itertools.pairwise((0, *ends)))
     return Plan(
         n_layers=n_layers,
         stages=ranges(sizes),
@@ -481,13 +480,17 @@ def _rows(n_stages: int, first: int, n_each: int) -> tuple[tuple[int, ...], ...]
 
 def check_plan(config: RunConfig, plan: Plan) -> None:
     """Refuse a plan that was made for another model, or that names a codec which does not exist."""
-    if plan.n_layers != config.model.n_layers:
-        made = f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}"
+    facts = config.model.facts
+    if plan.n_layers != facts.n_layers:
+        made = f"plan: made for {plan.n_layers} layers, the model has {facts.n_layers}"
         raise BadInput(f"{made}; python -m planner solve --config=FILE plans for the model of a config")
-    run = config.model.layers_per_block
     for stage, (lo, _) in enumerate(plan.stages):
-        if lo % run:
-            raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")
+        if lo not in facts.cuts:
+            first, last = max(cut for cut in facts.cuts if cut < lo), min(cut for cut in facts.cuts if cut > lo)
+            n_layers = last - first
+            raise BadInput(
+                f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {n_layers} layers with one block"
+            )
     for boundary in range(len(plan.codec)):
         for pipeline in range(plan.n_pipelines):
             for forward in (True, False):
@@ -501,8 +504,8 @@ def with_codec(config: RunConfig, plan: Plan) -> Plan:
     return replace(plan, codec=(config.codec,) * (plan.n_stages - 1))
 
 
-def _model_fields(data: Any, vocab_size: int | None) -> dict[str, Any]:
-    """All fields of the model that a preset and changed fields describe."""
+def _model(data: Any, vocab_size: int | None) -> ModelSpec:
+    """The model that a preset and changed fields describe."""
     if not serialize.is_object(data):
         raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
     fields = dict(data)
@@ -513,7 +516,7 @@ def _model_fields(data: Any, vocab_size: int | None) -> dict[str, Any]:
         if isinstance(requested, int) and requested < vocab_size:
             raise BadInput(f"model.vocab_size: got {requested}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
-    return serialize.write(gpt_config(preset, **overrides))
+    return options_of(preset, **overrides)
 
 
 def _integers(name: str, text: str, n: int) -> tuple[int, ...]:

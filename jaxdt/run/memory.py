@@ -29,7 +29,7 @@ an estimate, good to a third.
 
 from dataclasses import dataclass
 
-from jaxdt.run.model import ModelConfig
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4
@@ -86,52 +86,50 @@ class MemoryOptions:
     n_vectors: int = 0
 
 
-def state_bytes(model: ModelConfig, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
+def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
     """Parameters, moments and accumulator of layers lo..hi-1, and the weights cast for one Work in another dtype."""
     cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
-    return model.stage_params(lo, hi) * (FLOAT_BYTES * (2 + n_moments) + cast_bytes)
+    return model.facts.stage_params(lo, hi) * (FLOAT_BYTES * (2 + n_moments) + cast_bytes)
 
 
-def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
+def update_bytes(model: ModelSpec, lo: int, hi: int) -> int:
     """Memory that the update takes beside the state: own vector, slices of the sum, joined sum, new parameters. A peer
     without replicas holds all of them too."""
-    return 4 * FLOAT_BYTES * model.stage_params(lo, hi)
+    return 4 * FLOAT_BYTES * model.facts.stage_params(lo, hi)
 
 
-def residual_bytes(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
+def residual_bytes(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
     """Residual of one microbatch, between its forward and its backward. The last stage runs both as one program and
     keeps its input only."""
-    if hi == model.n_layers or remat == "recompute":
+    if hi == model.facts.n_layers or remat == "recompute":
         return input_bytes(model, lo, microbatch_size, dtype)
-    n_layers = hi - lo
-    saved_width = n_layers * model.saved_width + (n_layers - 1) * model.d_model
-    saved_bytes = microbatch_size * model.seq_len * saved_width * DTYPE_BYTES[dtype]
+    saved_bytes = microbatch_size * model.seq_len * model.facts.saved(lo, hi) * DTYPE_BYTES[dtype]
     return saved_bytes + input_bytes(model, lo, microbatch_size, dtype)
 
 
-def input_bytes(model: ModelConfig, lo: int, microbatch_size: int, dtype: str) -> int:
+def input_bytes(model: ModelSpec, lo: int, microbatch_size: int, dtype: str) -> int:
     """A stage's input: tokens on the first stage, else a boundary tensor."""
     if lo == 0:
         return microbatch_size * (model.seq_len + 1) * TOKEN_BYTES
     return model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
 
 
-def working_bytes(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str) -> int:
+def working_bytes(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str) -> int:
     """Memory of one backward while it runs: values of all its layers at once; on the last stage also the logits in
     fp32, once as logits and once as their gradient."""
-    numbers = microbatch_size * model.seq_len * model.working_width * (hi - lo)
-    logits = 2 * microbatch_size * model.seq_len * model.vocab_size if hi == model.n_layers else 0
+    numbers = microbatch_size * model.seq_len * model.facts.working(lo, hi, model.seq_len)
+    logits = 2 * microbatch_size * model.seq_len * model.facts.vocab_size if hi == model.facts.n_layers else 0
     return round(numbers * DTYPE_BYTES[dtype]) + logits * FLOAT_BYTES
 
 
-def most_retained(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str, retain_bytes: int) -> int:
+def most_retained(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str, retain_bytes: int) -> int:
     """Microbatches whose output and input gradient fit into `wiring.retain_bytes`, for layers lo..hi-1."""
-    n_boundaries = max(1, (lo > 0) + (hi < model.n_layers))
+    n_boundaries = max(1, (lo > 0) + (hi < model.facts.n_layers))
     return retain_bytes // max(1, n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype])
 
 
 def stage_memory(
-    model: ModelConfig,
+    model: ModelSpec,
     lo: int,
     hi: int,
     microbatch_size: int,
@@ -148,10 +146,10 @@ def stage_memory(
     falls together with either moment. `on_accelerator`: the larger is the one that takes more of the device's own
     memory."""
     dtype, copies = options.dtype, options.copies
-    n_boundaries = (lo > 0) + (hi < model.n_layers)
+    n_boundaries = (lo > 0) + (hi < model.facts.n_layers)
     boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
-    vector_bytes = FLOAT_BYTES * model.stage_params(lo, hi)
-    updated_bytes = FLOAT_BYTES * model.fragment_params(lo, hi, 0, 1) if copies else vector_bytes
+    vector_bytes = FLOAT_BYTES * model.facts.stage_params(lo, hi)
+    updated_bytes = FLOAT_BYTES * model.facts.owned_params(lo, hi) if copies else vector_bytes
     has_delay = bool(options.delay) and copies is None
     held = StageMemory(
         parameters=state_bytes(model, lo, hi, dtype, n_moments=0) - vector_bytes + has_delay * vector_bytes,
@@ -185,7 +183,7 @@ def _sum(*parts: StageMemory) -> StageMemory:
 
 
 def stage_memory_bytes(
-    model: ModelConfig,
+    model: ModelSpec,
     lo: int,
     hi: int,
     microbatch_size: int,

@@ -1,56 +1,23 @@
-"""The half of a model that needs no arrays: its fields, presets, and the integer arithmetic of parameters, boundaries,
-memory and FLOP.
-
-ModelConfig lists what stage code and the memory estimate ask of any model; GPTConfig is the only one so far. The
-functions of a model are in the module that jaxdt.model.base has under the model's `kind`.
+"""The options of each family of models, and presets. What follows from them, such as sizes and FLOP, are the facts of
+the model (jaxdt.run.model_facts). The functions of a family are in the module that jaxdt.model.base has under its name.
 """
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from jaxdt.run.errors import BadInput, nearest, require_one_of
-from jaxdt.run.serialize import is_list
+from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.serialize import is_list, read
 
 POSITIONS = ("learned", "rotary")
 ACTIVATIONS = ("gelu", "geglu")
 COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
-# Values that one layer's backward computes at once, per token: so many per D, per up-projection and per H T.
-WORKING_WIDTHS, WORKING_UPS, WORKING_SCORES = 10, 2, 4 / 3
-
-
-class ModelConfig(Protocol):
-    """The questions that stage code and the memory estimate ask of a model's config; GPTConfig says what each means."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tied_head(self) -> bool: ...
-    @property
-    def token_table_params(self) -> int: ...
-    @property
-    def saved_width(self) -> int: ...
-    @property
-    def working_width(self) -> float: ...
-    def check_range(self, lo: int, hi: int) -> None: ...
-    def boundary_width(self, layer: int) -> int: ...
-    def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int: ...
-    def stage_params(self, lo: int, hi: int) -> int: ...
-    def n_blocks(self, lo: int, hi: int) -> int: ...
-    def fragment_of(self, lo: int, layer: int, n_fragments: int) -> int: ...
-    def fragment_params(self, lo: int, hi: int, fragment: int, n_fragments: int) -> int: ...
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(ModelSpec):
     """A decoder-only transformer. `n_shared_blocks` > 0 shares blocks as ALBERT does: the layers fall into that many
     equal runs, and every layer of a run applies the run's one block (SWARM Sec. 4.3 shares inside each stage).
 
@@ -71,7 +38,7 @@ class GPTConfig:
     compression: str = "none"
     compression_after: tuple[int, ...] = ()
 
-    kind = "gpt"  # not a field: a config file names a preset
+    family = "gpt"  # not a field: a config file names a preset
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
@@ -110,18 +77,6 @@ class GPTConfig:
                 f"model.compression_after: got {after!r}, expected {wanted} with compression {self.compression!r}"
             )
 
-    def check_range(self, lo: int, hi: int) -> None:
-        """BadInput unless 0 <= lo < hi <= n_layers and both cuts fall between runs of shared blocks. A run cut in two
-        would be two copies of one block that drift apart."""
-        if not 0 <= lo < hi <= self.n_layers:
-            raise BadInput(f"stage layers: got {lo}..{hi}, expected 0 <= lo < hi <= n_layers {self.n_layers}")
-        for layer in (lo, hi):
-            if 0 < layer < self.n_layers and self.block_of(layer) != layer:
-                raise BadInput(
-                    f"stage layers: got a cut at {layer}, which splits a shared block; expected a multiple of "
-                    f"{self.layers_per_block}"
-                )
-
     @property
     def compression_kind(self) -> str:
         """Name of the pairs without their ratio: bottleneck, maxout or none."""
@@ -135,18 +90,6 @@ class GPTConfig:
         match = COMPRESSION.fullmatch(str(self.compression))
         return int(match[1]) if match else 0
 
-    def boundary_width(self, layer: int) -> int:
-        """Width of the tensor that crosses from layer - 1 to `layer`, where a stage ends there."""
-        return self.d_model // self.compression_ratio if layer in self.compression_after else self.d_model
-
-    def senders_in(self, lo: int, hi: int) -> list[int]:
-        """The l whose narrowing half belongs to the layers lo..hi-1: the stage that ends at l has it."""
-        return [layer for layer in self.compression_after if lo < layer <= hi]
-
-    def receivers_in(self, lo: int, hi: int) -> list[int]:
-        """The l whose widening half belongs to the layers lo..hi-1: the stage that begins at l has it."""
-        return [layer for layer in self.compression_after if lo <= layer < hi]
-
     @property
     def layers_per_block(self) -> int:
         """How many consecutive layers apply one block; a stage holds whole runs of them."""
@@ -156,103 +99,16 @@ class GPTConfig:
         """Index of the block whose parameters `layer` applies: itself, or the first layer of its shared run."""
         return layer - layer % self.layers_per_block
 
-    def blocks_in(self, lo: int, hi: int) -> list[int]:
-        """Distinct block indices applied by the layers lo..hi-1."""
-        return sorted({self.block_of(layer) for layer in range(lo, hi)})
+    def with_compression(self, compression: str, after: Any) -> "GPTConfig":
+        return replace(self, compression=compression, compression_after=tuple(after) if is_list(after) else after)
+
+    def with_equal_layers(self, n_layers: int) -> "GPTConfig":
+        return replace(self, n_layers=n_layers, n_shared_blocks=0, compression="none", compression_after=())
 
     @property
-    def up_width(self) -> int:
-        """Columns of a layer's up-projection."""
-        return self.d_ff * (2 if self.activation == "geglu" else 1)
-
-    @property
-    def saved_width(self) -> int:
-        """Results of a layer's weight products, per token; remat "dots" keeps them."""
-        return 4 * self.d_model + self.up_width
-
-    @property
-    def working_width(self) -> float:
-        """Values that one layer's backward computes at once, per token."""
-        return (
-            WORKING_WIDTHS * self.d_model + WORKING_UPS * self.up_width + WORKING_SCORES * self.n_heads * self.seq_len
-        )
-
-    @property
-    def block_params(self) -> int:
-        """Numbers of one layer: two LayerNorms, the projections of attention, and the two of the feed-forward part."""
-        d, ff = self.d_model, self.d_ff
-        up = d * self.up_width + self.up_width
-        return 4 * d + (d * 3 * d + 3 * d) + (d * d + d) + up + (ff * d + d)
-
-    @property
-    def token_table_params(self) -> int:
-        return self.vocab_size * self.d_model
-
-    @property
-    def position_params(self) -> int:
-        return self.seq_len * self.d_model if self.positions == "learned" else 0
-
-    @property
-    def head_params(self) -> int:
-        """Final LayerNorm and, when not tied, the output matrix."""
-        return 2 * self.d_model + (0 if self.tied_head else self.token_table_params)
-
-    @property
-    def sender_params(self) -> int:
-        """LayerNorm over the width, with a bottleneck the linear layer, LayerNorm over the narrow width."""
-        d, narrow = self.d_model, self.d_model // self.compression_ratio
-        linear = d * narrow + narrow if self.compression_kind == "bottleneck" else 0
-        return 2 * d + linear + 2 * narrow
-
-    @property
-    def receiver_params(self) -> int:
-        """The linear layer back to the full width."""
-        return (self.d_model // self.compression_ratio) * self.d_model + self.d_model
-
-    def stage_params(self, lo: int, hi: int) -> int:
-        """Numbers held by a stage of layers lo..hi-1; a tied head on a last stage of several counts its own table."""
-        n = len(self.blocks_in(lo, hi)) * self.block_params
-        n += len(self.senders_in(lo, hi)) * self.sender_params
-        n += len(self.receivers_in(lo, hi)) * self.receiver_params
-        if lo == 0:
-            n += self.token_table_params + self.position_params
-        if hi == self.n_layers:
-            n += self.head_params + (self.token_table_params if self.tied_head and lo > 0 else 0)
-        return n
-
-    def n_blocks(self, lo: int, hi: int) -> int:
-        """Blocks that the layers lo..hi-1 apply."""
-        return len(self.blocks_in(lo, hi))
-
-    def fragment_of(self, lo: int, layer: int, n_fragments: int) -> int:
-        """The fragment of a layer of the stage that begins at lo: its blocks go to the fragments in turn."""
-        return (layer - lo) // self.layers_per_block % n_fragments
-
-    def fragment_params(self, lo: int, hi: int, fragment: int, n_fragments: int) -> int:
-        """Numbers of a fragment of the layers lo..hi-1: its blocks, and what stands before or behind them."""
-        blocks = self.blocks_in(lo, hi)[fragment::n_fragments]
-        of_tables = self.token_table_params + self.position_params if 0 in blocks else 0
-        of_head = self.head_params if self.block_of(self.n_layers - 1) in blocks else 0
-        n_senders = sum(self.block_of(layer - 1) in blocks for layer in self.senders_in(lo, hi))
-        n_receivers = sum(self.block_of(layer) in blocks for layer in self.receivers_in(lo, hi))
-        of_pairs = n_senders * self.sender_params + n_receivers * self.receiver_params
-        return len(blocks) * self.block_params + of_tables + of_head + of_pairs
-
-    @property
-    def n_params(self) -> int:
-        return self.stage_params(0, self.n_layers)
-
-    def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int:
-        """Numbers that one microbatch sends over the stage boundary at `layer`, each way (before a codec); layer 0
-        stands for any boundary without a compression pair."""
-        return microbatch_size * self.seq_len * self.boundary_width(layer)
-
-    def train_flops(self, n_tokens: int) -> float:
-        """FLOP of forward and backward over n_tokens: 6 per parameter use (square-cube law, SWARM Sec. 3.1);
-        recomputation, embedding look-ups and attention scores are not counted."""
-        used = self.n_layers * self.block_params + self.token_table_params
-        used += len(self.compression_after) * (self.sender_params + self.receiver_params)
-        return 6.0 * used * n_tokens
+    def depth_field(self) -> str:
+        """The field that says how many stages the model can have at most."""
+        return "n_shared_blocks" if self.n_shared_blocks else "n_layers"
 
 
 def _shape(
@@ -300,3 +156,29 @@ def gpt_config(preset: Any, **overrides: Any) -> GPTConfig:
     if is_list(after):
         values["compression_after"] = tuple(after)
     return GPTConfig(**values)
+
+
+class Family(NamedTuple):
+    """What is known without jax of a family: the class of its options, its presets, and the function that makes options
+    of a preset and of changed fields."""
+
+    options: type[ModelSpec]
+    presets: dict[str, dict[str, Any]]
+    build: Callable[..., ModelSpec]
+
+
+# The first family is that of files which name none.
+FAMILIES: dict[str, Family] = {"gpt": Family(GPTConfig, PRESETS, gpt_config)}
+FIRST = next(iter(FAMILIES.values()))
+
+
+def options_of(preset: Any, **overrides: Any) -> ModelSpec:
+    """The options of a preset with the given fields replaced. Values are checked here, since they may come straight
+    from a file."""
+    family = next((family for family in FAMILIES.values() if str(preset) in family.presets), FIRST)
+    return family.build(preset, **overrides)
+
+
+def read_options(data: Any, where: str, family: str = "") -> ModelSpec:
+    """The options that plain data describes; `where` names them in errors."""
+    return read(FAMILIES[family].options if family else FIRST.options, data, where)

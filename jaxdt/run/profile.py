@@ -15,7 +15,8 @@ from typing import Any
 from jaxdt.run import codec as codec_names
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, unreadable
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model import read_options
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 
@@ -62,9 +63,11 @@ NO_CODEC = CodecTimes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """One kind of device. `work_s`: seconds that each Work costs besides its maths. `spread_frac`: the middle half of
-    repeated timings over their median. `memory_bytes`: what a peer may use, None for unknown; on an `accelerator` that
-    is its own memory, and some of what a peer holds is in the host's (jaxdt.run.memory)."""
+    """One kind of device. `layer`: the seconds of each layer but for those in `other_layers`, by the first layer that
+    takes the same time (jaxdt.run.model_facts). `work_s`: seconds that each Work costs besides its maths.
+    `spread_frac`: the middle half of repeated timings over their median. `memory_bytes`: what a peer may use, None for
+    unknown; on an `accelerator` that is its own memory, and some of what a peer holds is in the host's
+    (jaxdt.run.memory)."""
 
     layer: PartTimes
     embedding: PartTimes = PartTimes()
@@ -74,13 +77,14 @@ class DeviceKind:
     spread_frac: float = 0.0
     memory_bytes: int | None = None
     accelerator: bool = False
+    other_layers: dict[str, PartTimes] = field(default_factory=dict[str, PartTimes])
 
 
 @dataclass(frozen=True)
 class Profile:
     """Kinds of devices and their seconds, for one model, microbatch size, dtype and rematerialisation mode."""
 
-    model: GPTConfig
+    model: ModelSpec
     microbatch_size: int
     kinds: dict[str, DeviceKind]
     dtype: str = "float32"
@@ -105,17 +109,24 @@ def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, fl
     """Seconds per kind of Work of a stage of layers lo..hi-1; a block that several layers share is updated once. The
     last stage's forward is fused into its backward, and its forward Work only takes the input in."""
     times = profile.kind(kind)
-    last = hi == profile.model.n_layers
-    n_layers, n_blocks = hi - lo, len(profile.model.blocks_in(lo, hi))
+    facts = profile.model.facts
+    last = hi == facts.n_layers
+    forward_s = backward_s = gather_s = update_s = 0.0
+    for like, (n_layers, n_runs) in facts.alike(lo, hi).items():
+        layer = times.other_layers.get(str(like), times.layer)
+        forward_s += n_layers * layer.forward_s
+        backward_s += n_layers * layer.backward_s
+        gather_s += n_runs * layer.gather_s
+        update_s += n_runs * layer.update_s
     ends = (times.embedding if lo == 0 else PartTimes()) + (times.head if last else PartTimes())
-    forward_s = n_layers * times.layer.forward_s + ends.forward_s
-    backward_s = n_layers * times.layer.backward_s + ends.backward_s
+    forward_s += ends.forward_s
+    backward_s += ends.backward_s
     return {
         WorkKind.FORWARD: times.work_s + (0.0 if last else forward_s),
         WorkKind.BACKWARD: times.work_s + backward_s + (forward_s if last else 0.0),
         WorkKind.EVALUATE: times.work_s + forward_s,
-        WorkKind.GATHER: n_blocks * times.layer.gather_s + ends.gather_s,
-        WorkKind.UPDATE: n_blocks * times.layer.update_s + ends.update_s,
+        WorkKind.GATHER: gather_s + ends.gather_s,
+        WorkKind.UPDATE: update_s + ends.update_s,
     }
 
 
@@ -136,7 +147,7 @@ def codec_times(profile: Profile, kind: str, name: str) -> CodecTimes:
 
 
 def from_flops(
-    model: GPTConfig,
+    model: ModelSpec,
     microbatch_size: int,
     flops: Mapping[str, float],
     efficiency: float,
@@ -149,7 +160,7 @@ def from_flops(
     parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
     if not 0 < efficiency <= 1:
         raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
-    n_tokens = microbatch_size * model.seq_len
+    facts, n_tokens = model.facts, microbatch_size * model.seq_len
     bytes_per_s = memory_gbps * 1e9 / 8
 
     def part(n_params: int, peak: float, recomputed: float) -> PartTimes:
@@ -166,9 +177,11 @@ def from_flops(
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
             raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
-        table = part(model.token_table_params, peak, 0.0)
+        table = part(facts.n_logit_params, peak, 0.0)
         embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
-        kinds[name] = DeviceKind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table, codecs=codecs)
+        layers = {like: part(facts.layers[like].n_params, peak, RECOMPUTE[remat]) for like in facts.alike(0)}
+        others = {str(like): times for like, times in layers.items() if times != layers[0]}
+        kinds[name] = DeviceKind(layers[0], embedding, table, codecs=codecs, other_layers=others)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
     return Profile(model, microbatch_size, kinds, dtype, remat, source)
 
@@ -194,7 +207,10 @@ def to_json(profile: Profile) -> dict[str, Any]:
 
 def parse(text: str, source: str) -> Profile:
     """A profile from the text of a profile.json; `source` names it in errors."""
-    return serialize.read(Profile, serialize.json_object(text, source, FORMAT), f"{source}: profile")
+    data = serialize.json_object(text, source, FORMAT)
+    if "model" in data:
+        data["model"] = read_options(data["model"], f"{source}: profile.model")
+    return serialize.read(Profile, data, f"{source}: profile")
 
 
 def load(path: str | Path) -> Profile:

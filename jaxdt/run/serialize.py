@@ -136,8 +136,8 @@ def _reader(kind: Any, lenient: bool) -> Reader:
 
 
 def _read_scalar(kind: Any, data: Any) -> Any:
-    if type(data) is kind or (kind is dict and is_object(data)):
-        return data
+    if type(data) is kind or (kind is dict and is_object(data)) or (kind not in SCALARS and isinstance(data, kind)):
+        return data  # or a value that was read before
     raise _Mismatch(f"got {_short(data)}, expected {getattr(kind, '__name__', kind)}")
 
 

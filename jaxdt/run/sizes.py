@@ -23,19 +23,18 @@ class Group:
 def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
     """Numbers of the parameters of a replica of layers lo..hi-1, where replicas may differ: a table that two stages
     share belongs to the first (jaxdt.sync.shared_table)."""
-    return config.model.fragment_params(lo, hi, 0, 1)
+    return config.model.facts.owned_params(lo, hi)
 
 
 def shared_table_elements(config: RunConfig, plan: Plan) -> int:
     """Numbers of the token table that the first and the last stage share; 0 if they share none."""
-    return config.model.token_table_params if config.model.tied_head and plan.n_stages > 1 else 0
+    return config.model.facts.shared_params(*plan.stages[0])
 
 
 def moving_table_bytes(config: RunConfig, lo: int, hi: int) -> int:
     """Bytes that a replica of layers lo..hi-1 holds of a shared table, or of its gradient, on the way between the first
     and the last stage: the vector, and its slices."""
-    is_shared = config.model.tied_head and (lo == 0) != (hi == config.model.n_layers)
-    return 2 * DTYPE_BYTES["float32"] * config.model.token_table_params if is_shared else 0
+    return 2 * DTYPE_BYTES["float32"] * config.model.facts.shared_params(lo, hi)
 
 
 def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> int:
@@ -43,7 +42,8 @@ def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> in
     are averaged too."""
     groups = config.sync.groups
     n_trees = 1 + (config.optim.n_moments if groups.average_moments else 0)
-    return n_trees * config.model.fragment_params(lo, hi, fragment, groups.fragments)
+    entries = config.model.facts.fragments(lo, hi, groups.fragments)[fragment]
+    return n_trees * sum(entry.n_params for entry in entries)
 
 
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
@@ -57,12 +57,12 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
 
 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
-    """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
-    model, table = config.model, shared_table_elements(config, plan)
+    """One group per stage; a table that the first and the last stage share adds one."""
+    facts, table = config.model.facts, shared_table_elements(config, plan)
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
-        shared = table if lo == 0 or hi == model.n_layers else 0
-        groups.append(Group(stage, (stage,), model.stage_params(lo, hi) - shared))
+        groups.append(Group(stage, (stage,), facts.stage_params(lo, hi) - facts.shared_params(lo, hi)))
     if table:
-        groups.append(Group(SHARED_TABLE, (0, plan.n_stages - 1), table))
+        of_stages = tuple(stage for stage, (lo, hi) in enumerate(plan.stages) if facts.shared(lo, hi))
+        groups.append(Group(SHARED_TABLE, of_stages, table))
     return tuple(groups)

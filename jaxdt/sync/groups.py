@@ -121,7 +121,7 @@ def _fragments_problem(config: RunConfig, plan: Plan) -> str:
                 f"sync.groups.{name}: got {getattr(groups, name)}, expected {neutral} with sync.groups.match "
                 f"{groups.match}, whose rule counts on replicas that wait with all of their parameters"
             )
-    fewest = min(config.model.n_blocks(lo, hi) for lo, hi in plan.stages)
+    fewest = min(config.model.facts.n_runs(lo, hi) for lo, hi in plan.stages)
     if groups.fragments > fewest:
         return (
             f"sync.groups.fragments: got {groups.fragments}, expected at most {fewest}, the blocks of the stage that "

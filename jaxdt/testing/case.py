@@ -151,10 +151,11 @@ class Case:
     def __str__(self) -> str:
         config, (sync, train, wiring) = self.config, (self.config.sync, self.config.train, self.config.wiring)
         settings = {"groups": sync.groups, "server": sync.server}.get(sync.kind, f"delay {sync.delay}")
+        head = "tied" if config.model.facts.n_split_params else "untied"
         return (
             f"seed {self.seed}: {self.plan.shape}, shares {self.plan.shares}, {len(self.plan.workers)} workers, "
             f"{train.steps} steps of {self.plan.n_microbatches} microbatches, {self.plan.schedule}, {wiring.kind}, "
-            f"{wiring.routers} routers, window {wiring.window}, {'tied' if config.model.tied_head else 'untied'} head, "
+            f"{wiring.routers} routers, window {wiring.window}, {head} head, "
             f"checkpoint every {train.checkpoint_every_steps}, held-out loss every {train.eval_every_steps}, "
             f"clip {config.optim.clip_norm}, codec {sync.codec}, {train.on_nonfinite} at {self.nonfinite}, "
             f"slices of {sync.slice_bytes} bytes, {settings}, {self.stalls}, {self.busy}, persist {self.persist_s} s, "

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import DTYPES, REMATS, PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.model import options_of
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.network import Network
 from jaxdt.run.plan import SCHEDULES
 from jaxdt.run.profile import Profile, from_flops
@@ -116,7 +117,7 @@ class StepOptions:
     schedule: str = "1f1b"
 
 
-def run_of_model(model: str | GPTConfig, options: StepOptions | None = None) -> RunConfig:
+def run_of_model(model: str | ModelSpec, options: StepOptions | None = None) -> RunConfig:
     """The config of a run of a model (or the preset of that name), as far as plans depend on it."""
     options = options or StepOptions()
     for name, choices in (("dtype", DTYPES), ("remat", REMATS), ("schedule", SCHEDULES)):
@@ -126,7 +127,7 @@ def run_of_model(model: str | GPTConfig, options: StepOptions | None = None) -> 
     if size < 1 or batch < 1 or batch % size:
         raise BadInput(f"--microbatch_size: got {size}, expected a divisor of --global_batch {batch}")
     return RunConfig(
-        model=gpt_config(model) if isinstance(model, str) else model,
+        model=options_of(model) if isinstance(model, str) else model,
         plan=PlanConfig(microbatches=batch // size, schedule=options.schedule),
         train=TrainConfig(microbatch_size=size),
         codec=options.codec,

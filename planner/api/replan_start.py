@@ -105,7 +105,7 @@ def state_bytes_of(job: Job, plan: Plan):
     if isinstance(job.work, RunConfig):
         run = job.work
         per_parameter = FLOAT_BYTES * (1 + run.optim.n_moments)
-        return lambda lo, hi: float(per_parameter * run.model.stage_params(lo, hi))
+        return lambda lo, hi: float(per_parameter * run.model.facts.stage_params(lo, hi))
     largest = max(hi - lo for lo, hi in plan.stages)
     a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
     return lambda lo, hi: a_layer_bytes * (hi - lo)

@@ -9,7 +9,7 @@ from jaxdt.run import config as configs
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.model import options_of
 from jaxdt.run.network import Network
 from jaxdt.run.profile import Profile
 from planner.api.job import (
@@ -119,7 +119,7 @@ def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
 
 
 def _model(flags: Namespace):
-    return gpt_config(flags.model, **({"seq_len": flags.sequence} if flags.sequence else {}))
+    return options_of(flags.model, **({"seq_len": flags.sequence} if flags.sequence else {}))
 
 
 def _options(flags: Namespace) -> StepOptions:

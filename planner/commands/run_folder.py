@@ -150,12 +150,12 @@ def device_kind(config: RunConfig, plan: Plan, peer: int, works: Sequence[tuple[
             timed[work.kind].append(seconds)
     if not timed[WorkKind.FORWARD] or not timed[WorkKind.BACKWARD] or stage >= plan.n_stages:
         raise BadInput(f"the trace of peer {peer} has no forward and backward of a stage, expected those of a step")
-    (lo, hi), model = plan.stages[stage], config.model
+    lo, hi = plan.stages[stage]
     forward_s, backward_s = _median_s(timed, WorkKind.FORWARD), _median_s(timed, WorkKind.BACKWARD)
     if hi == plan.n_layers:  # its forward is fused into its backward
         forward_s, backward_s = FORWARD_FRAC * backward_s, (1 - FORWARD_FRAC) * backward_s
-    n_layers, n_blocks = hi - lo, len(model.blocks_in(lo, hi))
-    gather_s, update_s = (_median_s(timed, kind) / n_blocks for kind in (WorkKind.GATHER, WorkKind.UPDATE))
+    n_layers, n_runs = hi - lo, config.model.facts.n_runs(lo, hi)
+    gather_s, update_s = (_median_s(timed, kind) / n_runs for kind in (WorkKind.GATHER, WorkKind.UPDATE))
     layer = PartTimes(forward_s / n_layers, backward_s / n_layers, gather_s, update_s)
     return DeviceKind(layer, codecs=dict.fromkeys(codecs.FAMILIES, NO_CODEC))
 

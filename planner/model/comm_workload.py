@@ -10,7 +10,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import FLOAT_BYTES
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.plan import even_shares, ranges
 from jaxdt.run.sizes import DTYPE_BYTES
 from planner.model import layer_cuts
@@ -28,7 +28,7 @@ class CommWorkload:
     c_dp_bytes: float
     c_pp_bytes: float
     shares: tuple[int, ...]
-    model: GPTConfig | None = None
+    model: ModelSpec | None = None
     dtype: str = ""
     exchanges_per_step: float = 1.0
 
@@ -45,14 +45,14 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     """The workload of a run: fp32 gradients, and boundaries in its dtype and codec."""
     model, size = run.model, run.train.microbatch_size
     shares = microbatch_shares(run.plan.microbatches, n_pipelines)
-    cuts = layer_cuts.cut_points(model)
+    cuts = list(model.facts.cuts)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
-    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model), lambda stage, lo, hi: True)
+    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model.facts), lambda stage, lo, hi: True)
     assert stages is not None  # there are enough cuts, and every range fits
     spec = codecs.parse(run.codec)
     c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
     return CommWorkload(
-        n_layers=model.n_layers,
+        n_layers=model.facts.n_layers,
         stages=stages,
         c_dp_bytes=largest_gradient_bytes(model, stages),
         c_pp_bytes=c_pp_bytes,
@@ -63,9 +63,9 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     )
 
 
-def largest_gradient_bytes(model: GPTConfig, stages: layer_cuts.Ranges) -> int:
+def largest_gradient_bytes(model: ModelSpec, stages: layer_cuts.Ranges) -> int:
     """c_dp: fp32 gradients of the largest stage."""
-    return FLOAT_BYTES * max(model.stage_params(lo, hi) for lo, hi in stages)
+    return FLOAT_BYTES * max(model.facts.stage_params(lo, hi) for lo, hi in stages)
 
 
 def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:

@@ -10,6 +10,8 @@ import typing
 from typing import Any
 
 from jaxdt.run import network, plan, profile
+from jaxdt.run.model import FAMILIES
+from jaxdt.run.model_facts import ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}
@@ -98,6 +100,9 @@ class _Definitions:
                 self.definitions[name] = {}  # a type inside itself finds its name
                 self.definitions[name] = self._object(typing.cast(type[Any], kind))
             return {"$ref": f"#/$defs/{name}"}
+        if kind is ModelSpec:
+            families = [self.of(family.options) for family in FAMILIES.values()]
+            return families[0] if len(families) == 1 else {"anyOf": families}
         if origin in (types.UnionType, typing.Union):
             return {"anyOf": [self.of(argument) for argument in arguments]}
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:

@@ -3,16 +3,11 @@
 from collections.abc import Callable
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.model_facts import ModelFacts
 
 Ranges = tuple[tuple[int, int], ...]
 Load = Callable[[int, int, int], float]  # (stage, lo, hi) -> what the stage's slowest device needs for these layers
 Fits = Callable[[int, int, int], bool]  # (stage, lo, hi) -> whether every device of the stage can hold them
-
-
-def cut_points(model: GPTConfig) -> list[int]:
-    """Layers before which a model may be cut, both ends included. Layers that share a block stay together."""
-    return [layer for layer in range(model.n_layers) if model.block_of(layer) == layer] + [model.n_layers]
 
 
 def check_count(n_layers: int, n_stages: int):
@@ -20,13 +15,12 @@ def check_count(n_layers: int, n_stages: int):
         raise BadInput(f"--stages: got {n_stages} stages for {n_layers} layers, expected at least one layer a stage")
 
 
-def parameter_load(model: GPTConfig) -> Load:
+def parameter_load(facts: ModelFacts) -> Load:
     """The load of equal devices: multiplications per token, counted in parameters. The last stage also computes the
-    head. Looking up an embedding costs next to nothing and is left out."""
+    head."""
 
     def load(stage: int, lo: int, hi: int) -> float:
-        head = model.token_table_params if hi == model.n_layers else 0
-        return (hi - lo) * model.block_params + head
+        return facts.n_used_params(lo, hi)
 
     return load
 

@@ -22,7 +22,7 @@ from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
-from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
+from planner.model.layer_cuts import Ranges, parameter_load, split
 from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
@@ -86,7 +86,7 @@ class StepWorkload:
         names = [kind if factor == 1 else f"{kind} at 1/{factor:g}" for kind, factor in slow]
         kinds = sorted(set(names))
         self._slowed.update(zip(names, slow, strict=True))
-        self._derive("cuts", cut_points(self.profile.model))
+        self._derive("cuts", list(self.profile.model.facts.cuts))
         self._derive("kinds", kinds)
         self._derive("kind_of", np.array([kinds.index(name) for name in names]))
         profiled = [self.profile.kind(device.kind) for device in devices]
@@ -141,7 +141,7 @@ class StepWorkload:
 
     @property
     def n_layers(self) -> int:
-        return self.profile.model.n_layers
+        return self.profile.model.facts.n_layers
 
     def seconds(self, kind: str, lo: int, hi: int) -> dict[str, float]:
         """Seconds of each kind of Work of layers lo..hi-1 on a kind of device (of `kinds` or of the profile), with
@@ -245,16 +245,12 @@ class StepWorkload:
         """(bytes [S] that the replicas of each stage exchange, bytes of a tied token table that those of the first and
         the last stage exchange). Where replicas may differ the table is the first stage's, and moves within pipelines,
         which the simulator times."""
-        model = self.profile.model
-        sizes = np.array([FLOAT_BYTES * model.stage_params(lo, hi) for lo, hi in stages], dtype=float)
-        if not model.tied_head or len(stages) == 1:
-            return sizes, 0.0
-        table = FLOAT_BYTES * float(model.token_table_params)
-        sizes[-1] -= table
+        facts = self.profile.model.facts
         if self.run is not None and replicas_may_differ(self.run):
-            return sizes, 0.0
-        sizes[0] -= table
-        return sizes, table
+            return np.array([FLOAT_BYTES * facts.owned_params(lo, hi) for lo, hi in stages], dtype=float), 0.0
+        sizes = np.array([FLOAT_BYTES * facts.stage_params(lo, hi) for lo, hi in stages], dtype=float)
+        shared = [FLOAT_BYTES * facts.shared_params(lo, hi) for lo, hi in stages]
+        return sizes - shared, float(max(shared))
 
     def least_seconds(self, n_stages: int) -> float:
         """Forward and backward of one microbatch, summed over the stages: the least for any cut into n_stages, with
@@ -292,13 +288,13 @@ class StepWorkload:
 
     def least_gradient_bytes(self, n_stages: int) -> float:
         """Bytes of gradient that the replicas of all stages exchange, for any cut."""
-        model = self.profile.model
-        separate_bytes = model.token_table_params if model.tied_head and n_stages > 1 else 0  # exchanged on its own
-        return FLOAT_BYTES * float(model.n_params - separate_bytes)
+        facts = self.profile.model.facts
+        separate = facts.n_split_params if n_stages > 1 else 0  # exchanged on their own
+        return FLOAT_BYTES * float(facts.n_params - separate)
 
     def comm_bytes(self, stages: Ranges, shares: tuple[int, ...]) -> CommBytes:
         """The sizes of Eq. 1-4 with these layers and microbatches."""
-        c_dp_bytes = FLOAT_BYTES * max(self.profile.model.stage_params(lo, hi) for lo, hi in stages)
+        c_dp_bytes = FLOAT_BYTES * max(self.profile.model.facts.stage_params(lo, hi) for lo, hi in stages)
         return CommBytes(float(c_dp_bytes), float(max(shares) * self.boundary_bytes), self.exchanges_per_step)
 
     def even_comm_bytes(self, n_stages: int, n_pipelines: int) -> CommBytes:
@@ -308,7 +304,7 @@ class StepWorkload:
 
 def even_split(workload: StepWorkload, n_stages: int) -> Ranges:
     """The cut for equal devices without memory limits, which sets the sizes of Eq. 1-4 during the search."""
-    stages = split(workload.cuts, n_stages, parameter_load(workload.profile.model), lambda stage, lo, hi: True)
+    stages = split(workload.cuts, n_stages, parameter_load(workload.profile.model.facts), lambda stage, lo, hi: True)
     if stages is None:
         raise BadInput(
             f"--stages: got {n_stages} stages, expected at most {len(workload.cuts) - 1}, one a layer or shared block"
@@ -324,7 +320,7 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
     def fits(stage: int, lo: int, hi: int) -> bool:
         return room == math.inf or workload.stage_bytes(lo, hi, LEAST_LOAD) <= room
 
-    if split(workload.cuts, n_stages, parameter_load(workload.profile.model), fits) is None:
+    if split(workload.cuts, n_stages, parameter_load(workload.profile.model.facts), fits) is None:
         refuse_memory(workload, n_stages)
 
 

@@ -50,7 +50,7 @@ def main() -> None:
     options = memory_options(config, plan.schedule, lo, hi)
     memory = stage_memory(config.model, lo, hi, size, 1, options, on_accelerator=on_accelerator)
     is_last = hi == config.model.n_layers  # computes forward and backward as one Work
-    used = (hi - lo) * config.model.block_params + is_last * config.model.token_table_params
+    used = config.model.facts.n_used_params(lo, hi)
     flops = 6.0 * size * config.model.seq_len * used
     work_s = seconds[WorkKind.BACKWARD] + (0.0 if is_last else seconds[WorkKind.FORWARD])
     device = jax.local_devices()[0]

@@ -30,7 +30,7 @@ from ml_collections import config_flags
 
 from jaxdt.cli import run_flags, script_main
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import optimizer
+from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
@@ -99,7 +99,9 @@ def _compared(prompt: list[float], delayed: list[float]) -> dict[str, float | bo
 def whole_model(config: RunConfig) -> StageFunctions:
     """The functions of one stage with all layers."""
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
-    return build_stage(config.model, 0, config.model.n_layers, optimizer(config.optim), options)
+    facts = config.model.facts
+    rule = optimizer(config.optim, decays=by_role(facts))
+    return build_stage(config.model, 0, facts.n_layers, rule, options)
 
 
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:

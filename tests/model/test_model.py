@@ -7,7 +7,7 @@ import pytest
 from gpt_reference import CONFIGS, logits
 
 from jaxdt.model import kernels
-from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
+from jaxdt.model.base import apply_stage, init_stage, stage_entries
 from jaxdt.model.sample import assemble, generate
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import GPTConfig
@@ -65,7 +65,7 @@ def test_init_does_not_depend_on_the_split(name):
 def test_init_has_as_many_numbers_as_the_config_says(name):
     config = CONFIGS[name]
     for lo, hi in ((0, config.n_layers), (0, 2), (2, config.n_layers)):
-        assert n_numbers(init_stage(config, lo, hi, 0)) == config.stage_params(lo, hi)
+        assert n_numbers(init_stage(config, lo, hi, 0)) == config.facts.stage_params(lo, hi)
 
 
 def test_init_draws_every_block_anew_and_from_the_seed():
@@ -86,12 +86,12 @@ def test_init_draws_every_block_anew_and_from_the_seed():
         ("plain", 0, 4, "n_layers 3"),
         ("plain", -1, 2, "got -1..2"),
         ("shared", 0, 3, "a cut at 3"),
-        ("shared", 1, 4, "expected a multiple of 2"),
+        ("shared", 1, 4, "expected one of 0, 2, 4"),
     ],
 )
 def test_a_wrong_range_is_refused(name, lo, hi, said):
     with pytest.raises(BadInput, match=said):
-        CONFIGS[name].check_range(lo, hi)
+        CONFIGS[name].facts.check_range(lo, hi)
 
 
 def plain_layer_norm(x, scale, bias):

@@ -8,7 +8,7 @@ import optax
 import pytest
 from gpt_reference import CONFIGS
 
-from jaxdt.model.gpt import apply_stage, init_stage
+from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.sample import assemble
@@ -146,7 +146,7 @@ def test_vectors_hold_every_number_of_the_gradient_once(name, lo, hi, groups):
     vectors = stage.gradient_vectors(params)
     assert sorted(vectors) == groups
     assert {group: len(vector) for group, vector in vectors.items()} == stage.group_sizes
-    assert sum(stage.group_sizes.values()) == config.stage_params(lo, hi)
+    assert sum(stage.group_sizes.values()) == config.facts.stage_params(lo, hi)
     if "tied" in groups:
         np.testing.assert_array_equal(vectors["tied"], np.ravel(params["tok"]))
     total = sum(float(jnp.sum(leaf)) for leaf in jax.tree.leaves(params))

@@ -304,7 +304,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
     assert plan.codec == ("int8",)
     numbers = model.boundary_numbers(2)
     assert 3 * numbers < plan.found["c_pp_bytes"] < 3 * 1.1 * numbers  # three microbatches of a byte a number
-    assert plan.found["c_dp_bytes"] == 4 * max(model.stage_params(lo, hi) for lo, hi in plan.stages)
+    assert plan.found["c_dp_bytes"] == 4 * max(model.facts.stage_params(lo, hi) for lo, hi in plan.stages)
     step = ["--objective", "step_time", "--flops", "1e12"]
     assert main(["solve", "--network", str(NETWORKS / "four_cities.json"), *flags, *step]) == 0
     assert plans.load(out).found["step_s"] > 0

@@ -141,7 +141,7 @@ def test_the_split_is_the_best_of_all(n_stages, seed):
 
 def test_shared_blocks_are_cut_between_their_runs():
     model = gpt_config("small", n_shared_blocks=4)
-    assert layer_cuts.cut_points(model) == [0, 2, 4, 6, 8]
+    assert model.facts.cuts == (0, 2, 4, 6, 8)
 
 
 def test_a_slow_device_gets_fewer_layers_and_its_pipeline_fewer_microbatches():

@@ -53,7 +53,7 @@ def test_a_preset_and_what_replaces_it():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid(name):
-    assert gpt_config(name).n_params > 0
+    assert gpt_config(name).facts.n_params > 0
 
 
 def test_unknown_names_point_to_the_nearest():
@@ -77,9 +77,9 @@ def test_unknown_names_point_to_the_nearest():
 )
 def test_parameters_of_the_stages_add_up(config):
     """Counted by hand for one config, and by consistency for the others: a tied table is held twice when cut."""
-    twice = config.token_table_params if config.tied_head else 0
+    twice = config.facts.n_logit_params if config.tied_head else 0
     for cut in (2,):
-        assert config.stage_params(0, cut) + config.stage_params(cut, 4) == config.n_params + twice
+        assert config.facts.stage_params(0, cut) + config.facts.stage_params(cut, 4) == config.facts.n_params + twice
     assert config.boundary_numbers(3) == 3 * 6 * 8
 
 
@@ -87,43 +87,44 @@ def test_parameters_by_hand():
     """Per block: 2 LayerNorms, qkv 8x24+24, proj 8x8+8, up 8x16+16, down 16x8+8; tables 10x8, 6x8; head 16 + 8x10."""
     block = 2 * 16 + (192 + 24) + (64 + 8) + (128 + 16) + (128 + 8)
     config = GPTConfig(**SIZES)
-    assert config.block_params == block
-    assert config.n_params == 4 * block + 80 + 48 + 16 + 80
-    assert GPTConfig(**SIZES, activation="geglu").block_params == block + 128 + 16
-    assert GPTConfig(**SIZES, n_shared_blocks=2).n_params == 2 * block + 80 + 48 + 16 + 80
-    assert config.train_flops(10) == 60.0 * (4 * block + 80)
+    assert config.facts.layers[0].n_params == block
+    assert config.facts.n_params == 4 * block + 80 + 48 + 16 + 80
+    assert GPTConfig(**SIZES, activation="geglu").facts.layers[0].n_params == block + 128 + 16
+    assert GPTConfig(**SIZES, n_shared_blocks=2).facts.n_params == 2 * block + 80 + 48 + 16 + 80
+    assert config.facts.train_flops(10) == 60.0 * (4 * block + 80)
 
 
 def test_compression_by_hand():
     """Bottleneck 8 -> 4: LayerNorms 16 + 8, W_c 8x4+4, W_d 4x8+8. Maxout 8 -> 2: LayerNorms 16 + 4, W_d 2x8+8."""
-    plain, block = GPTConfig(**SIZES), GPTConfig(**SIZES).block_params
+    plain, block = GPTConfig(**SIZES), GPTConfig(**SIZES).facts.layers[0].n_params
     bottleneck, maxout = GPTConfig(**SIZES, **pairs()), GPTConfig(**SIZES, **pairs("maxout4", (1, 3)))
-    assert bottleneck.stage_params(1, 2) == block + 16 + 36 + 8
-    assert bottleneck.stage_params(2, 3) == block + 40
-    assert maxout.stage_params(1, 3) == 2 * block + (16 + 4) + (16 + 8)
-    assert maxout.n_params == plain.n_params + 2 * (20 + 24)
-    assert bottleneck.train_flops(10) - plain.train_flops(10) == 60.0 * 100
+    assert bottleneck.facts.stage_params(1, 2) == block + 16 + 36 + 8
+    assert bottleneck.facts.stage_params(2, 3) == block + 40
+    assert maxout.facts.stage_params(1, 3) == 2 * block + (16 + 4) + (16 + 8)
+    assert maxout.facts.n_params == plain.facts.n_params + 2 * (20 + 24)
+    assert bottleneck.facts.train_flops(10) - plain.facts.train_flops(10) == 60.0 * 100
 
 
 def test_a_pair_narrows_the_boundary_behind_its_layer_only():
     config = GPTConfig(**SIZES, **pairs("maxout4", (1, 3)))
-    assert [config.boundary_width(layer) for layer in (1, 2, 3)] == [2, 8, 2]
+    assert [config.facts.boundary_width(layer) for layer in (1, 2, 3)] == [2, 8, 2]
     assert [config.boundary_numbers(3, layer) for layer in (1, 2)] == [3 * 6 * 2, 3 * 6 * 8]
     assert config.boundary_numbers(3) == 3 * 6 * 8
     assert (config.compression_kind, config.compression_ratio) == ("maxout", 4)
-    assert (config.senders_in(0, 1), config.receivers_in(0, 1)) == ([1], [])
-    assert (config.senders_in(1, 3), config.receivers_in(1, 3)) == ([3], [1])
+    assert [entry.name for entry in config.facts.entries_in(0, 1) if "00" in entry.name] == ["block_000", "sender_001"]
+    names = [entry.name for entry in config.facts.entries_in(1, 3)]
+    assert names == ["block_001", "block_002", "receiver_001", "sender_003"]
 
 
 def test_the_blocks_that_layers_apply():
     assert [GPTConfig(**SIZES).block_of(layer) for layer in range(4)] == [0, 1, 2, 3]
     shared = GPTConfig(**SIZES, n_shared_blocks=2)
     assert [shared.block_of(layer) for layer in range(4)] == [0, 0, 2, 2]
-    assert shared.blocks_in(1, 4) == [0, 2]
+    assert [entry.name for entry in shared.facts.entries_in(1, 3)] == ["block_000", "block_002"]
 
 
 def test_the_published_sizes():
     """GPT-2 small has 124 M parameters, GPT-3 XL 1.3 G, GPT-3 175 G."""
-    assert gpt_config("gpt2_124m").n_params == pytest.approx(124e6, rel=0.01)
-    assert gpt_config("gpt3_1p3b").n_params == pytest.approx(1.3e9, rel=0.02)
-    assert gpt_config("gpt3").n_params == pytest.approx(175e9, rel=0.01)
+    assert gpt_config("gpt2_124m").facts.n_params == pytest.approx(124e6, rel=0.01)
+    assert gpt_config("gpt3_1p3b").facts.n_params == pytest.approx(1.3e9, rel=0.02)
+    assert gpt_config("gpt3").facts.n_params == pytest.approx(175e9, rel=0.01)

@@ -40,7 +40,7 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
 def test_bytes_of_a_parameter():
     """16 with Adam in fp32, 18 with bf16 copies; 16 more at the update."""
     model = gpt_config("small", **SHAPE)
-    n_params = model.stage_params(1, 3)
+    n_params = model.facts.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
     assert state_bytes(model, 1, 3, n_moments=1) == 12 * n_params
@@ -61,7 +61,7 @@ def test_memory_grows_with_what_is_held():
     assert stage_memory_bytes(model, 1, 3, 16, 4, plain) - one == 3 * 3 * model.boundary_numbers(16) * 4
     assert stage_memory_bytes(model, 1, 3, 16, 1, plain, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
     # Parameters of the version before, and a second accumulator:
-    assert stage_memory_bytes(model, 1, 3, 16, 1, delayed) > one + 2 * 4 * model.stage_params(1, 3)
+    assert stage_memory_bytes(model, 1, 3, 16, 1, delayed) > one + 2 * 4 * model.facts.stage_params(1, 3)
     assert stage_memory_bytes(model, 1, 4, 16, 1, plain) > one
     assert stage_memory_bytes(model, 1, 3, 17, 1, plain) > one
     assert stage_memory_bytes(model, 1, 3, 16, 8, dots) > stage_memory_bytes(model, 1, 3, 16, 8, plain)
@@ -76,7 +76,7 @@ def test_with_few_samples_the_update_needs_most():
 def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
     """24 bytes of a parameter at the update, in place of 32; the kinds of number add up to the whole."""
     model = gpt_config("small", **SHAPE)
-    n_params = model.stage_params(1, 3)
+    n_params = model.facts.stage_params(1, 3)
     memory = stage_memory(model, 1, 3, 1, 1, MemoryOptions(), retained=3, on_accelerator=True)
     boundary_bytes = 2 * model.boundary_numbers(1) * 4
     assert memory == StageMemory(8 * n_params, 8 * n_params, 8 * n_params, 0, 8 * n_params + 3 * boundary_bytes)
@@ -93,8 +93,8 @@ def test_versions_of_stashed_parameters_are_counted():
         model, 1, 3, 1, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
     )
     assert bytes_of(1, True) == bytes_of(1, False)
-    assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.stage_params(1, 3)
-    assert bytes_of(1, False) == state_bytes(model, 1, 3) + 24 + 8 * model.stage_params(1, 3)
+    assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.facts.stage_params(1, 3)
+    assert bytes_of(1, False) == state_bytes(model, 1, 3) + 24 + 8 * model.facts.stage_params(1, 3)
 
 
 def test_the_vectors_of_its_workers_are_counted_at_a_server():
@@ -113,4 +113,4 @@ def test_the_vectors_of_its_workers_are_counted_at_a_server():
     held = lambda config: [worker_vectors(config, default_plan(config), p) for p in default_plan(config).peers]  # noqa: E731
     assert held(pool) == [2, 1] and held(hetpipe) == [0, 0, 0, 5]
     bytes_of = lambda n: stage_memory_bytes(hetpipe.model, 0, 5, 1, 1, MemoryOptions(n_vectors=n))  # noqa: E731
-    assert bytes_of(5) - bytes_of(0) == 5 * 4 * hetpipe.model.stage_params(0, 5)
+    assert bytes_of(5) - bytes_of(0) == 5 * 4 * hetpipe.model.facts.stage_params(0, 5)

@@ -37,7 +37,9 @@ def test_a_derived_profile_counts_six_flop_per_parameter_and_token_and_two_more_
     n_tokens = 2 * MODEL.seq_len
     for remat, per_token in (("dots", 6), ("recompute", 8)):
         layer = from_flops(MODEL, 2, {"gpu": 1e12}, 0.5, remat=remat).kinds["gpu"].layer
-        assert layer.forward_s + layer.backward_s == pytest.approx(per_token * MODEL.block_params * n_tokens / 0.5e12)
+        assert layer.forward_s + layer.backward_s == pytest.approx(
+            per_token * MODEL.facts.layers[0].n_params * n_tokens / 0.5e12
+        )
 
 
 @pytest.mark.parametrize(

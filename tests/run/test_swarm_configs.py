@@ -26,10 +26,10 @@ def test_the_large_model_has_the_papers_counts():
     model, plan = config.model, default_plan(config)
     check(config, plan)
     weights, biases, norms = 4 * 4096**2 + 3 * 4 * 4096**2, 4 * 4096 + 2 * 16384 + 4096, 4 * 4096
-    assert model.block_params == weights + biases + norms
-    assert model.n_params == 3 * model.block_params + 50257 * 4096 + 2 * 4096
-    assert model.n_params == pytest.approx(1.011e9, abs=0.5e6)
-    assert model.n_layers * model.block_params == pytest.approx(12.9e9, abs=0.05e9)
+    assert model.facts.layers[0].n_params == weights + biases + norms
+    assert model.facts.n_params == 3 * model.facts.layers[0].n_params + 50257 * 4096 + 2 * 4096
+    assert model.facts.n_params == pytest.approx(1.011e9, abs=0.5e6)
+    assert model.n_layers * model.facts.layers[0].n_params == pytest.approx(12.9e9, abs=0.05e9)
     assert plan.stages == ((0, 16), (16, 32), (32, 48))
     assert config.train.microbatch_size * plan.n_microbatches == 16384
     assert config.seq_lengths.rounded == [256, 512, 1024, 2048] and config.seq_lengths.growth_steps == 12_000
@@ -39,8 +39,12 @@ def test_the_large_models_stages():
     """A stage holds one block however often it applies it; both ends hold the tied table, averaged over both."""
     config = load("swarm_1b")
     model, plan = config.model, default_plan(config)
-    table, block = model.token_table_params, model.block_params
-    assert [model.stage_params(lo, hi) for lo, hi in plan.stages] == [block + table, block, block + table + 2 * 4096]
+    table, block = model.facts.n_logit_params, model.facts.layers[0].n_params
+    assert [model.facts.stage_params(lo, hi) for lo, hi in plan.stages] == [
+        block + table,
+        block,
+        block + table + 2 * 4096,
+    ]
     assert {group.stage: group.n_elements for group in sync_groups(config, plan)} == {
         0: block,
         1: block,

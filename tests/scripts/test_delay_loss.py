@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
+from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import open_data, write_tokens
-from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import sum_sample_losses
 from jaxdt.run.model import gpt_config

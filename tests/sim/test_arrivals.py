@@ -40,7 +40,7 @@ def test_a_newcomer_computes_once_its_state_has_crossed_the_links():
     assert {stop.reason for peer, stop in outcome.stopped.items() if peer != 4} == {f"done: {N_STEPS} steps"}
     (download,) = report_fields(outcome, "download")
     n_bytes = 4 * state_words(small.config, small.plan, lost_stage)
-    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*small.plan.stages[lost_stage])
+    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.facts.stage_params(*small.plan.stages[lost_stage])
     one_slice_s = (n_bytes + 4) * 8 / (GBPS * 1e9)  # with its checksum
     assert download["seconds"] == pytest.approx(one_slice_s + 2 * LATENCY_S)
     assert max(view["view"] for view in report_fields(outcome, "view")) == 3

@@ -165,7 +165,7 @@ def test_bytes_per_link_are_boundaries_and_shards():
     result = break_down_step(small, 2)
     assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
     (lo, hi), row = small.plan.stages[0], small.plan.placement[0]
-    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.stage_params(lo, hi), rel=1e-3)
+    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.facts.stage_params(lo, hi), rel=1e-3)
 
 
 # -------------------------------------------------------------------------------------------------- other exchanges
@@ -263,7 +263,7 @@ def test_an_average_counts_once_in_a_period_whatever_the_number_of_steps():
     for n_steps in (1, 12, 13):
         assert break_down_step(local_sgd(12), n_steps).step_s == pytest.approx(seldom.step_s, rel=1e-6)
     (lo, hi), row = local_sgd(1).plan.stages[0], local_sgd(1).plan.placement[0]
-    shard_and_sum = 4 * local_sgd(1).config.model.stage_params(lo, hi)
+    shard_and_sum = 4 * local_sgd(1).config.model.facts.stage_params(lo, hi)
     assert each.n_bytes[row[0], row[1]] == pytest.approx(shard_and_sum, rel=1e-3)
     assert seldom.n_bytes[row[0], row[1]] == pytest.approx(shard_and_sum / 12, rel=1e-3)
 
@@ -379,6 +379,6 @@ def test_a_prediction_of_a_large_stage_cuts_it_into_larger_slices():
     config = RunConfig(model, plan=PlanConfig(stages=1, pipelines=1, microbatches=1))
     profile = from_flops(model, 1, {"": 1e12}, 0.5)
     large = Scenario(config, default_plan(config), profile, apart(1))
-    n_slices = 4 * model.n_params / large.quiet(3).sync.slice_bytes
-    assert SLICES_MAX - 1 < n_slices <= SLICES_MAX < 4 * model.n_params / config.sync.slice_bytes
+    n_slices = 4 * model.facts.n_params / large.quiet(3).sync.slice_bytes
+    assert SLICES_MAX - 1 < n_slices <= SLICES_MAX < 4 * model.facts.n_params / config.sync.slice_bytes
     assert scenario().quiet(3).sync == scenario().config.sync

@@ -15,8 +15,8 @@ import pytest
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
+from jaxdt.model.base import init_stage
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.gpt import init_stage
 from jaxdt.model.stage_arithmetic import StageArithmetic
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev

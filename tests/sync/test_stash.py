@@ -23,7 +23,7 @@ from test_group_replay import (
 )
 
 from jaxdt.build import check
-from jaxdt.model.gpt import init_stage
+from jaxdt.model.base import init_stage
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport

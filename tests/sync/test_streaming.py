@@ -22,7 +22,7 @@ from test_stash import stashing
 
 from jaxdt.build import check
 from jaxdt.model.averaging import fragment_entries
-from jaxdt.model.gpt import init_stage
+from jaxdt.model.base import init_stage
 from jaxdt.model.vectors import own_params
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StateMeanReport
@@ -126,7 +126,7 @@ def local_step_s(**groups):
     plan, steps = run_config.default_plan(config), LocalSteps()
     factor = {peer: 1.1 if plan.seat(peer)[1] else 1.0 for peer in plan.peers}
     seconds = {peer: dict.fromkeys("FBE", f) | dict.fromkeys("GU", 0.02 * f) for peer, f in factor.items()}
-    n_bytes = 4 * config.model.stage_params(0, 2)
+    n_bytes = 4 * config.model.facts.stage_params(0, 2)
     slow, fast = Link(0.01, 8e-9 * n_bytes / 10.0), Link(0.01, 1.0)
     link = lambda src, dst: slow if (src - dst) % 2 == 0 else fast  # noqa: E731
     hosts = {peer: f"h{peer}" for peer in plan.peers}
@@ -154,13 +154,14 @@ def test_a_fragment_is_whole_blocks_in_turn_with_what_belongs_to_them():
         config = gpt_config("debug", d_model=8, d_ff=16, n_heads=2, seq_len=4, vocab_size=16, **fields)
         for lo, hi in ((0, config.n_layers), (0, 4), (2, config.n_layers)):
             params = jax.eval_shape(functools.partial(init_stage, config, lo, hi, 0))
-            for n in range(1, config.n_blocks(lo, hi) + 1):
+            for n in range(1, config.facts.n_runs(lo, hi) + 1):
                 fragments = fragment_entries(config, lo, hi, n)
+                entries = config.facts.fragments(lo, hi, n)
                 own = own_params(config, lo, hi, params)
                 assert sorted(name for names in fragments for name in names) == sorted(own)
                 for f, names in enumerate(fragments):
                     leaves = jax.tree.leaves({name: params[name] for name in names})
-                    assert sum(leaf.size for leaf in leaves) == config.fragment_params(lo, hi, f, n)
+                    assert sum(leaf.size for leaf in leaves) == sum(entry.n_params for entry in entries[f])
     assert fragment_entries(gpt_config("debug", **shared | {"seq_len": 4}), 2, 8, 3) == [
         ["block_002", "receiver_002", "sender_004"],
         ["block_004", "receiver_004"],

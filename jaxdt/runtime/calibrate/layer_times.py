@@ -3,9 +3,13 @@
 Four stages are compiled: the first, a middle one with one layer, a middle one with three layers, and the last. The two
 middle stages differ by two layers, which gives the time of a layer. The first stage and a middle one differ by the
 embedding, and so on. The stages are timed in turn, several times, so that a slow phase of the machine affects all.
+
+These stages are of a model of layers that are all alike. A layer of the run's model that is not like them is timed as a
+stage of its own.
 """
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
@@ -13,6 +17,7 @@ import jax
 from jaxdt.model.data import TokenFile
 from jaxdt.run import codec
 from jaxdt.run.config import RunConfig
+from jaxdt.run.model_facts import LayerFacts, ModelFacts
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes
 from jaxdt.run.sizes import sync_groups
@@ -28,21 +33,50 @@ Seconds = dict[str, float]  # kind of Work -> seconds
 
 def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds: int) -> DeviceKind:
     """Time the config's model on this process's device: medians of `n_rounds` rounds."""
-    model = replace(config.model, n_layers=STAGES[-1][1], n_shared_blocks=0, compression="none", compression_after=())
-    config = replace(config, model=model, train=replace(config.train, eval_every_steps=1))
-    n_stages = len(STAGES)
-    plan = Plan(model.n_layers, STAGES, tuple((peer,) for peer in range(n_stages)), (1,))
-    stores = [Store(config, plan, peer, data, stage_functions(config, plan, peer)) for peer in range(n_stages)]
-    timed = []
-    for stage in range(n_stages):
-        group_sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
-        timed.append(TimedStage(stage, stage, group_sizes, evaluates=True, step=config.data.seq_growth_steps))
-    rounds = [[time_stage(store, timed[stage]) for stage, store in enumerate(stores)] for _ in range(n_rounds)]
-    stages = [_medians([seconds[stage] for seconds in rounds]) for stage in range(n_stages)]
+    whole = replace(config, train=replace(config.train, eval_every_steps=1))
+    config = replace(whole, model=config.model.with_equal_layers(STAGES[-1][1]))
+    model = config.model
+    rounds = _rounds(config, data, STAGES, range(len(STAGES)), n_rounds)
+    stages = [_medians([seconds[stage] for seconds in rounds]) for stage in range(len(STAGES))]
     passes_s = sorted(seconds[LONG][WorkKind.FORWARD] + seconds[LONG][WorkKind.BACKWARD] for seconds in rounds)
-    shape = (config.train.microbatch_size, model.seq_len, model.d_model)
+    shape = (config.train.microbatch_size, model.seq_len, model.facts.in_width)
     times = {name: time_codec(codec.parse(name), shape, config.dtype) for name in codecs}
-    return replace(kind_of(stages, times, _spread(passes_s)), accelerator=jax.default_backend() != "cpu")
+    kind = kind_of(stages, times, _spread(passes_s))
+    others: dict[str, PartTimes] = {}
+    for layer in unlike_layers(whole.model.facts, model.facts.layers[1]):
+        ranges = ((0, layer), (layer, layer + 1), (layer + 1, whole.model.facts.n_layers))
+        rounds = _rounds(whole, data, ranges, (1,), n_rounds)
+        seconds = _medians([seconds for (seconds,) in rounds])
+        for work in (WorkKind.FORWARD, WorkKind.BACKWARD):
+            seconds[work] -= kind.work_s
+        others[str(whole.model.facts.layers[layer].like)] = _part(seconds)
+    return replace(kind, accelerator=jax.default_backend() != "cpu", other_layers=others)
+
+
+def unlike_layers(facts: ModelFacts, layer: LayerFacts) -> list[int]:
+    """One of each kind of layers that take another time than `layer`, as far as such a layer can be a stage of its own
+    that has neither embedding nor head."""
+    found: dict[int, int] = {}
+    for i in range(1, facts.n_layers - 1):
+        is_unlike = replace(facts.layers[i], cut=layer.cut, like=layer.like) != layer
+        if is_unlike and {i, i + 1} <= set(facts.cuts):
+            found.setdefault(facts.layers[i].like, i)
+    return list(found.values())
+
+
+def _rounds(
+    config: RunConfig, data: TokenFile, ranges: tuple[tuple[int, int], ...], timed: Sequence[int], n_rounds: int
+) -> list[list[Seconds]]:
+    """The seconds of these stages of a plan, in each round."""
+    plan = Plan(config.model.facts.n_layers, ranges, tuple((peer,) for peer in range(len(ranges))), (1,))
+    stores = [Store(config, plan, stage, data, stage_functions(config, plan, stage)) for stage in timed]
+    options: list[TimedStage] = []
+    for stage in timed:
+        group_sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+        options.append(TimedStage(stage, stage, group_sizes, evaluates=True, step=config.data.seq_growth_steps))
+    return [
+        [time_stage(store, of_stage) for store, of_stage in zip(stores, options, strict=True)] for _ in range(n_rounds)
+    ]
 
 
 def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: float) -> DeviceKind:

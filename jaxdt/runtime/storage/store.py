@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxdt.build import replicas_may_differ
 from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
-from jaxdt.model.base import model_of
+from jaxdt.model.base import stage_entries
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.optim import optimizer
+from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries
@@ -53,7 +53,8 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
     options = StageOptions(
         config.train.microbatch_size, config.remat, config.dtype, devices, is_table_shared=replicas_may_differ(config)
     )
-    return build_stage(config.model, lo, hi, optimizer(config.optim, plan.n_pipelines), options)
+    rule = optimizer(config.optim, plan.n_pipelines, by_role(config.model.facts))
+    return build_stage(config.model, lo, hi, rule, options)
 
 
 class StepFreed(Exception):
@@ -129,7 +130,7 @@ class Store:
             self.parameter_versions.initialize()
             return
         lo, hi = self._plan.stages[self._stage]
-        names = [n for n in model_of(self._config.model).entries(self._config.model, lo, hi) if n not in self._table]
+        names = [name for name in stage_entries(self._config.model, lo, hi) if name not in self._table]
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
         entries = self._load_entries(restore.version, restore.parts, names)
         self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))

@@ -30,14 +30,14 @@ def layer(d_model: int) -> GPTConfig:
 
 def flop(d_model: int) -> float:
     """FLOP of forward and backward of a layer on one sequence, without recomputation."""
-    return 6.0 * layer(d_model).block_params * SEQ_LEN
+    return 6.0 * layer(d_model).facts.layers[0].n_params * SEQ_LEN
 
 
 def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
-        our_params = layer(d_model).block_params
+        our_params = layer(d_model).facts.layers[0].n_params
         our_flops = n_layers * flop(d_model)
         differences = our_params / params - 1, our_flops / flops - 1
         counts.append([name, params, float(our_params), differences[0], flops, our_flops, differences[1]])

@@ -38,7 +38,7 @@ SECOND_STEP = 1
 def t4_flops() -> float:
     """FLOP/s of a T4 by the best case of Table 3, at FLOP per parameter and token."""
     wide = GPTConfig(1, swarm_scaling.WIDTH, 1, 4 * swarm_scaling.WIDTH, swarm_scaling.SEQ_LEN, 1, activation="geglu")
-    return FLOP * wide.block_params * wide.seq_len / swarm_scaling.layer_s()
+    return FLOP * wide.facts.layers[0].n_params * wide.seq_len / swarm_scaling.layer_s()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Rate:
 
     def sample_s(self, gpu: str) -> float:
         """Seconds of a sequence on one GPU: forward, recomputation and backward."""
-        block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1).block_params
+        block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1).facts.layers[0].n_params
         return LAYERS * FLOP * block * SEQ_LEN / self.flops(gpu)
 
 

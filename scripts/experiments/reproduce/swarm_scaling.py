@@ -36,7 +36,7 @@ def layer_s() -> float:
 
 def efficiency() -> float:
     """The part of a T4's peak FLOP/s that layer_s amounts to."""
-    block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1, activation="geglu").block_params
+    block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1, activation="geglu").facts.layers[0].n_params
     return 8.0 * block * SEQ_LEN / (layer_s() * T4_FLOPS)
 
 

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from jaxdt.run import network as networks
 from jaxdt.run.model import gpt_config
 from jaxdt.run.network import Link
 from jaxdt.run.profile import DeviceKind, PartTimes, Profile, stage_seconds
-from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of
+from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of, unlike_layers
 from jaxdt.runtime.calibrate.measure_links import MeasuredLink, MeasuringHost, network_of
 from jaxdt.runtime.net.shaper import LinkShape
 
@@ -27,6 +28,23 @@ def test_noise_makes_no_part_negative():
     stages = [dict.fromkeys("FBEGU", seconds) for seconds in (1.0, 2.0, 1.5, 0.5)]
     kind = kind_of(stages, {}, 0.0)
     assert kind.layer == PartTimes() and kind.embedding == PartTimes() and kind.work_s == 2.0
+
+
+def test_layers_that_are_not_like_the_others_are_timed_apart():
+    """Those on either side of a compression pair, but for the first and the last layer."""
+    plain = gpt_config("debug", n_layers=6)
+    pair = replace(plain, compression="maxout2", compression_after=(2, 5))
+    shared = replace(plain, n_shared_blocks=3)
+    equal = pair.with_equal_layers(4)
+    layer = equal.facts.layers[1]
+    assert equal == plain.with_equal_layers(4) == shared.with_equal_layers(4) == replace(plain, n_layers=4)
+    assert unlike_layers(plain.facts, layer) == unlike_layers(shared.facts, layer) == []
+    assert unlike_layers(pair.facts, layer) == [1, 2]  # the sender is like that of layer 4
+    times = {"1": PartTimes(10, 20, 30, 40)}
+    profile = Profile(pair, 2, {"x": replace(KIND, other_layers=times)})
+    assert stage_seconds(profile, "x", 2, 4) == stage_seconds(Profile(plain, 2, {"x": KIND}), "x", 2, 4)
+    assert stage_seconds(profile, "x", 3, 5)["F"] == KIND.work_s + 1 + 10
+    assert stage_seconds(profile, "x", 3, 5)["U"] == 0.5 + 40
 
 
 @pytest.fixture

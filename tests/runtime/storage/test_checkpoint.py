@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxdt.model.gpt import init_stage, stage_entries
+from jaxdt.model.base import init_stage, stage_entries
 from jaxdt.model.optim import optimizer
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize

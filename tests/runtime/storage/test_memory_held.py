@@ -121,7 +121,7 @@ def test_the_update_needs_what_is_estimated():
     vectors = functions.gradient_vectors(functions.zeros())
     compiled = functions.update.lower(params, functions.init_optimizer(params), vectors, np.float32(1)).compile()
     found = compiled.memory_analysis()
-    n_bytes = 4 * config.model.stage_params(lo, hi)
+    n_bytes = 4 * config.model.facts.stage_params(lo, hi)
     added = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
     averaged = 2 * n_bytes  # own vector and the slices of the sum
     joined = sum(vector.nbytes for vector in vectors.values())

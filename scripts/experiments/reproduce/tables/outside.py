@@ -91,10 +91,10 @@ def data_parallel_s(algo: str, compute_s: float, gbps: float | None, collective:
     """Simulate steps with an exchange each, and without any."""
     sync = dict(kind="groups") if algo != "ddp" else {}
     model = dict(preset="debug", n_layers=1, d_model=2, d_ff=2, n_heads=1, seq_len=2, tied_head=True)
-    model["vocab_size"] = (N_PARAMS - parse(dict(model=model | dict(vocab_size=2))).model.n_params) // 2 + 2
+    model["vocab_size"] = (N_PARAMS - parse(dict(model=model | dict(vocab_size=2))).model.facts.n_params) // 2 + 2
     plan = dict(pipelines=N_HOSTS, microbatches=N_HOSTS)
     config = parse(dict(model=model, plan=plan, sync=sync))
-    assert config.model.n_params == N_PARAMS
+    assert config.model.facts.n_params == N_PARAMS
     line = gbps if gbps is not None else INSTANCE_GBPS
     frac = GOODPUT_FRAC if gbps is not None else 1.0
     hosts = tuple(Host(f"h{i}", out_gbps=line, in_gbps=line, goodput_frac=frac) for i in range(N_HOSTS))

@@ -112,7 +112,7 @@ class Row:
     def ring_s(self) -> float:
         """The bound of averaging a stage's parameters in fp32: 2 (n - 1) / n times their bytes on a line."""
         n_blocks = 1 if self.number == 3 else APPLIED
-        block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1, activation="geglu").block_params
+        block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1, activation="geglu").facts.layers[0].n_params
         return 2 * (self.n_a_stage - 1) / self.n_a_stage * Link(0.0, GBPS).occupied_s(4 * n_blocks * block)
 
 

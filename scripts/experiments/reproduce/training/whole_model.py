@@ -14,9 +14,9 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxdt.model.averaging import fragment_entries
+from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import TokenFile
-from jaxdt.model.gpt import apply_stage, init_stage
-from jaxdt.model.optim import optimizer
+from jaxdt.model.optim import by_role, optimizer
 from jaxdt.run.config import RunConfig
 from jaxdt.run.model import GPTConfig
 from jaxdt.run.plan import Plan
@@ -41,7 +41,7 @@ class WholeModel:
         self._leaves: list[tuple[int, tuple[int, ...]]] = []
         self._structures: list[Any] = []
         self.stages: list[slice] = []
-        self._rule = optimizer(config.optim, n_pipelines)
+        self._rule = optimizer(config.optim, n_pipelines, by_role(config.model.facts))
         end = 0
         for lo, hi in plan.stages:
             leaves, structure = jax.tree.flatten(

@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxdt.model import kernels
-from jaxdt.model.base import Boundary, Logits, Model, Params, Tokens
+from jaxdt.model.base import Boundary, Entries, Half, Logits, Model, Params, Tokens
 from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
 from jaxdt.run.model import GPTConfig
+from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR
 
 ROTARY_BASE = 10000.0
 # Each entry of the parameters draws its random numbers from a key of its own: the seed's, folded with one of these
@@ -131,47 +132,51 @@ def receiver_name(layer: int) -> str:
     return f"receiver_{layer:03d}"
 
 
-def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
-    """The top-level names of a stage's parameters, sorted."""
-    config.check_range(lo, hi)
-    names = {block_name(block) for block in config.blocks_in(lo, hi)}
-    names |= {sender_name(layer) for layer in config.senders_in(lo, hi)}
-    names |= {receiver_name(layer) for layer in config.receivers_in(lo, hi)}
-    if lo == 0:
-        names |= {"tok", "pos"} if config.positions == "learned" else {"tok"}
-    if hi == config.n_layers:
-        names |= {"head", "tok"} if config.tied_head else {"head"}
-    return sorted(names)
-
-
-def entry_layer(config: GPTConfig, name: str) -> int:
-    """The layer to which an entry belongs: tables to the first, the head to the last, of a pair of compression layers
-    the narrowing half to the layer before it, the widening half to the one behind."""
-    kind, _, number = name.partition("_")
-    if not number:
-        return config.n_layers - 1 if kind == "head" else 0
-    return int(number) - (kind == "sender")
-
-
-def apply_stage(
-    config: GPTConfig, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
-) -> Boundary | Logits:
-    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,W] in `dtype` with W the boundary width at
-    lo; returns logits [B,T,V] fp32 on the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
-    y: Any = x
-    if lo == 0:
-        tables = {name: params[name] for name in ("tok", "pos") if name in params}
-        y = Embedding(config, dtype).apply({"params": tables}, y)
-    block, sender, receiver = Block(config), _sender(config), _receiver(config)
-    for layer in range(lo, hi):
+def entries(config: GPTConfig) -> Entries:
+    """The entries that each part reads. Of a pair of compression layers, the layer before it has the narrowing half and
+    the layer behind it the widening half."""
+    layers = []
+    for layer in range(config.n_layers):
+        names = [block_name(config.block_of(layer))]
         if layer in config.compression_after:
-            y = receiver.apply({"params": params[receiver_name(layer)]}, y)
-        y = block.apply({"params": params[block_name(config.block_of(layer))]}, y)
+            names.append(receiver_name(layer))
         if layer + 1 in config.compression_after:
-            y = sender.apply({"params": params[sender_name(layer + 1)]}, y)
-    if hi == config.n_layers:
-        y = Head(config).apply({"params": params["head"]}, y, params.get("tok"))
+            names.append(sender_name(layer + 1))
+        layers.append(tuple(names))
+    embedding = ("tok", "pos") if config.positions == "learned" else ("tok",)
+    return Entries(embedding, tuple(layers), ("head", "tok") if config.tied_head else ("head",))
+
+
+def role(entry: str, path: str, shape: tuple[int, ...]) -> str:
+    """Biases and the scales of LayerNorms are vectors."""
+    del path
+    if len(shape) < 2:
+        return VECTOR
+    return TABLE if entry in ("tok", "pos") else MATRIX
+
+
+def embed(config: GPTConfig, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to seq_len."""
+    tables = {name: params[name] for name in ("tok", "pos") if name in params}
+    x_BTD: Any = Embedding(config, dtype).apply({"params": tables}, tokens_BT)
+    return x_BTD
+
+
+def apply_layer(config: GPTConfig, layer: int, params: Params, x: Boundary) -> Boundary:
+    """One layer, with the half of a compression pair on either side of it."""
+    y: Any = x
+    if layer in config.compression_after:
+        y = _receiver(config).apply({"params": params[receiver_name(layer)]}, y)
+    y = Block(config).apply({"params": params[block_name(config.block_of(layer))]}, y)
+    if layer + 1 in config.compression_after:
+        y = _sender(config).apply({"params": params[sender_name(layer + 1)]}, y)
     return y
+
+
+def apply_head(config: GPTConfig, params: Params, x: Boundary) -> Logits:
+    """Logits [B,T,V] in fp32."""
+    logits: Any = Head(config).apply({"params": params["head"]}, x, params.get("tok"))
+    return logits
 
 
 def _sender(config: GPTConfig) -> Sender:
@@ -182,30 +187,25 @@ def _receiver(config: GPTConfig) -> Receiver:
     return Receiver(config.d_model)
 
 
-def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> Params:
-    """Fresh fp32 parameters of layers lo..hi-1. Every entry depends on the seed and its global name only, so all
-    splits start from the same bits. At most five small programs are compiled, however many layers there are."""
-    names = stage_entries(config, lo, hi)
-    key = jax.random.key(seed)
-    params: Params = {}
-    if "tok" in names:
-        tables = _init_embedding(config, jax.random.fold_in(key, _EMBEDDING_ID))
-        params |= {name: table for name, table in tables.items() if name in names}
-    for block in config.blocks_in(lo, hi):
-        params[block_name(block)] = _init_block(config, jax.random.fold_in(key, _FIRST_BLOCK_ID + block))
-    for layer in config.senders_in(lo, hi):
-        params[sender_name(layer)] = _init_sender(config, jax.random.fold_in(key, _FIRST_SENDER_ID + layer))
-    for layer in config.receivers_in(lo, hi):
-        params[receiver_name(layer)] = _init_receiver(config, jax.random.fold_in(key, _FIRST_RECEIVER_ID + layer))
-    if "head" in names:
-        params["head"] = _init_head(config, jax.random.fold_in(key, _HEAD_ID))
-    return params
+def init_entry(config: GPTConfig, name: str, key: jax.Array) -> Any:
+    """Fresh fp32 parameters of an entry; `key` is the seed's."""
+    kind, _, number = name.partition("_")
+    if not number:
+        if kind == "head":
+            return _init_head(config, jax.random.fold_in(key, _HEAD_ID))
+        return _init_table(config, name, jax.random.fold_in(key, _EMBEDDING_ID))
+    first_id, init = {
+        "block": (_FIRST_BLOCK_ID, _init_block),
+        "sender": (_FIRST_SENDER_ID, _init_sender),
+        "receiver": (_FIRST_RECEIVER_ID, _init_receiver),
+    }[kind]
+    return init(config, jax.random.fold_in(key, first_id + int(number)))
 
 
-@partial(jax.jit, static_argnums=0)
-def _init_embedding(config: GPTConfig, key: jax.Array) -> Params:
+@partial(jax.jit, static_argnums=(0, 1))
+def _init_table(config: GPTConfig, name: str, key: jax.Array) -> Array:
     tokens_BT = jnp.zeros((1, config.seq_len), jnp.int32)
-    return _init(Embedding(config, jnp.dtype(jnp.float32)), key, tokens_BT)
+    return _init(Embedding(config, jnp.dtype(jnp.float32)), key, tokens_BT)[name]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -235,4 +235,18 @@ def _init(module: nn.Module, key: jax.Array, *inputs: jax.Array) -> Params:
     return variables["params"]
 
 
-MODEL = Model(entries=stage_entries, entry_layer=entry_layer, init=init_stage, apply=apply_stage)
+def pair(config: GPTConfig, layer: int) -> tuple[Half, Half]:
+    """The narrowing and the widening half behind the first `layer` layers."""
+
+    def send(params: Any, x: Boundary) -> Boundary:
+        y: Any = _sender(config).apply({"params": params}, x)
+        return y
+
+    def receive(params: Any, x: Boundary) -> Boundary:
+        y: Any = _receiver(config).apply({"params": params}, x)
+        return y
+
+    return (send, sender_name(layer)), (receive, receiver_name(layer))
+
+
+MODEL = Model(entries=entries, init=init_entry, role=role, embed=embed, layer=apply_layer, head=apply_head, pair=pair)

@@ -1,0 +1,152 @@
+"""Reads the facts of a model (jaxdt.run.model_facts) off the functions of its family. No array is made: jax.eval_shape
+gives the sizes of parameters, and the products of each distinct layer stand in its jaxpr.
+
+As a script it answers questions of processes without jax: a line of JSON with a family and its options in, a line with
+the facts and a digest of its sources out."""
+
+import json
+import math
+import select
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdt.model import facts_process
+from jaxdt.model.base import Model, Params, model_of
+from jaxdt.run import serialize
+from jaxdt.run.model import read_options
+from jaxdt.run.model_facts import Entry, LayerFacts, Leaf, ModelFacts, ModelSpec
+
+# Of the values that a layer's backward computes at once: so many per result of a product with a weight, and per result
+# of a product of activations that has a number for each pair of tokens (attention scores). Read off XLA's own figures
+# for fp32 on CPU; good to a third.
+WORKING_PRODUCTS, WORKING_SCORES = 2, 4 / 3
+IDLE_S = 60.0  # without a question, after which the process of this script ends
+Function = Callable[[Params, Any], Any]
+LENGTHS = (2, 3)  # of the samples for which a layer is traced; what differs between them grows with the length
+
+
+class _Products(NamedTuple):
+    """What the products of a part of a model take for one token: FLOP and numbers of the results."""
+
+    weight_flops: int
+    weight_numbers: int
+    other_flops: int
+    other_numbers: int
+
+
+def facts(options: ModelSpec) -> ModelFacts:
+    """The facts of a model with these options."""
+    model = model_of(options)
+    reads = model.entries(options)
+    n_layers = len(reads.layers)
+    readers: dict[str, set[int]] = {}
+    for layer, names in ((0, reads.embedding), *enumerate(reads.layers), (n_layers - 1, reads.head)):
+        for name in names:
+            readers.setdefault(name, set()).add(layer)
+    names = sorted(readers)
+    trees = jax.eval_shape(lambda: {name: model.init(options, name, jax.random.key(0)) for name in names})
+    entries = {name: Entry(name, tuple(sorted(readers[name])), _leaves(model, name, trees[name])) for name in trees}
+
+    embedding = {name: trees[name] for name in reads.embedding}
+    embed = partial(model.embed, options, jnp.dtype(jnp.float32))
+    (first,), in_width = _traced(embed, embedding, _tokens, LENGTHS[:1])
+    known: dict[str, LayerFacts] = {}
+    layers: list[LayerFacts] = []
+    width = in_width
+    for layer, names in enumerate(reads.layers):
+        params = {name: trees[name] for name in names}
+        shapes = [[(leaf.path, leaf.shape) for leaf in entries[name].leaves] for name in names]
+        kind = f"{width} {shapes}"
+        if kind not in known:
+            known[kind] = replace(_layer(partial(model.layer, options, layer), params, width), like=layer)
+        splits_no_entry = layer == 0 or not set(names) & set(reads.layers[layer - 1])
+        layers.append(replace(known[kind], cut=splits_no_entry))
+        width = layers[-1].out_width
+    head = {name: trees[name] for name in reads.head}
+    (last,), vocab_size = _traced(partial(model.head, options), head, partial(_activation, width), LENGTHS[:1])
+    return ModelFacts(
+        vocab_size=vocab_size,
+        max_len=options.seq_len,
+        in_width=in_width,
+        layers=tuple(layers),
+        entries=tuple(entries.values()),
+        first_flops=first.weight_flops,
+        last_flops=last.weight_flops,
+    )
+
+
+def _leaves(model: Model, entry: str, tree: Any) -> tuple[Leaf, ...]:
+    found = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        found.append(Leaf(path, leaf.shape, model.role(entry, path, leaf.shape)))
+    return tuple(found)
+
+
+def _layer(function: Function, params: Params, in_width: int) -> LayerFacts:
+    (short, long), out_width = _traced(function, params, partial(_activation, in_width), LENGTHS)
+    n_more = LENGTHS[1] - LENGTHS[0]
+    return LayerFacts(
+        out_width=out_width,
+        flops=short.weight_flops,
+        flops_per_token=(long.other_flops - short.other_flops) // n_more,
+        saved=short.weight_numbers,
+        working=WORKING_PRODUCTS * short.weight_numbers,
+        working_per_token=WORKING_SCORES * ((long.other_numbers - short.other_numbers) // n_more),
+        n_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        cut=True,
+        like=0,
+    )
+
+
+def _tokens(length: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+
+def _activation(width: int, length: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, length, width), jnp.float32)
+
+
+def _traced(
+    function: Function, params: Params, x: Callable[[int], Any], lengths: tuple[int, ...]
+) -> tuple[list[_Products], int]:
+    """(products with samples of each of these lengths, width of the result)."""
+    found, width = [], 0
+    for length in lengths:
+        jaxpr, y = jax.make_jaxpr(function, return_shape=True)(params, x(length))
+        width = y.shape[-1]
+        counts = [_product(eqn) for eqn in _equations(jaxpr.jaxpr)]
+        found.append(_Products(*(sum(column) // length for column in zip((0,) * 4, *counts, strict=True))))
+    return found, width
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The products of a jaxpr, with those of the jaxprs in it."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _equations(inner)
+
+
+def _product(eqn: Any) -> tuple[int, int, int, int]:
+    """A product has weights if nothing in it is a batch dimension."""
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+    n_numbers = math.prod(eqn.outvars[0].aval.shape)
+    flops = 2 * n_numbers * math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+    return (0, 0, flops, n_numbers) if batch else (flops, n_numbers, 0, 0)
+
+
+if __name__ == "__main__":
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
+        asked = json.loads(question)
+        answer = facts(read_options(asked["options"], "model", asked["family"]))
+        print(json.dumps({"sources": facts_process.sources(), "facts": serialize.write(answer)}), flush=True)

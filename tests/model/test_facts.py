@@ -1,0 +1,226 @@
+"""Facts that are read off a family's functions, against the sizes of a GPT by hand."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpt_formulae as by_hand
+import pytest
+from gpt_reference import CONFIGS
+
+from jaxdt.model import base, facts_process
+from jaxdt.model.derive import facts
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import FAMILIES, PRESETS, gpt_config
+from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
+
+MODELS = {name: gpt_config(name) for name in PRESETS} | CONFIGS
+PLAIN = [name for name, model in MODELS.items() if not model.compression_after]
+
+
+def ranges(found: ModelFacts):
+    return itertools.combinations(found.cuts, 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_of_each_cut_equal_those_by_hand(name):
+    model = MODELS[name]
+    found = facts(model)
+    assert (found.n_layers, found.in_width) == (model.n_layers, model.d_model)
+    assert (found.vocab_size, found.max_len) == (model.vocab_size, model.seq_len)
+    assert found.cuts == (*range(0, model.n_layers, model.layers_per_block), model.n_layers)
+    for lo, hi in ranges(found):
+        assert found.stage_params(lo, hi) == found.stage_trained(lo, hi) == by_hand.stage_params(model, lo, hi)
+        assert found.boundary_width(lo) == by_hand.boundary_width(model, lo)
+        assert found.n_runs(lo, hi) == len(by_hand.blocks_in(model, lo, hi))
+        is_tied = model.tied_head and (lo == 0) != (hi == model.n_layers)
+        assert [entry.name for entry in found.shared(lo, hi)] == (["tok"] if is_tied else [])
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_costs_of_each_cut_equal_those_by_hand(name):
+    model = MODELS[name]
+    found = facts(model)
+    for lo, hi in ranges(found):
+        assert found.flops(lo, hi, model.seq_len) == by_hand.flops(model, lo, hi, model.seq_len)
+        assert found.saved(lo, hi) == by_hand.saved(model, lo, hi)
+        assert found.working(lo, hi, model.seq_len) == pytest.approx(by_hand.working(model, lo, hi), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fragments_have_the_numbers_counted_by_hand(name):
+    model = MODELS[name]
+    found = facts(model)
+    for (lo, hi), n in itertools.product(ranges(found), (1, 2, 3)):
+        sizes = [sum(entry.n_params for entry in entries) for entries in found.fragments(lo, hi, n)]
+        assert sizes == [by_hand.fragment_params(model, lo, hi, fragment, n) for fragment in range(n)]
+        assert sum(sizes) == found.owned_params(lo, hi)
+
+
+def test_layers_alike_are_those_of_equal_shapes():
+    assert [layer.like for layer in facts(CONFIGS["plain"]).layers] == [0, 0, 0]
+    assert [layer.like for layer in facts(CONFIGS["shared"]).layers] == [0, 0, 0, 0]
+    assert [layer.like for layer in facts(CONFIGS["bottleneck"]).layers] == [0, 1, 2]  # sender, both halves, receiver
+    assert facts(CONFIGS["bottleneck"]).alike(0, 2) == {0: (1, 1), 1: (1, 1)}
+    assert facts(CONFIGS["shared"]).alike() == {0: (4, 2)}
+
+
+def test_roles():
+    """Matrices and tables decay; biases and scales do not."""
+    found = facts(CONFIGS["bottleneck"])
+    roles = {f"{entry.name}/{leaf.path}": leaf.role for entry in found.entries for leaf in entry.leaves}
+    assert roles["tok/"] == roles["pos/"] == TABLE
+    assert roles["head/out"] == roles["block_000/qkv/kernel"] == roles["sender_001/compress/kernel"] == MATRIX
+    assert roles["block_002/qkv/bias"] == roles["head/ln/scale"] == VECTOR
+
+
+def test_a_cut_through_a_shared_block_is_refused():
+    found = facts(CONFIGS["shared"])
+    found.check_range(0, 2)
+    with pytest.raises(BadInput, match="got a cut at 1, which splits a shared block; expected one of 0, 2, 4"):
+        found.check_range(0, 1)
+    with pytest.raises(BadInput, match="got 2..5, expected 0 <= lo < hi <= n_layers 4"):
+        found.check_range(2, 5)
+
+
+def test_a_process_without_jax_asks_a_child_once(tmp_path):
+    """Facts as text, too, are what they were. Two processes that meet the models at once both keep them; the third one
+    finds them on the disk, and starts no child. What stands in the current folder is not what they ask."""
+    code = (
+        "import json, sys; from jaxdt.run.model import gpt_config; from jaxdt.run import serialize\n"
+        "models = [gpt_config('debug'), gpt_config('debug', tied_head=True)]\n"
+        "found = [serialize.write(model.facts) for model in models]\n"
+        "assert 'jax' not in sys.modules; print(json.dumps(found))"
+    )
+    root = str(facts_process.PACKAGE.parent)
+    (tmp_path / "jaxdt").mkdir()
+    (tmp_path / "jaxdt/__init__.py").write_text("raise ImportError('of another tree')")
+
+    def start(before: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", before + code],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": root},
+        )
+
+    answers = [process.communicate()[0] for process in [start(""), start("")]]
+    answers.append(start("from jaxdt.model import facts_process; facts_process._child = None\n").communicate()[0])
+    expected = [facts(gpt_config("debug")), facts(gpt_config("debug", tied_head=True))]
+    for answer in answers:
+        assert [serialize.read(ModelFacts, data, "facts") for data in json.loads(answer)] == expected
+    assert sorted(path.suffix for path in (tmp_path / "cache/jaxdt/facts").iterdir()) == [".json", ".json"]
+
+
+class Child:
+    """In the place of a process with jax."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def ask(self, model: ModelSpec) -> Any:
+        self.n_asked += 1
+        return serialize.write(facts(model))
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path) -> Child:
+    child = Child()
+    monkeypatch.setattr(facts_process, "_child", lambda pid: child)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return child
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda text: b"",
+    "cut": lambda text: text[: len(text) // 2],
+    "a number": lambda text: text.replace(b"256", b"255", 1),
+    "no text": lambda text: b"\xff" + text,
+    "no facts": lambda text: b"[]",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_written_anew(child, tmp_path, damage):
+    model = gpt_config("debug")
+    for _ in range(2):
+        assert facts_process.facts(model) == facts(model)
+    assert child.n_asked == 1
+    (path,) = tmp_path.rglob("*.json")
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
+    assert path.read_bytes() != whole
+    for _ in range(2):
+        assert facts_process.facts(model) == facts(model)
+    assert child.n_asked == 2 and path.read_bytes() == whole
+
+
+def test_without_a_folder_that_can_be_written_each_process_asks(child, monkeypatch, tmp_path):
+    """A file stands where the folder would be; the file's own place is taken; there is no home."""
+    model = gpt_config("debug")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert facts_process.facts(model) == facts(model)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    path = facts_process._path(model)
+    assert path
+    (path / "taken").mkdir(parents=True)
+    assert facts_process.facts(model) == facts(model)
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert facts_process.facts(model) == facts(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+    assert child.n_asked == 3
+
+
+def test_facts_of_other_sources_are_not_found(child, monkeypatch, tmp_path):
+    """A change of a byte of what a derivation imports gives another file."""
+    package, model = tmp_path / "package", gpt_config("debug")
+    for folder in facts_process.SOURCES:
+        shutil.copytree(facts_process.PACKAGE / folder, package / folder)
+    monkeypatch.setattr(facts_process, "PACKAGE", package)
+    monkeypatch.setattr(facts_process, "sources", facts_process.sources.__wrapped__)  # of a process for each
+    paths = set()
+    for changed in (None, "model/families/gpt.py", "run/model.py"):
+        if changed:
+            (package / changed).write_text((package / changed).read_text() + "\n")
+        facts_process.facts(model)
+        paths.add(facts_process._path(model))
+    assert len(paths) == child.n_asked == 3
+
+
+def test_a_derivation_imports_only_what_its_digest_covers():
+    code = "import sys, jaxdt.model.derive, jaxdt.model.families.gpt; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    folders = {name.split(".")[1] for name in names if name.startswith("jaxdt.")}
+    assert folders == set(facts_process.SOURCES)
+
+
+def test_a_child_that_fails_or_has_other_sources_says_why(monkeypatch):
+    monkeypatch.setattr(facts_process, "sources", lambda: "others")
+    with pytest.raises(BadInput, match=r"^model: its facts were derived from other sources than those in "):
+        facts_process._Child().ask(gpt_config("debug"))
+    monkeypatch.setattr(facts_process, "DERIVATION", "jaxdt.model.no_such_module")
+    with pytest.raises(BadInput, match=r"^model: its facts could not be derived \(.*No module named jaxdt"):
+        facts_process._Child().ask(gpt_config("debug"))
+
+
+def test_no_file_but_those_of_the_tables_names_a_family():
+    """A new family is a file of functions, its options, and a line in each table."""
+    root = Path(facts_process.__file__).parents[2]
+    tables = {root / "jaxdt/run/model.py", root / "jaxdt/model/base.py"}
+    words = {word for name, one in FAMILIES.items() for word in (name, one.options.__name__, one.build.__name__)}
+    names = re.compile(rf"\b({'|'.join(words)})\b")
+    sources = {path for folder in ("jaxdt", "planner") for path in (root / folder).rglob("*.py")} - tables
+    assert not [str(path) for path in sources if path.parent.name != "families" and names.search(path.read_text())]
+    assert set(FAMILIES) == set(base.FAMILIES)
