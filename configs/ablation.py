@@ -18,7 +18,7 @@ def get_config():
     config.model.n_layers = 8
     config.model.d_model = 64
     config.model.n_heads = 4
-    config.model.seq_len = 128
+    config.data.seq_len = 128
     config.plan.microbatches = 4
     config.train.steps = 300
     config.train.microbatch_size = 4

@@ -21,7 +21,7 @@ def get_config():
     config.model.d_model = 128
     config.model.d_ff = 512
     config.model.n_heads = 4
-    config.model.seq_len = 64
+    config.data.seq_len = 64
     config.model.tied_head = False
     config.plan.stages = 2
     config.plan.pipelines = 4

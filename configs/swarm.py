@@ -20,7 +20,7 @@ def get_config():
     config.model.d_model = 128
     config.model.d_ff = 512
     config.model.n_heads = 4
-    config.model.seq_len = 64
+    config.data.seq_len = 64
     config.model.positions = "rotary"
     config.model.activation = "geglu"
     config.model.tied_head = True

@@ -25,7 +25,7 @@ def get_config():
     config.model.d_model = 4096
     config.model.n_heads = 32
     config.model.d_ff = 16384
-    config.model.seq_len = 2048
+    config.data.seq_len = 2048
     config.model.vocab_size = 50257
     config.model.positions = "rotary"
     config.model.activation = "geglu"

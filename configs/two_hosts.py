@@ -16,7 +16,7 @@ def get_config():
     config.model.n_layers = 4
     config.model.d_model = 128
     config.model.d_ff = 512
-    config.model.seq_len = 64
+    config.data.seq_len = 64
     config.plan.stages = 2
     config.plan.microbatches = 4
     config.train.steps = 60

@@ -21,7 +21,7 @@ import json
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from absl import flags
@@ -72,7 +72,10 @@ def profile() -> int:
         "microbatch_size": config.train.microbatch_size,
         "dtype": config.dtype,
         "remat": config.remat,
+        "seq_len": config.seq_len,
     }
+    if earlier:
+        earlier = replace(earlier, seq_len=earlier.microbatch_shape.seq_len)
     for name, value in measured_for.items():
         if earlier and getattr(earlier, name) != value:
             raise BadInput(f"{out}: {name}: was measured for another, expected {value}; choose another --out")

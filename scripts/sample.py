@@ -60,7 +60,7 @@ def main() -> int:
         raise BadInput(f"--prompt: {tokenizer.name} cannot encode it ({why(error)})") from None
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
-    tokens = generate(config.model, params, prompt, N_TOKENS.value, TEMPERATURE.value, SEED.value)
+    tokens = generate(config.model, params, prompt, N_TOKENS.value, TEMPERATURE.value, SEED.value, config.seq_len)
     print(tokenizer.decode(np.array(prompt + tokens)).decode(errors="replace"))
     return 0
 

@@ -30,7 +30,7 @@ def get_config():
     config.model.d_model = 32
     config.model.n_heads = 2
     config.model.d_ff = 64
-    config.model.seq_len = 16
+    config.data.seq_len = 16
     config.model.tied_head = True
     config.plan.stages = 2
     config.plan.pipelines = 2

@@ -20,7 +20,7 @@ def table_params(c: GPTConfig) -> int:
 
 
 def position_params(c: GPTConfig) -> int:
-    return c.seq_len * c.d_model if c.positions == "learned" else 0
+    return c.max_len * c.d_model if c.positions == "learned" else 0
 
 
 def head_params(c: GPTConfig) -> int:
@@ -85,7 +85,7 @@ def saved(c: GPTConfig, lo: int, hi: int) -> int:
 
 def working(c: GPTConfig, lo: int, hi: int) -> float:
     """Numbers of a token that the backward of a stage without compression pairs computes at once."""
-    return (hi - lo) * (10 * c.d_model + 2 * up_width(c) + 4 / 3 * c.n_heads * c.seq_len)
+    return (hi - lo) * (10 * c.d_model + 2 * up_width(c) + 4 / 3 * c.n_heads * c.max_len)
 
 
 def flops(c: GPTConfig, lo: int, hi: int, n_tokens: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdt.run.model import GPTConfig
 
-SIZES = dict(n_layers=3, d_model=16, n_heads=2, d_ff=24, seq_len=6, vocab_size=19)
+SIZES = dict(n_layers=3, d_model=16, n_heads=2, d_ff=24, max_len=6, vocab_size=19)
 CONFIGS = {
     "plain": GPTConfig(**SIZES),
     "tied": GPTConfig(**SIZES, tied_head=True, positions="rotary", activation="geglu"),

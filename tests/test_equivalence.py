@@ -44,7 +44,7 @@ N_STEPS = 20
 FEW_STEPS = 8
 SEED = 3
 KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.EVALUATE, WorkKind.GATHER, WorkKind.UPDATE)
-MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
+MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 BATCH = 2
 # The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
 # noise into steps of full size, different in every program.
@@ -277,7 +277,7 @@ def assert_held_out_losses(config, outcome):
     assert list(measured) == due
     options = config.model, config.optim, config.seq_lengths, config.sync
     _, _, versions = train_in_one_process(*options, max(N_STEPS, n_steps))
-    batches = [Tokens().eval_batch(m % 3, BATCH, config.model.seq_len) for m in range(config.train.eval_microbatches)]
+    batches = [Tokens().eval_batch(m % 3, BATCH, config.model.max_len) for m in range(config.train.eval_microbatches)]
     expected = [float(mean_loss(config.model, versions[n], np.concatenate(batches))) for n in due]
     np.testing.assert_allclose(list(measured.values()), expected, rtol=1e-4)
 

@@ -127,5 +127,5 @@ def _noise(shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 def _tokens(stage: StageFunctions) -> np.ndarray:
-    shape = (stage.microbatch_size, stage.config.seq_len)
+    shape = stage.in_shape[:2]
     return np.random.default_rng(0).integers(0, stage.config.facts.vocab_size, shape, dtype=np.int32)

@@ -30,7 +30,7 @@ def text(config: RunConfig, ablation: AblationConfig, table: list[Row], about: s
             steps=config.train.steps,
             microbatches=config.plan.microbatches,
             samples=config.train.microbatch_size,
-            tokens=config.model.seq_len,
+            tokens=config.seq_len,
             last_seed=ablation.seeds - 1,
             about=about,
         ),

@@ -21,7 +21,7 @@ def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
     """The functions of the case's stages."""
     model = model_of(config, case)
     rule = optimizer(config.optim, decays=by_role(model.facts))
-    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)
     return [build_stage(model, lo, hi, rule, options) for lo, hi in cut(model, case.stages)]
 
 
@@ -45,8 +45,8 @@ def train(config: RunConfig, case: Case, data: TokenFile, on_step: Callable[[int
     steps = config.train.steps
     size = config.train.microbatch_size
     n_microbatches = config.plan.microbatches
-    n_evals = min(config.train.eval_microbatches, data.n_eval_batches(size, config.model.seq_len))
-    held_out = [data.eval_batch(index, size, config.model.seq_len) for index in range(n_evals)]
+    n_evals = min(config.train.eval_microbatches, data.n_eval_batches(size, config.seq_len))
+    held_out = [data.eval_batch(index, size, config.seq_len) for index in range(n_evals)]
     curve = []
     for step in range(steps):
         if config.train.eval_every_steps and step % config.train.eval_every_steps == 0:

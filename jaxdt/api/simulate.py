@@ -109,7 +109,7 @@ class Simulation:
     def tokens_per_s(self) -> float:
         """Tokens of a step in its seconds."""
         plan, config = self.scenario.plan, self.scenario.config
-        return plan.n_microbatches * config.train.microbatch_size * config.model.seq_len / self.step_s
+        return plan.n_microbatches * config.microbatch_shape.n_tokens / self.step_s
 
     def __str__(self) -> str:
         plan, times = self.scenario.plan, self.times
@@ -216,7 +216,9 @@ def profile_of_flops(
     kinds = {device.kind for device in network.devices} if network else {""}
     by_kind = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(kinds, flops)
     size = run.train.microbatch_size
-    return profiles.from_flops(run.model, size, by_kind, efficiency, dtype=run.dtype, remat=run.remat)
+    return profiles.from_flops(
+        run.model, size, by_kind, efficiency, dtype=run.dtype, remat=run.remat, seq_len=run.data.seq_len
+    )
 
 
 def scenario_of(

@@ -37,7 +37,7 @@ def _measured(config: RunConfig) -> Callable[[int, int], CodecTimes]:
 
     @functools.cache
     def timed(width: int) -> CodecTimes:
-        shape = (config.train.microbatch_size, config.model.seq_len, width)
+        shape = (*config.microbatch_shape, width)
         return time_codec(codec.parse(codec.INT8), shape, config.dtype)
 
     return lambda peer, layer: timed(config.model.facts.boundary_width(layer))

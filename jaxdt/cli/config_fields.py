@@ -36,8 +36,9 @@ MEANINGS = {
     "plan.servers": "peers of each stage that hold its parameters and compute nothing (sync.kind server)",
     "plan.workers": "peers of each stage that compute for its servers, and are no members (wiring.kind pool)",
     "data.path": "a token file of prepare_data.py; empty: the committed corpus in bytes",
-    "data.seq_start": "tokens of a sample at the first step; 0: always model.seq_len",
-    "data.seq_growth_steps": "steps until a sample has model.seq_len tokens",
+    "data.seq_len": "tokens of a sample; 0: model.max_len",
+    "data.seq_start": "tokens of a sample at the first step; 0: always the full length",
+    "data.seq_growth_steps": "steps until a sample has the full length",
     "train.steps": "updates of the whole run",
     "train.seed": "of the initial parameters and of the order of the samples",
     "train.microbatch_size": "samples of a microbatch",
@@ -105,7 +106,7 @@ MEANINGS = {
     "model.d_model": "width",
     "model.n_heads": "attention heads",
     "model.d_ff": "width inside the feed-forward part of a layer",
-    "model.seq_len": "tokens of a sample",
+    "model.max_len": "most tokens that a sample may have, and positions that are learned; unset: data.seq_len",
     "model.vocab_size": "tokens of the vocabulary; unset: that of the token file",
     "model.positions": "how positions enter",
     "model.activation": "nonlinearity of the feed-forward part",
@@ -117,7 +118,8 @@ MEANINGS = {
 # Fields that name an entry of a table.
 TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS, "sync.groups.match": MATCHERS}
 NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
-SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
+# A size of the config that was tried.
+SIZE = re.compile(r"((?:model\.|data\.)?(?:n_layers|d_model|max_len|seq_len)) \d+")
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
         build.check(config, plan)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
-    data.n_train_windows(config.model.seq_len)
+    data.n_train_windows(config.seq_len)
     if config.train.eval_every_steps:
-        data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+        data.n_eval_batches(config.train.microbatch_size, config.seq_len)
     return config, plan, data
 
 

@@ -72,7 +72,7 @@ def facts(options: ModelSpec) -> ModelFacts:
     (last,), vocab_size = _traced(partial(model.head, options), head, partial(_activation, width), LENGTHS[:1])
     return ModelFacts(
         vocab_size=vocab_size,
-        max_len=options.seq_len,
+        max_len=options.max_len,
         in_width=in_width,
         layers=tuple(layers),
         entries=tuple(entries.values()),

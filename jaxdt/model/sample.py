@@ -27,19 +27,26 @@ def assemble(config: ModelSpec, stages: list[Params]) -> Params:
 
 
 def generate(
-    config: ModelSpec, params: Params, prompt: Sequence[int], n_tokens: int, temperature: float, seed: int
+    config: ModelSpec,
+    params: Params,
+    prompt: Sequence[int],
+    n_tokens: int,
+    temperature: float,
+    seed: int,
+    seq_len: int = 0,
 ) -> list[int]:
     """The n_tokens token ids that follow `prompt`. Temperature 0 takes the likeliest token each time. The model sees
-    the last seq_len tokens; one program of that shape serves every prompt and length. Raises BadInput."""
+    the last `seq_len` tokens (0: model.max_len); one program of that shape serves every prompt and length. Raises
+    BadInput."""
     tokens = [int(token) for token in prompt]
     if not tokens or not all(0 <= token < config.facts.vocab_size for token in tokens):
         raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.facts.vocab_size}")
     if temperature < 0:
         raise BadInput(f"temperature: got {temperature!r}, expected a number >= 0")
-    key = jax.random.key(seed)
+    key, seq_len = jax.random.key(seed), seq_len or config.max_len
     for i in range(n_tokens):
-        seen = tokens[-config.seq_len :]
-        tokens_T = np.zeros(config.seq_len, np.int32)
+        seen = tokens[-seq_len:]
+        tokens_T = np.zeros(seq_len, np.int32)
         tokens_T[: len(seen)] = seen
         tokens.append(int(_next_token(config, params, tokens_T, len(seen), temperature, jax.random.fold_in(key, i))))
     return tokens[len(prompt) :]

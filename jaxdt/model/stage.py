@@ -37,13 +37,15 @@ class StageOptions:
     backward; "dots" saves the results of the weight products too, which takes less work and more memory (the last stage
     runs both in one program and uses neither). `dtype` is that of activations. With several local `devices` the batch
     axis is split over them and the parameters are on each. `is_table_shared`: a table that the first and the last of
-    several stages use is a parameter of the first alone; the last computes with that one, and does not update it."""
+    several stages use is a parameter of the first alone; the last computes with that one, and does not update it.
+    `seq_len`: tokens of a sample of full length, 0 for as many as the model takes."""
 
     microbatch_size: int
     remat: str = "recompute"
     dtype: str = "float32"
     devices: int = 1
     is_table_shared: bool = False
+    seq_len: int = 0
 
     def check(self) -> None:
         """BadInput for options that this host cannot compute with."""
@@ -120,7 +122,7 @@ def build_stage(
     first = lo == 0
     last = hi == facts.n_layers
     dtype = DTYPES[options.dtype]
-    size = options.microbatch_size
+    size, seq_len = options.microbatch_size, options.seq_len or config.max_len
     devices = _Devices(options.devices)
     jit, whole, batch = devices.jit, devices.whole, devices.batch
 
@@ -151,8 +153,8 @@ def build_stage(
         lo=lo,
         hi=hi,
         microbatch_size=size,
-        in_shape=(size, config.seq_len, facts.boundary_width(lo)),
-        out_shape=(size, config.seq_len, facts.boundary_width(hi)),
+        in_shape=(size, seq_len, facts.boundary_width(lo)),
+        out_shape=(size, seq_len, facts.boundary_width(hi)),
         boundary_dtype=dtype,
         group_sizes=group_sizes(config, lo, hi),
         init=lambda seed: devices.place(init(seed)),

@@ -17,8 +17,8 @@ from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
 from jaxdt.run.model import FIELDS as MODEL_FIELDS
-from jaxdt.run.model import options_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model import options_of, renamed
+from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.run.seq_lengths import SeqLengths
@@ -61,11 +61,12 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. Samples begin with
-    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.run.seq_lengths). With
-    0 and 0 all samples have the full length."""
+    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. `seq_len`: tokens of a sample
+    (0: model.max_len). Samples begin with `seq_start` tokens and grow to that length over the first `seq_growth_steps`
+    steps (jaxdt.run.seq_lengths). With 0 and 0 all samples have the full length."""
 
     path: str = ""
+    seq_len: int = 0
     seq_start: int = 0
     seq_growth_steps: int = 0
 
@@ -273,7 +274,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_plan()
-        self._check_growth()
+        self._check_lengths()
         self._check_train()
         self._check_wiring()
         self._check_sync()
@@ -291,10 +292,13 @@ class RunConfig:
         require_at_least("plan.workers", self.plan.workers, 0)
         require_one_of("plan.schedule", self.plan.schedule, SCHEDULES)
 
-    def _check_growth(self) -> None:
-        start, n_steps, full = self.data.seq_start, self.data.seq_growth_steps, self.model.seq_len
+    def _check_lengths(self) -> None:
+        start, n_steps, most = self.data.seq_start, self.data.seq_growth_steps, self.model.max_len
+        if not 0 <= self.data.seq_len <= most:
+            raise BadInput(f"data.seq_len: got {self.data.seq_len}, expected 0 (model.max_len) to model.max_len {most}")
+        full = self.seq_len
         if not 0 <= start <= full:
-            raise BadInput(f"data.seq_start: got {start}, expected 0 (no growth) to model.seq_len {full}")
+            raise BadInput(f"data.seq_start: got {start}, expected 0 (no growth) to data.seq_len {full}")
         if n_steps < 0 or (n_steps > 0) != (start > 0):
             wanted = "an integer >= 1" if start else "0"
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
@@ -379,9 +383,19 @@ class RunConfig:
             raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 
     @property
+    def seq_len(self) -> int:
+        """Tokens of a sample of full length."""
+        return self.data.seq_len or self.model.max_len
+
+    @property
+    def microbatch_shape(self) -> MicrobatchShape:
+        """The shape of a microbatch of samples of full length."""
+        return MicrobatchShape(self.train.microbatch_size, self.seq_len)
+
+    @property
     def seq_lengths(self) -> SeqLengths:
         """Tokens per sample, step by step."""
-        return SeqLengths(self.model.seq_len, self.data.seq_start, self.data.seq_growth_steps)
+        return SeqLengths(self.seq_len, self.data.seq_start, self.data.seq_growth_steps)
 
     @property
     def delay(self) -> Delay:
@@ -436,7 +450,9 @@ def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
-    return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size)}, "")
+    data = fields.get("data")
+    seq_len = data.get("seq_len") if serialize.is_object(data) else None
+    return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size, seq_len)}, "")
 
 
 def default_plan(config: RunConfig) -> Plan:
@@ -504,18 +520,21 @@ def with_codec(config: RunConfig, plan: Plan) -> Plan:
     return replace(plan, codec=(config.codec,) * (plan.n_stages - 1))
 
 
-def _model(data: Any, vocab_size: int | None) -> ModelSpec:
-    """The model that a preset and changed fields describe."""
+def _model(data: Any, vocab_size: int | None, seq_len: Any) -> ModelSpec:
+    """The model that a preset and changed fields describe. It takes samples of `seq_len` tokens at most, where that is
+    given and model.max_len is not."""
     if not serialize.is_object(data):
         raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
     fields = dict(data)
     preset = fields.pop("preset", "debug")
-    overrides = {name: value for name, value in fields.items() if value is not None}
+    overrides = {name: value for name, value in renamed(fields).items() if value is not None}
     requested = overrides.get("vocab_size")
     if vocab_size is not None:
         if isinstance(requested, int) and requested < vocab_size:
             raise BadInput(f"model.vocab_size: got {requested}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
+    if type(seq_len) is int and seq_len > 0:
+        overrides.setdefault("max_len", seq_len)
     return options_of(preset, **overrides)
 
 

@@ -29,7 +29,7 @@ an estimate, good to a third.
 
 from dataclasses import dataclass
 
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4
@@ -98,41 +98,41 @@ def update_bytes(model: ModelSpec, lo: int, hi: int) -> int:
     return 4 * FLOAT_BYTES * model.facts.stage_params(lo, hi)
 
 
-def residual_bytes(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
+def residual_bytes(model: ModelSpec, lo: int, hi: int, shape: MicrobatchShape, dtype: str, remat: str) -> int:
     """Residual of one microbatch, between its forward and its backward. The last stage runs both as one program and
     keeps its input only."""
     if hi == model.facts.n_layers or remat == "recompute":
-        return input_bytes(model, lo, microbatch_size, dtype)
-    saved_bytes = microbatch_size * model.seq_len * model.facts.saved(lo, hi) * DTYPE_BYTES[dtype]
-    return saved_bytes + input_bytes(model, lo, microbatch_size, dtype)
+        return input_bytes(model, lo, shape, dtype)
+    saved_bytes = shape.n_tokens * model.facts.saved(lo, hi) * DTYPE_BYTES[dtype]
+    return saved_bytes + input_bytes(model, lo, shape, dtype)
 
 
-def input_bytes(model: ModelSpec, lo: int, microbatch_size: int, dtype: str) -> int:
+def input_bytes(model: ModelSpec, lo: int, shape: MicrobatchShape, dtype: str) -> int:
     """A stage's input: tokens on the first stage, else a boundary tensor."""
     if lo == 0:
-        return microbatch_size * (model.seq_len + 1) * TOKEN_BYTES
-    return model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
+        return shape.size * (shape.seq_len + 1) * TOKEN_BYTES
+    return model.facts.boundary_numbers(shape.n_tokens) * DTYPE_BYTES[dtype]
 
 
-def working_bytes(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str) -> int:
+def working_bytes(model: ModelSpec, lo: int, hi: int, shape: MicrobatchShape, dtype: str) -> int:
     """Memory of one backward while it runs: values of all its layers at once; on the last stage also the logits in
     fp32, once as logits and once as their gradient."""
-    numbers = microbatch_size * model.seq_len * model.facts.working(lo, hi, model.seq_len)
-    logits = 2 * microbatch_size * model.seq_len * model.facts.vocab_size if hi == model.facts.n_layers else 0
+    numbers = shape.n_tokens * model.facts.working(lo, hi, shape.seq_len)
+    logits = 2 * shape.n_tokens * model.facts.vocab_size if hi == model.facts.n_layers else 0
     return round(numbers * DTYPE_BYTES[dtype]) + logits * FLOAT_BYTES
 
 
-def most_retained(model: ModelSpec, lo: int, hi: int, microbatch_size: int, dtype: str, retain_bytes: int) -> int:
+def most_retained(model: ModelSpec, lo: int, hi: int, shape: MicrobatchShape, dtype: str, retain_bytes: int) -> int:
     """Microbatches whose output and input gradient fit into `wiring.retain_bytes`, for layers lo..hi-1."""
     n_boundaries = max(1, (lo > 0) + (hi < model.facts.n_layers))
-    return retain_bytes // max(1, n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype])
+    return retain_bytes // max(1, n_boundaries * model.facts.boundary_numbers(shape.n_tokens) * DTYPE_BYTES[dtype])
 
 
 def stage_memory(
     model: ModelSpec,
     lo: int,
     hi: int,
-    microbatch_size: int,
+    shape: MicrobatchShape,
     in_flight: int,
     options: MemoryOptions,
     retained: int = 0,
@@ -147,7 +147,7 @@ def stage_memory(
     memory."""
     dtype, copies = options.dtype, options.copies
     n_boundaries = (lo > 0) + (hi < model.facts.n_layers)
-    boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
+    boundary_bytes = n_boundaries * model.facts.boundary_numbers(shape.n_tokens) * DTYPE_BYTES[dtype]
     vector_bytes = FLOAT_BYTES * model.facts.stage_params(lo, hi)
     updated_bytes = FLOAT_BYTES * model.facts.owned_params(lo, hi) if copies else vector_bytes
     has_delay = bool(options.delay) and copies is None
@@ -162,8 +162,8 @@ def stage_memory(
         parameters=0,
         moments=0,
         gradients=0,
-        activations=in_flight * residual_bytes(model, lo, hi, microbatch_size, dtype, options.remat)
-        + working_bytes(model, lo, hi, microbatch_size, dtype),
+        activations=in_flight * residual_bytes(model, lo, hi, shape, dtype, options.remat)
+        + working_bytes(model, lo, hi, shape, dtype),
         on_host=in_flight * boundary_bytes,
     )
     updating = StageMemory(vector_bytes, 0, vector_bytes, 0, 0 if copies else 2 * vector_bytes)
@@ -186,10 +186,10 @@ def stage_memory_bytes(
     model: ModelSpec,
     lo: int,
     hi: int,
-    microbatch_size: int,
+    shape: MicrobatchShape,
     in_flight: int,
     options: MemoryOptions,
     retained: int = 0,
 ) -> int:
     """The total of `stage_memory` for a peer with one memory for all."""
-    return stage_memory(model, lo, hi, microbatch_size, in_flight, options, retained).total
+    return stage_memory(model, lo, hi, shape, in_flight, options, retained).total

@@ -3,13 +3,13 @@ the model (jaxdt.run.model_facts). The functions of a family are in the module t
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from jaxdt.run.errors import BadInput, nearest, require_one_of
 from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.serialize import is_list, read
+from jaxdt.run.serialize import is_list, is_object, read
 
 POSITIONS = ("learned", "rotary")
 ACTIVATIONS = ("gelu", "geglu")
@@ -18,8 +18,10 @@ COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
 
 @dataclass(frozen=True)
 class GPTConfig(ModelSpec):
-    """A decoder-only transformer. `n_shared_blocks` > 0 shares blocks as ALBERT does: the layers fall into that many
-    equal runs, and every layer of a run applies the run's one block (SWARM Sec. 4.3 shares inside each stage).
+    """A decoder-only transformer for samples of at most `max_len` tokens.
+
+    `n_shared_blocks` > 0 shares blocks as ALBERT does: the layers fall into that many equal runs, and every layer of a
+    run applies the run's one block (SWARM Sec. 4.3 shares inside each stage).
 
     `compression` ("none", "bottleneckR" or "maxoutR") puts a pair of layers that narrows the width by R, and widens it
     again, behind the first l layers, for each l in `compression_after` (SWARM App. J). A pair is part of the model,
@@ -29,7 +31,7 @@ class GPTConfig(ModelSpec):
     d_model: int
     n_heads: int
     d_ff: int
-    seq_len: int
+    max_len: int
     vocab_size: int
     positions: str = "learned"
     activation: str = "gelu"
@@ -41,7 +43,7 @@ class GPTConfig(ModelSpec):
     family = "gpt"  # not a field: a config file names a preset
 
     def __post_init__(self) -> None:
-        for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
+        for name in ("n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size"):
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadInput(f"model.{name}: got {value!r}, expected an integer >= 1")
@@ -112,13 +114,13 @@ class GPTConfig(ModelSpec):
 
 
 def _shape(
-    n_layers: int, d_model: int, n_heads: int, seq_len: int, vocab_size: int, tied_head: bool = False
+    n_layers: int, d_model: int, n_heads: int, max_len: int, vocab_size: int, tied_head: bool = False
 ) -> dict[str, Any]:
     return {
         "n_layers": n_layers,
         "d_model": d_model,
         "n_heads": n_heads,
-        "seq_len": seq_len,
+        "max_len": max_len,
         "vocab_size": vocab_size,
         "d_ff": 4 * d_model,
         "tied_head": tied_head,
@@ -172,6 +174,21 @@ FAMILIES: dict[str, Family] = {"gpt": Family(GPTConfig, PRESETS, gpt_config)}
 FIRST = next(iter(FAMILIES.values()))
 
 
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a program of before recorded, with the names of today; BadInput for an old name that a person
+    wrote, among some of the options."""
+    found = dict(fields)
+    if "seq_len" not in found:
+        return found
+    if "max_len" in found or set(FIELDS) - set(found) != {"max_len"}:
+        raise BadInput(
+            f"model.seq_len: got {found['seq_len']!r}, expected data.seq_len for the tokens of a sample, or "
+            "model.max_len for the most that the model takes"
+        )
+    found["max_len"] = found.pop("seq_len")
+    return found
+
+
 def options_of(preset: Any, **overrides: Any) -> ModelSpec:
     """The options of a preset with the given fields replaced. Values are checked here, since they may come straight
     from a file."""
@@ -181,4 +198,6 @@ def options_of(preset: Any, **overrides: Any) -> ModelSpec:
 
 def read_options(data: Any, where: str, family: str = "") -> ModelSpec:
     """The options that plain data describes; `where` names them in errors."""
+    if is_object(data):
+        data = renamed(data)
     return read(FAMILIES[family].options if family else FIRST.options, data, where)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from jaxdt.run.errors import BadInput
 
@@ -187,6 +187,11 @@ class ModelFacts:
         """Numbers of a token that crosses from layer - 1 to `layer`, where a stage ends there."""
         return self.layers[layer - 1].out_width if layer else self.in_width
 
+    def boundary_numbers(self, n_tokens: int, layer: int = 0) -> int:
+        """Numbers that a microbatch of so many tokens sends over the stage boundary at `layer`, each way (before a
+        codec)."""
+        return n_tokens * self.boundary_width(layer)
+
     def alike(self, lo: int = 0, hi: int | None = None) -> dict[int, tuple[int, int]]:
         """(layers, runs between cuts) of the layers lo..hi-1 that take the same time, by the first of the model."""
         counted: dict[int, tuple[int, int]] = {}
@@ -227,12 +232,23 @@ class ModelFacts:
         return found
 
 
+class MicrobatchShape(NamedTuple):
+    """The shape of a microbatch's tokens: `size` samples of `seq_len` tokens."""
+
+    size: int
+    seq_len: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.size * self.seq_len
+
+
 class ModelSpec(ABC):
     """The options of a model: a frozen dataclass of a family, with the fields that a config file may set. Equal options
-    have equal facts."""
+    have equal facts. `max_len`: the most tokens that a sample may have."""
 
     family: ClassVar[str]
-    seq_len: int
+    max_len: int
 
     @property
     def depth_field(self) -> str:
@@ -250,10 +266,6 @@ class ModelSpec(ABC):
     @cached_property
     def facts(self) -> ModelFacts:
         return _derived(self)
-
-    def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int:
-        """Numbers that one microbatch sends over the stage boundary at `layer`, each way (before a codec)."""
-        return microbatch_size * self.seq_len * self.facts.boundary_width(layer)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from jaxdt.run import codec as codec_names
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, unreadable
 from jaxdt.run.model import read_options
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 
@@ -82,7 +82,8 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kinds of devices and their seconds, for one model, microbatch size, dtype and rematerialisation mode."""
+    """Kinds of devices and their seconds, for one model, shape of microbatches, dtype and rematerialisation mode.
+    `seq_len`: tokens of a sample, 0 for as many as the model takes."""
 
     model: ModelSpec
     microbatch_size: int
@@ -90,10 +91,15 @@ class Profile:
     dtype: str = "float32"
     remat: str = "recompute"
     source: str = ""
+    seq_len: int = 0
 
     def __post_init__(self) -> None:
         if not self.kinds:
             raise BadInput("profile.kinds: got none, expected at least one kind of device")
+
+    @property
+    def microbatch_shape(self) -> MicrobatchShape:
+        return MicrobatchShape(self.microbatch_size, self.seq_len or self.model.max_len)
 
     def kind(self, name: str) -> DeviceKind:
         """A kind by name; a network without kinds means the only one there is."""
@@ -154,13 +160,14 @@ def from_flops(
     memory_gbps: float = 8000.0,
     dtype: str = "float32",
     remat: str = "recompute",
+    seq_len: int = 0,
 ) -> Profile:
     """A profile of devices that were not measured: `flops[kind]` peak FLOP/s, of which the maths reaches the share
     `efficiency`; the optimizer and the codecs are bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per
     parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
     if not 0 < efficiency <= 1:
         raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
-    facts, n_tokens = model.facts, microbatch_size * model.seq_len
+    facts, n_tokens = model.facts, microbatch_size * (seq_len or model.max_len)
     bytes_per_s = memory_gbps * 1e9 / 8
 
     def part(n_params: int, peak: float, recomputed: float) -> PartTimes:
@@ -172,7 +179,7 @@ def from_flops(
             update_s=n_params * UPDATE_BYTES_PER_NUMBER / bytes_per_s,
         )
 
-    codecs = _codecs_from_memory(model.boundary_numbers(microbatch_size), DTYPE_BYTES[dtype], bytes_per_s)
+    codecs = _codecs_from_memory(facts.boundary_numbers(n_tokens), DTYPE_BYTES[dtype], bytes_per_s)
     kinds: dict[str, DeviceKind] = {}
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
@@ -183,7 +190,7 @@ def from_flops(
         others = {str(like): times for like, times in layers.items() if times != layers[0]}
         kinds[name] = DeviceKind(layers[0], embedding, table, codecs=codecs, other_layers=others)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
-    return Profile(model, microbatch_size, kinds, dtype, remat, source)
+    return Profile(model, microbatch_size, kinds, dtype, remat, source, seq_len)
 
 
 def _codecs_from_memory(n_numbers: int, dtype_bytes: int, bytes_per_s: float) -> dict[str, CodecTimes]:

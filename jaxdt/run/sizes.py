@@ -52,7 +52,7 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
     Steps of shorter samples send less."""
     spec = codec.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
     _, layer = plan.stages[boundary]
-    n_numbers = config.model.boundary_numbers(config.train.microbatch_size, layer)
+    n_numbers = config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens, layer)
     return codec.wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
 
 

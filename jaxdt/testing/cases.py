@@ -346,7 +346,7 @@ def _draw_config(rng: random.Random, kind: str) -> RunConfig:
     stages, pipelines = rng.choice(((2, 1), (2, 2), (2, 2), (2, 3), (2, 3), (2, 4), (3, 2), (3, 2), (3, 3)))
     on_nonfinite = rng.choice(("stop",) * 8 + ("skip", "rollback"))
     eval_every_steps = rng.choice((0, 2))
-    model = dict(preset="debug", n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16)
+    model = dict(preset="debug", n_layers=3, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=16)
     parsed = configs.parse(
         dict(
             model=model | {"tied_head": rng.random() < 0.5},
@@ -497,7 +497,7 @@ def _draw_independent_config(
     draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
     settings = draw_settings(rng, step_s, n_pipelines)
     has_servers = sync == "server"
-    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16)
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=16)
     checkpoint_every = rng.choice((0, 0, 1, 2, 3))
     return dict(
         model=model,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.run import codec as codecs
-from jaxdt.run.config import DTYPES, REMATS, PlanConfig, RunConfig, TrainConfig
+from jaxdt.run.config import DTYPES, REMATS, DataConfig, PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.model import options_of
 from jaxdt.run.model_facts import ModelSpec
@@ -89,13 +89,14 @@ class Job:
         if self.work.model != profile.model:
             raise BadInput("--model: differs from the profile's model, expected the profile's (or no --model)")
         pairs = {
-            "microbatch_size": self.work.train.microbatch_size,
-            "dtype": self.work.dtype,
-            "remat": self.work.remat,
+            "microbatch_size": (self.work.train.microbatch_size, profile.microbatch_size),
+            "data.seq_len": (self.work.seq_len, profile.microbatch_shape.seq_len),
+            "dtype": (self.work.dtype, profile.dtype),
+            "remat": (self.work.remat, profile.remat),
         }
-        for name, value in pairs.items():
-            if value != getattr(profile, name):
-                raise BadInput(f"--{name}: got {value}, expected the profile's {getattr(profile, name)}")
+        for name, (value, measured) in pairs.items():
+            if value != measured:
+                raise BadInput(f"--{name}: got {value}, expected the profile's {measured}")
 
     @property
     def objective(self) -> str:
@@ -115,6 +116,7 @@ class StepOptions:
     remat: str = "recompute"
     codec: str = codecs.NONE
     schedule: str = "1f1b"
+    seq_len: int = 0
 
 
 def run_of_model(model: str | ModelSpec, options: StepOptions | None = None) -> RunConfig:
@@ -129,6 +131,7 @@ def run_of_model(model: str | ModelSpec, options: StepOptions | None = None) -> 
     return RunConfig(
         model=options_of(model) if isinstance(model, str) else model,
         plan=PlanConfig(microbatches=batch // size, schedule=options.schedule),
+        data=DataConfig(seq_len=options.seq_len),
         train=TrainConfig(microbatch_size=size),
         codec=options.codec,
         dtype=options.dtype,
@@ -138,8 +141,8 @@ def run_of_model(model: str | ModelSpec, options: StepOptions | None = None) -> 
 
 def run_of_profile(profile: Profile, global_batch: int, codec: str = codecs.NONE, schedule: str = "1f1b") -> RunConfig:
     """The config of a run for which a profile was measured."""
-    options = StepOptions(global_batch, profile.microbatch_size, profile.dtype, profile.remat, codec, schedule)
-    return run_of_model(profile.model, options)
+    measured = {name: getattr(profile, name) for name in ("microbatch_size", "dtype", "remat", "seq_len")}
+    return run_of_model(profile.model, StepOptions(global_batch, codec=codec, schedule=schedule, **measured))
 
 
 def profile_of_flops(
@@ -151,8 +154,8 @@ def profile_of_flops(
     missing = [kind for kind in kinds if kind not in speeds]
     if missing:
         raise BadInput(f"--flops: no FLOP/s for the kind {missing[0]!r}, expected one for each of {', '.join(kinds)}")
-    size = run.train.microbatch_size
-    return from_flops(run.model, size, speeds, efficiency, dtype=run.dtype, remat=run.remat)
+    size, dtype, seq_len = run.train.microbatch_size, run.dtype, run.data.seq_len
+    return from_flops(run.model, size, speeds, efficiency, dtype=dtype, remat=run.remat, seq_len=seq_len)
 
 
 def profile_of_kinds(

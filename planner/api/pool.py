@@ -61,15 +61,15 @@ class RunWork:
         run = self.workload.config
         options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay)
         on_accelerators = self.workload.on_accelerators
-        size = run.train.microbatch_size
-        memory = stage_memory(run.model, lo, hi, size, n_in_flight, options, on_accelerator=on_accelerators)
+        shape = run.microbatch_shape
+        memory = stage_memory(run.model, lo, hi, shape, n_in_flight, options, on_accelerator=on_accelerators)
         return memory.on_device if on_accelerators else memory.total
 
     def worker_bytes(self, lo: int, hi: int) -> float:
         run = self.workload.config
-        model, size, dtype = run.model, run.train.microbatch_size, run.dtype
-        leased_bytes = residual_bytes(model, lo, hi, size, dtype, run.remat) + input_bytes(model, lo, size, dtype)
-        held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, size, dtype)
+        model, shape, dtype = run.model, run.microbatch_shape, run.dtype
+        leased_bytes = residual_bytes(model, lo, hi, shape, dtype, run.remat) + input_bytes(model, lo, shape, dtype)
+        held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, shape, dtype)
         return held_bytes + LEASED_UNITS * leased_bytes
 
 

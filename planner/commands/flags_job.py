@@ -119,13 +119,13 @@ def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
 
 
 def _model(flags: Namespace):
-    return options_of(flags.model, **({"seq_len": flags.sequence} if flags.sequence else {}))
+    return options_of(flags.model, **({"max_len": flags.sequence} if flags.sequence else {}))
 
 
 def _options(flags: Namespace) -> StepOptions:
     """The options that flags name; the others have their defaults."""
-    names = StepOptions.__dataclass_fields__
-    return StepOptions(**{name: getattr(flags, name) for name in names if getattr(flags, name) is not None})
+    given = {name: getattr(flags, name, None) for name in StepOptions.__dataclass_fields__}
+    return StepOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def _speeds(text: str) -> float | dict[str, float]:

@@ -82,13 +82,13 @@ def read(folder: str, network_file: str | None) -> RunToReplan:
         raise BadInput(f"{path}: does not say which devices the newcomers {newcomers} are, expected a run without any")
     devices = tuple(replace(one, kind=one.name) if d in plan.peers else one for d, one in enumerate(network.devices))
     kinds = {names[peer]: device_kind(config, plan, peer, _works(run_dir, member)) for peer, member in members.items()}
-    train = config.train
+    size, seq_len = config.train.microbatch_size, config.data.seq_len
     return RunToReplan(
         folders=folders,
         config=config,
         plan=replace(plan, devices=names),
         network=replace(network, devices=devices),
-        profile=Profile(config.model, train.microbatch_size, kinds, config.dtype, config.remat, str(run_dir)),
+        profile=Profile(config.model, size, kinds, config.dtype, config.remat, str(run_dir), seq_len),
         without=tuple(name for d, name in enumerate(names) if d not in members),
         emulates="emulate" in launched,
     )

@@ -43,14 +43,14 @@ def from_bytes(
 
 def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     """The workload of a run: fp32 gradients, and boundaries in its dtype and codec."""
-    model, size = run.model, run.train.microbatch_size
+    model, n_tokens = run.model, run.microbatch_shape.n_tokens
     shares = microbatch_shares(run.plan.microbatches, n_pipelines)
     cuts = list(model.facts.cuts)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
     stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model.facts), lambda stage, lo, hi: True)
     assert stages is not None  # there are enough cuts, and every range fits
     spec = codecs.parse(run.codec)
-    c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
+    c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.facts.boundary_numbers(n_tokens), DTYPE_BYTES[run.dtype])
     return CommWorkload(
         n_layers=model.facts.n_layers,
         stages=stages,

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ
 from jaxdt.run import codec as codecs
-from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig
+from jaxdt.run.config import DataConfig, PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import FLOAT_BYTES, StageMemory, most_retained, stage_memory
 from jaxdt.run.network import Network
@@ -105,7 +105,7 @@ class StepWorkload:
             self._derive(f"line_{name}", value)
         self._derive("price_per_s", np.array([device.price_per_hour / HOUR_S for device in devices]))
         self._derive("egress_per_byte", np.array(egress_per_byte(self.network)))
-        n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
+        n_numbers = self.profile.model.facts.boundary_numbers(self.profile.microbatch_shape.n_tokens)
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
 
@@ -125,6 +125,7 @@ class StepWorkload:
         return RunConfig(
             model=self.profile.model,
             plan=PlanConfig(microbatches=self.n_microbatches, schedule=self.schedule),
+            data=DataConfig(seq_len=self.profile.seq_len),
             train=TrainConfig(microbatch_size=self.profile.microbatch_size),
             codec=self.codec,
             dtype=self.profile.dtype,
@@ -185,14 +186,14 @@ class StepWorkload:
         if key not in self._memory:
             config = self.config
             options = memory_options(config, self.schedule, lo, hi)
-            size = config.train.microbatch_size
-            most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
+            shape = config.microbatch_shape
+            most = most_retained(config.model, lo, hi, shape, config.dtype, config.wiring.retain_bytes)
             retained = min(load.n_microbatches, most)
             self._memory[key] = stage_memory(
                 config.model,
                 lo,
                 hi,
-                size,
+                shape,
                 load.n_in_flight,
                 options,
                 retained,

@@ -45,7 +45,7 @@ PERIODS = 3  # after the loss
 POLL_S = 0.05
 CALM_S = 3.0  # from the beginning of a phase until its steps are counted
 # The model that the processes train. The simulator needs its seconds only.
-MODEL = dict(n_layers=STAGES, d_model=32, n_heads=2, d_ff=64, seq_len=16)
+MODEL = dict(n_layers=STAGES, d_model=32, n_heads=2, d_ff=64, max_len=16)
 
 
 def main() -> int:

@@ -46,12 +46,12 @@ def main() -> None:
     store = Store(config, plan, peer, data, stage_functions(config, plan, stage))
     timed = TimedStage(peer, stage, sizes, evaluates=False, step=config.data.seq_growth_steps)
     seconds = time_stage(store, timed)
-    size, on_accelerator = config.train.microbatch_size, jax.default_backend() != "cpu"
+    shape, on_accelerator = config.microbatch_shape, jax.default_backend() != "cpu"
     options = memory_options(config, plan.schedule, lo, hi)
-    memory = stage_memory(config.model, lo, hi, size, 1, options, on_accelerator=on_accelerator)
+    memory = stage_memory(config.model, lo, hi, shape, 1, options, on_accelerator=on_accelerator)
     is_last = hi == config.model.n_layers  # computes forward and backward as one Work
     used = config.model.facts.n_used_params(lo, hi)
-    flops = 6.0 * size * config.model.seq_len * used
+    flops = 6.0 * shape.n_tokens * used
     work_s = seconds[WorkKind.BACKWARD] + (0.0 if is_last else seconds[WorkKind.FORWARD])
     device = jax.local_devices()[0]
     result = {

@@ -98,7 +98,7 @@ def _compared(prompt: list[float], delayed: list[float]) -> dict[str, float | bo
 
 def whole_model(config: RunConfig) -> StageFunctions:
     """The functions of one stage with all layers."""
-    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)
     facts = config.model.facts
     rule = optimizer(config.optim, decays=by_role(facts))
     return build_stage(config.model, 0, facts.n_layers, rule, options)
@@ -143,7 +143,7 @@ def _norm(vectors: dict[str, jax.Array]) -> jax.Array:
 def _held_out(config: RunConfig, functions: StageFunctions, versions: ParameterVersions, data: TokenFile) -> float:
     """The mean loss of the newest version over the batches that a run evaluates too."""
     size = config.train.microbatch_size
-    seq_len = config.model.seq_len
+    seq_len = config.seq_len
     n_batches = min(config.train.eval_microbatches, data.n_eval_batches(size, seq_len))
     batches = [data.eval_batch(index, size, seq_len) for index in range(n_batches)]
     sums = [functions.eval_loss(versions.params, tokens[:, :-1], tokens[:, 1:]) for tokens in batches]

@@ -88,7 +88,7 @@ PORT = flags.DEFINE_integer("port", 7800, "Port of the coordinator; the peers ge
 
 N_STAGES, N_PIPELINES = 2, 3
 FIELDS = {
-    "model": dict(n_layers=2, d_model=32, n_heads=2, d_ff=64, seq_len=16, tied_head=True),
+    "model": dict(n_layers=2, d_model=32, n_heads=2, d_ff=64, max_len=16, tied_head=True),
     "plan": dict(stages=N_STAGES, pipelines=N_PIPELINES, microbatches=2 * N_PIPELINES),
     "train": dict(steps=1_000_000, microbatch_size=2, checkpoint_every_steps=5),
     "optim": dict(name="sgd", lr=0.1, clip_norm=1.0),

@@ -139,7 +139,7 @@ def test_the_coordinator_has_a_worker_measure_its_links_before_it_gets_a_place()
 
 def coordinator_of(kind: str, **wiring):
     """A coordinator of a run with 2 servers and 2 workers, and the run's plan."""
-    model = GPTConfig(vocab_size=16, n_layers=2, d_model=8, n_heads=2, d_ff=16, seq_len=8)
+    model = GPTConfig(vocab_size=16, n_layers=2, d_model=8, n_heads=2, d_ff=16, max_len=8)
     plan_config = PlanConfig(stages=2, pipelines=1, microbatches=2, workers=1 if kind == "pool" else 0)
     config = RunConfig(model=model, plan=plan_config, wiring=WiringConfig(kind, **wiring))
     plan = default_plan(config)

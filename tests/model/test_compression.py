@@ -29,7 +29,7 @@ from jaxdt.runtime.storage.entries import join_entries, load_entries
 from jaxdt.runtime.storage.parts import step_folder
 
 D, RATIO = 8, 2
-SIZES = dict(n_layers=3, d_model=D, n_heads=2, d_ff=8, seq_len=4, vocab_size=12)
+SIZES = dict(n_layers=3, d_model=D, n_heads=2, d_ff=8, max_len=4, vocab_size=12)
 HALVES = {
     "bottleneck": Sender("bottleneck", RATIO),
     "maxout": Sender("maxout", RATIO),
@@ -174,7 +174,7 @@ def test_only_the_first_winner_of_a_window_gets_a_gradient(data, ratio):
 def test_a_pair_divides_what_is_on_the_wire_by_its_ratio_exactly(kind, ratio, heads, batch, seq_len, codec):
     width = 8 * heads
     fields = {
-        "model": {"n_layers": 4, "d_model": width, "n_heads": heads, "d_ff": 8, "seq_len": seq_len, "vocab_size": 12},
+        "model": {"n_layers": 4, "d_model": width, "n_heads": heads, "d_ff": 8, "max_len": seq_len, "vocab_size": 12},
         "plan": {"stages": 2},
         "train": {"microbatch_size": batch},
     }

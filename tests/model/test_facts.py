@@ -35,7 +35,7 @@ def test_sizes_of_each_cut_equal_those_by_hand(name):
     model = MODELS[name]
     found = facts(model)
     assert (found.n_layers, found.in_width) == (model.n_layers, model.d_model)
-    assert (found.vocab_size, found.max_len) == (model.vocab_size, model.seq_len)
+    assert (found.vocab_size, found.max_len) == (model.vocab_size, model.max_len)
     assert found.cuts == (*range(0, model.n_layers, model.layers_per_block), model.n_layers)
     for lo, hi in ranges(found):
         assert found.stage_params(lo, hi) == found.stage_trained(lo, hi) == by_hand.stage_params(model, lo, hi)
@@ -50,9 +50,9 @@ def test_costs_of_each_cut_equal_those_by_hand(name):
     model = MODELS[name]
     found = facts(model)
     for lo, hi in ranges(found):
-        assert found.flops(lo, hi, model.seq_len) == by_hand.flops(model, lo, hi, model.seq_len)
+        assert found.flops(lo, hi, model.max_len) == by_hand.flops(model, lo, hi, model.max_len)
         assert found.saved(lo, hi) == by_hand.saved(model, lo, hi)
-        assert found.working(lo, hi, model.seq_len) == pytest.approx(by_hand.working(model, lo, hi), rel=1e-12)
+        assert found.working(lo, hi, model.max_len) == pytest.approx(by_hand.working(model, lo, hi), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,7 +14,7 @@ from jaxdt.run.model import GPTConfig
 
 
 def tokens(config, n_samples=2, seed=0):
-    return np.random.default_rng(seed).integers(0, config.vocab_size, (n_samples, config.seq_len), dtype=np.int32)
+    return np.random.default_rng(seed).integers(0, config.vocab_size, (n_samples, config.max_len), dtype=np.int32)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -160,8 +160,8 @@ def test_greedy_text_is_the_models_argmax_also_past_the_window():
     params, prompt = moved(init_stage(config, 0, 3, 0)), [3, 1]
     expected = list(prompt)
     for _ in range(8):
-        seen = np.array([expected[-config.seq_len :]], np.int32)
-        padded = np.pad(seen, ((0, 0), (0, config.seq_len - seen.shape[1])))
+        seen = np.array([expected[-config.max_len :]], np.int32)
+        padded = np.pad(seen, ((0, 0), (0, config.max_len - seen.shape[1])))
         expected.append(int(jnp.argmax(run(config, params, padded)[0, seen.shape[1] - 1])))
     assert generate(config, params, prompt, 8, temperature=0.0, seed=0) == expected[2:]
 
@@ -188,7 +188,7 @@ def test_depth_does_not_multiply_the_work_of_a_layer():
     """XLA on CPU copies cheap producers into their readers, which has doubled the time of deep stages."""
 
     def n_multiplies(n_layers):
-        config = GPTConfig(n_layers, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=16)
+        config = GPTConfig(n_layers, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=16)
         params = jax.eval_shape(lambda: init_stage(config, 0, n_layers, 0))
         tokens_BT = jax.ShapeDtypeStruct((2, 16), jnp.int32)
         gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(run(config, params, x))))

@@ -34,7 +34,7 @@ def build_split(config, cuts, **options):
 
 def microbatches(config, n=2):
     rng = np.random.default_rng(7)
-    rows = rng.integers(0, config.vocab_size, (n, N_SAMPLES, config.seq_len + 1), dtype=np.int32)
+    rows = rng.integers(0, config.vocab_size, (n, N_SAMPLES, config.max_len + 1), dtype=np.int32)
     return [(row[:, :-1], row[:, 1:]) for row in rows]
 
 
@@ -116,7 +116,7 @@ def test_evaluation_equals_training_without_its_gradients():
     np.testing.assert_allclose(first.evaluate(params[0], tokens_BT), y_BTD, rtol=1e-5, atol=1e-6)
     loss, _, _ = last.loss_backward(params[1], y_BTD, targets_BT, last.zeros())
     assert float(last.eval_loss(params[1], y_BTD, targets_BT)) == pytest.approx(float(loss), rel=1e-5)
-    assert last.evaluate(params[1], y_BTD).shape == (N_SAMPLES, config.seq_len, config.vocab_size)
+    assert last.evaluate(params[1], y_BTD).shape == (N_SAMPLES, config.max_len, config.vocab_size)
 
 
 def test_a_stage_knows_its_place_and_its_boundary():
@@ -220,7 +220,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_masters():
     assert not {leaf.dtype for leaf in jax.tree.leaves(residual)} & {jnp.dtype(jnp.float32)}
 
 
-WIDE = GPTConfig(n_layers=3, d_model=32, n_heads=2, d_ff=128, seq_len=2, vocab_size=8)
+WIDE = GPTConfig(n_layers=3, d_model=32, n_heads=2, d_ff=128, max_len=2, vocab_size=8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -230,7 +230,7 @@ def test_residuals_of_dots_do_not_hold_the_weights(dtype):
     params = stage.init(0)
     _, residual = stage.forward(params, np.ones((N_SAMPLES, 2, 32), stage.boundary_dtype))
     n_saved, n_weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (residual, params))
-    n_rows = N_SAMPLES * WIDE.seq_len
+    n_rows = N_SAMPLES * WIDE.max_len
     assert n_saved <= n_rows * (32 + 3 * 32 + 32 + 32 + 128 + 32) < n_weights / 5
 
 

@@ -50,7 +50,7 @@ def test_the_rate_is_the_one_in_which_jax_computes():
 
 def test_seconds_are_flops_over_the_reached_rate_and_updates_go_by_memory():
     kind = profile_of_catalogue(RUN, {"A100"}).kinds["A100"]
-    forward_flops = 2.0 * MODEL.facts.layers[0].n_params * MODEL.seq_len
+    forward_flops = 2.0 * MODEL.facts.layers[0].n_params * MODEL.max_len
     assert kind.layer.forward_s == pytest.approx(forward_flops / (UTILISATION * 312e12))
     assert kind.layer.update_s == pytest.approx(
         MODEL.facts.layers[0].n_params * profiles.UPDATE_BYTES_PER_NUMBER / 1555e9

@@ -3,7 +3,7 @@ import pytest
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import PRESETS, GPTConfig, gpt_config
 
-SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, seq_len=6, vocab_size=10)
+SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, max_len=6, vocab_size=10)
 
 
 def pairs(compression="bottleneck2", after=(2,)):
@@ -15,7 +15,7 @@ def pairs(compression="bottleneck2", after=(2,)):
     [
         ({"n_layers": 0}, "model.n_layers: got 0, expected an integer >= 1"),
         ({"d_model": 8.0}, "model.d_model: got 8.0, expected an integer >= 1"),
-        ({"seq_len": True}, "model.seq_len: got True, expected an integer >= 1"),
+        ({"max_len": True}, "model.max_len: got True, expected an integer >= 1"),
         ({"vocab_size": "10"}, "model.vocab_size: got '10', expected an integer >= 1"),
         ({"n_heads": 3}, "model.n_heads: got 3, expected a divisor of d_model 8"),
         ({"n_heads": 8, "positions": "rotary"}, "model.n_heads: head width 1 is odd, rotary needs an even one"),

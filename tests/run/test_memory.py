@@ -21,7 +21,7 @@ from jaxdt.run.memory import (
 from jaxdt.run.model import gpt_config
 from jaxdt.run.optim import OptimConfig
 
-SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
+SHAPE = dict(n_layers=5, d_model=32, n_heads=2, max_len=16, vocab_size=64)
 
 
 @pytest.mark.parametrize("remat", ["recompute", "dots"])

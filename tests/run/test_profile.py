@@ -34,7 +34,7 @@ def test_a_file_comes_back_as_it_was_written():
 
 
 def test_a_derived_profile_counts_six_flop_per_parameter_and_token_and_two_more_for_recomputation():
-    n_tokens = 2 * MODEL.seq_len
+    n_tokens = 2 * MODEL.max_len
     for remat, per_token in (("dots", 6), ("recompute", 8)):
         layer = from_flops(MODEL, 2, {"gpu": 1e12}, 0.5, remat=remat).kinds["gpu"].layer
         assert layer.forward_s + layer.backward_s == pytest.approx(

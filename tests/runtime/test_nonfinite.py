@@ -48,7 +48,7 @@ def _nan_like(tree):
 
 def run(data, policy: str, checkpoint_every_steps: int):
     fields = {
-        "model": {"preset": "debug", "n_layers": 2, "d_model": 16, "n_heads": 2, "seq_len": 8, "vocab_size": 64},
+        "model": {"preset": "debug", "n_layers": 2, "d_model": 16, "n_heads": 2, "max_len": 8, "vocab_size": 64},
         "plan": {"pipelines": 2, "microbatches": 2},
         "train": {"steps": 6, "on_nonfinite": policy, "checkpoint_every_steps": checkpoint_every_steps},
     }

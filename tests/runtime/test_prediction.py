@@ -129,7 +129,7 @@ def test_a_prediction_where_samples_grow_says_for_which_it_is(tmp_path, monkeypa
     monkeypatch.setattr(Prediction, "start", lambda *arguments: None)
     monkeypatch.setattr(Prediction, "end", lambda *arguments: PredictionReport(1.5))
     monkeypatch.setattr(journal_module, "doubt", lambda *arguments: "")
-    full = CASE.config.model.seq_len
+    full = CASE.config.model.max_len
     config = replace(CASE.config, data=replace(CASE.config.data, seq_start=full // 4, seq_growth_steps=100))
     machine = build_coordinator(config, CASE.plan, RunStart("r"))
     job = SimpleNamespace(run_dir=tmp_path, config=config, plan=CASE.plan, network=None, stalls=None, run="r")

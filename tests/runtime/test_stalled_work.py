@@ -21,7 +21,7 @@ STALL_S = 7.0
 def config_of(steps):
     return parse(
         {
-            "model": dict(preset="debug", n_layers=2, d_model=8, n_heads=2, seq_len=4, vocab_size=16),
+            "model": dict(preset="debug", n_layers=2, d_model=8, n_heads=2, max_len=4, vocab_size=16),
             "plan": dict(stages=2, pipelines=2, microbatches=4),
             "train": dict(steps=steps),
             "net": dict(heartbeat_s=1000.0, deadline_floor_s=10000.0),

@@ -32,7 +32,7 @@ from jaxdt.sim.sim_peer import Environment, SimPeer
 START = RunStart("r")
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
+MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 N_MICROBATCHES, N_STEPS = 3, 4
 
 
@@ -303,7 +303,7 @@ def test_the_time_left_is_said_once_a_model_has_done_two_steps():
 @pytest.mark.slow
 def test_the_script_trains_measures_and_draws(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"torn')
-    flags = ["n_layers=2", "d_model=16", "seq_len=16", "n_heads=2"]
+    flags = ["n_layers=2", "d_model=16", "max_len=16", "n_heads=2"]
     command = [sys.executable, str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}"]
     command += [f"--config.model.{flag}" for flag in flags]
     command += [f"--run_dir={tmp_path}", "--config.train.steps=4", "--config.optim.warmup_steps=1"]

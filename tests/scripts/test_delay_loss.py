@@ -19,7 +19,7 @@ from jaxdt.run.model import gpt_config
 from jaxdt.run.optim import OptimConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "delay_loss.py"
-MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64)
+MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64)
 GPT = gpt_config("debug", **MODEL)
 OPTIM = dict(lr=1e-2, b1=0.98, gradient_frac=0.08, clip_norm=0.5)
 STEPS, AFTER, SIZE, MICROBATCHES, SEEDS = 8, 3, 2, 3, (4, 5)

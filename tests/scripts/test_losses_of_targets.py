@@ -25,7 +25,7 @@ from jaxdt.sim.stragglers.stalls import Stalls
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 N_STEPS = 20
-MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
+MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64, tied_head=False)
 DILOCO = dict(match="all", every_steps=5, outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
 
 

@@ -155,7 +155,7 @@ def test_an_endless_window_gives_the_groups_of_a_barrier():
 
 def engine_speed(rules, n_pipelines=4, n_steps=40):
     """Steps a second of the machines of a run, without a network, with the seconds and stalls of GroupTiming."""
-    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16, tied_head=False)
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, max_len=4, vocab_size=16, tied_head=False)
     config = parse(
         dict(
             model=model,

@@ -36,7 +36,7 @@ def make_config(stages, pipelines=1, microbatches=1, **options):
     train = {name: options.pop(name) for name in ("steps", "eval_every_steps", "on_nonfinite") if name in options}
     net = dict(heartbeat_s=1000.0, deadline_floor_s=10000.0) | options.pop("net", {})
     sync = dict(slice_bytes=options.pop("slice_bytes", 1 << 20))
-    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, max_len=4, vocab_size=16)
     data = dict(model=model, plan=plan | options, train=train, net=net, sync=sync)
     return run_config.parse(data)
 

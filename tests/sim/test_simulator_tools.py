@@ -214,7 +214,7 @@ def test_the_way_of_an_exchange_changes_the_step_by_its_seconds(differs):
 def test_a_device_whose_sends_block_waits_for_their_arrival():
     """One pipeline of two stages, over links of 0.1 s: with eight boundary tensors a step it loses up to eight times
     that. Waiting is not computing."""
-    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, seq_len=16, tied_head=False)
+    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, max_len=16, tied_head=False)
     config = parse(dict(model=model, plan=dict(stages=2, microbatches=4)))
     profile, links = profile_of_flops(config, 1e8), apart(2, 0.1, 1.0)
     plain, blocking = (
@@ -241,7 +241,7 @@ def test_programs_get_their_share_of_a_line():
 
 def averaging(network=None, plan=None, **sync):
     """A scenario of replicas that may differ, on links on which an average takes long."""
-    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, seq_len=16, tied_head=False)
+    model = dict(preset="debug", n_layers=4, d_model=32, d_ff=64, n_heads=2, max_len=16, tied_head=False)
     cut = dict(stages=2, pipelines=2, microbatches=4) | (plan or {})
     config = parse(dict(model=model, plan=cut, sync=sync))
     network = network or apart(6)

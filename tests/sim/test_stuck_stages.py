@@ -26,7 +26,7 @@ def is_stuck(seed):
     rng = random.Random(f"stuck {seed}")
     stages, pipelines = rng.randint(2, 6), rng.randint(3, 6)
     rules = dict(match="window", window_s=rng.choice((0.005, 0.02, STEP_S)), connectivity_groups=rng.randint(2, 8))
-    model = dict(preset="debug", n_layers=6, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
+    model = dict(preset="debug", n_layers=6, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=16, tied_head=False)
     config = parse(
         dict(
             model=model,

@@ -46,7 +46,7 @@ SEED, BATCH, N_STEPS = 3, 2, 8
 N_HELD_OUT = 3  # batches
 ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
 SGD = OptimConfig("sgd", lr=0.1, momentum=0.9, clip_norm=0.0)
-MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
+MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64, tied_head=False)
 
 
 class Tokens:

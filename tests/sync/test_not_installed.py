@@ -16,7 +16,7 @@ N_WORDS, SLICE_WORDS, VERSION = 10, 4, 3
 MEMBERS = tuple(ev.Member(peer, 0, 1) for peer in range(3))
 CONFIG = configs.parse(
     dict(
-        model=dict(preset="debug", n_layers=2, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16),
+        model=dict(preset="debug", n_layers=2, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=16),
         plan=dict(stages=1, pipelines=3, microbatches=3),
         wiring=dict(on_stage_lost="stop"),
         sync=dict(kind="groups"),

@@ -33,7 +33,7 @@ from jaxdt.testing.replay import Replay
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 SEED, BATCH, N_STEPS = 3, 2, 6
-MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
+MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64, tied_head=False)
 ADAMW = dict(name="adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
 
 

@@ -145,7 +145,7 @@ class Order:
 
 def timed(n_stages, n_pipelines, n_steps, slow=None, seed=0):
     """(outcome, the order of each peer) of a run without arithmetic, whose peers are of unequal speeds."""
-    model = dict(preset="debug", n_layers=n_stages, d_model=8, n_heads=2, seq_len=4, vocab_size=16, tied_head=False)
+    model = dict(preset="debug", n_layers=n_stages, d_model=8, n_heads=2, max_len=4, vocab_size=16, tied_head=False)
     config = run_config.parse(
         dict(
             model=model,

@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to seq_len."""
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to max_len."""
 
     config: GPTConfig
     dtype: jnp.dtype
@@ -62,7 +62,7 @@ class Embedding(nn.Module):
         normal = nn.initializers.normal(INIT_STD)
         x_BTD = self.param("tok", normal, (c.vocab_size, c.d_model), jnp.float32)[tokens_BT]
         if c.positions == "learned":
-            pos = self.param("pos", normal, (c.seq_len, c.d_model), jnp.float32)
+            pos = self.param("pos", normal, (c.max_len, c.d_model), jnp.float32)
             x_BTD = x_BTD + pos[None, : tokens_BT.shape[1]]
         return x_BTD.astype(self.dtype)
 
@@ -156,7 +156,7 @@ def role(entry: str, path: str, shape: tuple[int, ...]) -> str:
 
 
 def embed(config: GPTConfig, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
-    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to seq_len."""
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to max_len."""
     tables = {name: params[name] for name in ("tok", "pos") if name in params}
     x_BTD: Any = Embedding(config, dtype).apply({"params": tables}, tokens_BT)
     return x_BTD
@@ -204,7 +204,7 @@ def init_entry(config: GPTConfig, name: str, key: jax.Array) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _init_table(config: GPTConfig, name: str, key: jax.Array) -> Array:
-    tokens_BT = jnp.zeros((1, config.seq_len), jnp.int32)
+    tokens_BT = jnp.zeros((1, config.max_len), jnp.int32)
     return _init(Embedding(config, jnp.dtype(jnp.float32)), key, tokens_BT)[name]
 
 

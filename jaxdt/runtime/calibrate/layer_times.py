@@ -39,7 +39,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     rounds = _rounds(config, data, STAGES, range(len(STAGES)), n_rounds)
     stages = [_medians([seconds[stage] for seconds in rounds]) for stage in range(len(STAGES))]
     passes_s = sorted(seconds[LONG][WorkKind.FORWARD] + seconds[LONG][WorkKind.BACKWARD] for seconds in rounds)
-    shape = (config.train.microbatch_size, model.seq_len, model.facts.in_width)
+    shape = (*config.microbatch_shape, model.facts.in_width)
     times = {name: time_codec(codec.parse(name), shape, config.dtype) for name in codecs}
     kind = kind_of(stages, times, _spread(passes_s))
     others: dict[str, PartTimes] = {}

@@ -28,6 +28,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import serialize, versions
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
+from jaxdt.run.model import renamed
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import DISK_ID, disk_id, write_json
 from jaxdt.runtime.storage.parts import (
@@ -118,6 +119,7 @@ def _check_about(folder: Path, made_with: dict[str, Any], about: dict[str, Any])
     for name, expected in about.items():
         got = made_with.get(name)
         if isinstance(expected, dict) and isinstance(got, dict):
+            got = renamed(got) if name == "model" else got
             field = next((f for f in sorted(expected | got) if got.get(f) != expected.get(f)), None)
             if field is not None:
                 raise BadInput(

@@ -51,7 +51,12 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
     """The stage's jitted functions as the config asks for them."""
     lo, hi = plan.stages[stage]
     options = StageOptions(
-        config.train.microbatch_size, config.remat, config.dtype, devices, is_table_shared=replicas_may_differ(config)
+        config.train.microbatch_size,
+        config.remat,
+        config.dtype,
+        devices,
+        is_table_shared=replicas_may_differ(config),
+        seq_len=config.seq_len,
     )
     rule = optimizer(config.optim, plan.n_pipelines, by_role(config.model.facts))
     return build_stage(config.model, lo, hi, rule, options)
@@ -118,7 +123,7 @@ class Store:
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
         if config.train.eval_every_steps:
-            self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+            self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.seq_len)
 
     def restore(self, restore: ev.Restore) -> None:
         """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; in place those that

@@ -23,7 +23,7 @@ def fields(setup: Setup, wiring: dict) -> dict:
     """Fields of a run's config, by group."""
     n = setup.stages
     return {
-        "model": dict(n_layers=n, d_model=32, n_heads=2, d_ff=64, seq_len=16),
+        "model": dict(n_layers=n, d_model=32, n_heads=2, d_ff=64, max_len=16),
         "plan": dict(stages=n, pipelines=setup.pipelines, microbatches=setup.microbatches),
         "train": dict(steps=1_000_000, microbatch_size=1, checkpoint_every_steps=20),
         "net": dict(heartbeat_s=0.5, deadline_floor_s=30.0),  # a lost peer is noticed by its broken connections

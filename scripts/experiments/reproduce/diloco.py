@@ -161,7 +161,7 @@ def draw(path: Path, curves: Curves) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     config = config_of(Training(ALL_REDUCE, 0))
-    step_tokens = config.plan.microbatches * config.train.microbatch_size * config.model.seq_len
+    step_tokens = config.plan.microbatches * config.microbatch_shape.n_tokens
     for i, (rule, runs) in enumerate(curves.items()):
         for run in runs.values():
             label = rule if run is next(iter(runs.values())) else None

@@ -210,7 +210,7 @@ def depth_section(steps: Steps) -> str:
 def pflops(n_layers: int, batch: int, step_s: float) -> float:
     """The paper's metric: 6 FLOP per parameter and token, without recomputation."""
     model = model_of(n_layers)
-    return model.facts.train_flops(batch * model.seq_len) / step_s / 1e15
+    return model.facts.train_flops(batch * model.max_len) / step_s / 1e15
 
 
 def systems(steps: Steps, case: str, n_layers: int, batch: int) -> list[float]:

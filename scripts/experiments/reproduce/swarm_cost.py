@@ -38,7 +38,7 @@ SECOND_STEP = 1
 def t4_flops() -> float:
     """FLOP/s of a T4 by the best case of Table 3, at FLOP per parameter and token."""
     wide = GPTConfig(1, swarm_scaling.WIDTH, 1, 4 * swarm_scaling.WIDTH, swarm_scaling.SEQ_LEN, 1, activation="geglu")
-    return FLOP * wide.facts.layers[0].n_params * wide.seq_len / swarm_scaling.layer_s()
+    return FLOP * wide.facts.layers[0].n_params * wide.max_len / swarm_scaling.layer_s()
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def fleet(rate: Rate, gpu: str, n_stages: int, n_pipelines: int, wiring: str = "
         gbps=GBPS,
         wiring=wiring,
         synced=True,
-        seq_len=SEQ_LEN,
+        max_len=SEQ_LEN,
         n_layers=STAGES,
     )
 

@@ -42,7 +42,7 @@ def test_a_probe_that_is_lost_is_said_to_be(start, monkeypatch):
 
 
 def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
-    model = {"preset": "debug", "n_layers": 2, "d_model": 8, "n_heads": 2, "seq_len": 8, "vocab_size": 16}
+    model = {"preset": "debug", "n_layers": 2, "d_model": 8, "n_heads": 2, "max_len": 8, "vocab_size": 16}
     config = parse({"model": model, "plan": {"stages": 2, "microbatches": 2}})
     plan, path = default_plan(config), tmp_path / "tokens.tok"
     write_tokens(path, "x", 16, np.arange(400, dtype=np.uint16) % 16, np.zeros(100, np.uint16))

@@ -30,7 +30,7 @@ from jaxdt.runtime.storage.durable import write_json
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.parts import step_folder
 
-MODEL = GPTConfig(n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12, tied_head=True)
+MODEL = GPTConfig(n_layers=3, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=12, tied_head=True)
 OPTIMIZERS = [
     OptimConfig("adamw", weight_decay=0.1, lr_schedule="cosine", decay_steps=9),
     OptimConfig("lamb", weight_decay=0.1),

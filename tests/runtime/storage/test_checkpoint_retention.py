@@ -25,7 +25,7 @@ from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import write_json
 from jaxdt.runtime.storage.parts import Manifest, part_name, put_in_place, seal, step_folder, temporary_part
 
-MODEL = dict(n_layers=2, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12)
+MODEL = dict(n_layers=2, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=12)
 CONFIG = configs.parse({"model": MODEL})
 OURS = about_run(CONFIG, "abc")
 OTHERS = OURS | {"optimizer": "lamb"}

@@ -17,7 +17,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 
 CONFIG = run_config.parse(
     dict(
-        model=dict(preset="debug", n_layers=2, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16),
+        model=dict(preset="debug", n_layers=2, d_model=8, n_heads=2, d_ff=8, max_len=4, vocab_size=16),
         plan=dict(stages=2, pipelines=1, workers=1, microbatches=2),
         wiring=dict(kind="pool"),
     )

@@ -23,7 +23,7 @@ from jaxdt.wiring import swarm
 START = RunStart("r")
 
 MICROBATCH, SHARE = 2, 6
-MODEL = dict(preset="debug", n_layers=3, d_model=64, n_heads=4, d_ff=256, seq_len=64, vocab_size=64)
+MODEL = dict(preset="debug", n_layers=3, d_model=64, n_heads=4, d_ff=256, max_len=64, vocab_size=64)
 
 
 def config_of(wiring, remat, stages, pipelines):

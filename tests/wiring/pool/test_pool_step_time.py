@@ -17,7 +17,7 @@ LAST = dict(F=0.0, B=3.0, E=1.0, G=0.0, U=0.0)  # whose backward contains the fo
 
 
 def make_config(stages, workers=0, wiring="pool", pipelines=1, **options):
-    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, max_len=4, vocab_size=16)
     plan = dict(stages=stages, pipelines=pipelines, microbatches=N_MICROBATCHES, workers=workers)
     net = dict(heartbeat_s=1000.0, deadline_floor_s=10000.0)  # heartbeats are rare
     return run_config.parse(dict(model=model, plan=plan, net=net, wiring=dict(kind=wiring), **options))

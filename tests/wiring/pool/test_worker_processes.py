@@ -27,7 +27,7 @@ MEMBERS = (ev.Member(SERVER, 0, 1), ev.Member(NEIGHBOUR, 1, 1))
 
 def server(retain_bytes=1 << 20):
     """The first stage's server of two stages, whose first step has begun."""
-    model = dict(preset="debug", n_layers=2, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
+    model = dict(preset="debug", n_layers=2, d_model=8, n_heads=2, max_len=4, vocab_size=16)
     plan = dict(stages=2, microbatches=N_MICROBATCHES, workers=2)
     wiring = dict(kind="pool", retain_bytes=retain_bytes)
     config = run_config.parse(dict(model=model, plan=plan, wiring=wiring))

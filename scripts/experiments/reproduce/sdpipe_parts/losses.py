@@ -41,7 +41,7 @@ N_PIPELINES, N_STAGES = 8, 4
 EVERY_S, N_EVALUATIONS = 3.0, 20
 AT = 15  # the evaluation at which all-reduce's mean loss is the one to reach
 N_STEPS_MAX = 280  # more than any pipeline does in the simulated time
-MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=128, seq_len=32, vocab_size=256, tied_head=False)
+MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=128, max_len=32, vocab_size=256, tied_head=False)
 OPTIM = OptimConfig("adamw", lr=6e-3, b2=0.99, weight_decay=0.1, clip_norm=1.0, warmup_steps=20)
 SAMPLES_A_STEP = 8  # of a pipeline
 SYSTEMS = (ALL, PAIRS, SDPIPE, SDPIPE_4N, FIRST_COME, PREDUCE, HETPIPE, NONE)

@@ -90,7 +90,7 @@ def data_parallel_job(point: Point, collective: str) -> Job:
 def data_parallel_s(algo: str, compute_s: float, gbps: float | None, collective: str) -> list[float]:
     """Simulate steps with an exchange each, and without any."""
     sync = dict(kind="groups") if algo != "ddp" else {}
-    model = dict(preset="debug", n_layers=1, d_model=2, d_ff=2, n_heads=1, seq_len=2, tied_head=True)
+    model = dict(preset="debug", n_layers=1, d_model=2, d_ff=2, n_heads=1, max_len=2, tied_head=True)
     model["vocab_size"] = (N_PARAMS - parse(dict(model=model | dict(vocab_size=2))).model.facts.n_params) // 2 + 2
     plan = dict(pipelines=N_HOSTS, microbatches=N_HOSTS)
     config = parse(dict(model=model, plan=plan, sync=sync))
@@ -154,7 +154,7 @@ def sailor_s(entry: dict, way: str) -> list[float]:
     part = {name: PartTimes(f_s, b_s, 0.0, u_s) for name, (f_s, b_s, u_s) in list(times.items())[:3]}
     kind = DeviceKind(part["layer"], part["embedding"], part["head"])
     profile = Profile(model, entry["mbs"], {"": kind})
-    fields = dict(preset="debug", n_layers=24, d_model=1024, n_heads=16, d_ff=4096, seq_len=2048, vocab_size=50304)
+    fields = dict(preset="debug", n_layers=24, d_model=1024, n_heads=16, d_ff=4096, max_len=2048, vocab_size=50304)
     fields |= dict(tied_head=False)
     cut = dict(stages=n_stages, pipelines=n_pipelines, microbatches=n_microbatches)
     config = parse(dict(model=fields, plan=cut, train=dict(microbatch_size=entry["mbs"])))

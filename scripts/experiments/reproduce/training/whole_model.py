@@ -135,6 +135,6 @@ class Samples:
 
     def held_out(self) -> list[np.ndarray]:
         """The batches that a run evaluates."""
-        size, seq_len = self._config.train.microbatch_size, self._config.model.seq_len
+        size, seq_len = self._config.train.microbatch_size, self._config.seq_len
         n_batches = min(self._config.train.eval_microbatches, self._data.n_eval_batches(size, seq_len))
         return [self._data.eval_batch(index, size, seq_len) for index in range(n_batches)]
