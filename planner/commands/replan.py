@@ -88,7 +88,7 @@ def _how_to_take(flags: Namespace, found: Replan, run_to_replan: RunToReplan) ->
     if not flags.out:
         return "a better plan of these members: --out=plan.json and --out_network=network.json write it"
     gain = "" if now_s is None else f" ({step_s / now_s - 1:+.0%})"
-    command = run_to_replan.command(flags.out, flags.out_network, is_running=now_s is not None)
+    command = run_to_replan.command(found.result.plan, flags.out, flags.out_network, now_s is not None)
     return f"to take this plan{gain}: {command}"
 
 

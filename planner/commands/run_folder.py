@@ -26,11 +26,14 @@ from planner.api.job import Job
 
 FORWARD_FRAC = 1 / 3  # of the fused forward and backward of the last stage; only their sum counts there
 
+NETWORK_FLAGS = ("emulate", "network")  # emulated links are the ones that a run has
+
 
 @dataclass(frozen=True)
 class RunToReplan:
     """A run whose members are to be planned for. `network`: the one before the change, in which the device of each peer
-    of the plan is of a kind of its own; `profile`: the seconds of those kinds. `without`: devices of no member."""
+    of the plan is of a kind of its own; `profile`: the seconds of those kinds. `without`: devices of no member.
+    `launched`: the flags of its launch."""
 
     folders: RunFolders
     config: RunConfig
@@ -38,25 +41,34 @@ class RunToReplan:
     network: Network
     profile: Profile
     without: tuple[str, ...]
-    emulates: bool
+    launched: Mapping[str, str]
 
     @property
     def job(self) -> Job:
         """A step of the run, by the seconds of its own devices."""
         return Job(self.config, self.plan.n_stages, self.plan.n_pipelines, self.profile)
 
-    def command(self, plan_file: str, network_file: str, is_running: bool) -> str:
-        """The command that a person types to take the plan of this file. A run that stands still makes no checkpoint,
-        so it is interrupted."""
+    def command(self, found: Plan, plan_file: str, network_file: str, is_running: bool) -> str:
+        """The command that a person types to take the plan `found` of this file. A run that stands still makes no
+        checkpoint, so it is interrupted."""
         job, run_dir = self.folders.job, self.folders.run_dir
         where = f"--run_dir={run_dir}" if job == run_dir else f"--emit={job}"
-        network = f"--{'emulate' if self.emulates else 'network'}={network_file}"
-        launch = shell_line("python", "scripts/launch.py", where, "--resume", f"--plan={plan_file}", network)
+        given = [name for name in NETWORK_FLAGS if name in self.launched] or ["network"]
+        networks = [f"--{name}={network_file}" for name in given]
+        hosts = [f"--hosts={','.join(self._hosts(found))}"] if self.launched.get("hosts") else []
+        launch = shell_line("python", "scripts/launch.py", where, "--resume", f"--plan={plan_file}", *networks, *hosts)
         if has_ended(run_dir):
             return launch
         if not is_running:
             return f"interrupt the run, then {launch}"
         return f"{shell_line('python', 'scripts/fleet.py', 'stop', f'--run_dir={run_dir}')} && {launch}"
+
+    def _hosts(self, found: Plan) -> list[str]:
+        """The addresses of a plan's peers, in their order; of a device that was added nobody but a person knows it."""
+        addresses = self.launched["hosts"].split(",")
+        known = {self.plan.devices[peer]: host for peer, host in zip(sorted(self.plan.peers), addresses, strict=True)}
+        names = [found.devices[peer] for peer in sorted(found.peers)]
+        return [known.get(name, f"ADDRESS_OF_{name}") for name in names]
 
 
 def read(folder: str, network_file: str | None) -> RunToReplan:
@@ -68,7 +80,7 @@ def read(folder: str, network_file: str | None) -> RunToReplan:
     if plan.roles:
         raise BadInput(f"plan.roles: got {', '.join(plan.roles.used)}, which `replan` does not know, expected none")
     launched = launch_flags(folders.job)
-    path = network_file or launched.get("network") or launched.get("emulate")
+    path = network_file or next((launched[name] for name in NETWORK_FLAGS if launched.get(name)), None)
     if not path:
         raise BadInput(
             f"--network: missing, since {folders.job} was launched with none, expected the links between the devices "
@@ -90,7 +102,7 @@ def read(folder: str, network_file: str | None) -> RunToReplan:
         network=replace(network, devices=devices),
         profile=Profile(config.model, size, kinds, config.dtype, config.remat, str(run_dir), seq_len),
         without=tuple(name for d, name in enumerate(names) if d not in members),
-        emulates="emulate" in launched,
+        launched=launched,
     )
 
 

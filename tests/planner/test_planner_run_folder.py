@@ -133,7 +133,7 @@ def test_the_command_names_the_run_as_it_is_resumed_and_is_quoted(tmp_path, is_r
     write_run(run_dir, [0, 1], launch={"network": str(CITIES)})
     write_json(job / "launch.json", {"network": str(CITIES)})
     run: RunToReplan = read(str(run_dir), None)
-    command = run.command("a b.json", "after.json", is_running)
+    command = run.command(PLAN, "a b.json", "after.json", is_running)
     if before == "stop":
         stop, _, command = command.partition(" && ")
         assert shlex.split(stop) == ["python", "scripts/fleet.py", "stop", f"--run_dir={run_dir}"]
@@ -143,6 +143,22 @@ def test_the_command_names_the_run_as_it_is_resumed_and_is_quoted(tmp_path, is_r
     where = f"--emit={job}" if is_emitted else f"--run_dir={run_dir}"
     words = ["python", "scripts/launch.py", where, "--resume", "--plan=a b.json", "--network=after.json"]
     assert shlex.split(command) == words
+
+
+def test_the_hosts_are_those_of_the_devices_that_the_plan_uses_and_all_networks_are_cut(tmp_path):
+    """Peers are numbered anew without the device of peer 1, and one was added."""
+    launch = {"emulate": str(CITIES), "network": "measured.json", "hosts": "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"}
+    run = read(str(write_run(tmp_path, [0, 2, 3], launch=launch)), None)
+    first, _, third, fourth = run.plan.devices
+    found = replace(
+        default_plan(replace(CONFIG, plan=PlanConfig(2, 2, microbatches=8))), devices=(first, third, fourth, "new")
+    )
+    words = shlex.split(run.command(found, "plan.json", "after.json", is_running=True).partition(" && ")[2])
+    assert words[-3:] == [
+        "--emulate=after.json",
+        "--network=after.json",
+        "--hosts=10.0.0.1,10.0.0.3,10.0.0.4,ADDRESS_OF_new",
+    ]
 
 
 def test_what_is_missing_is_named(tmp_path, capsys):
