@@ -131,14 +131,13 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
     """The most bytes that each peer holds at once (jaxdt.run.memory)."""
     config, plan = scenario.config, scenario.plan
-    size = config.train.microbatch_size
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
         lo, hi = plan.stages[stage]
         in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
         options = replace(memory_options(config, plan.schedule, lo, hi), n_vectors=worker_vectors(config, plan, peer))
-        found[peer] = stage_memory_bytes(config.model, lo, hi, size, in_flight, options, retained)
+        found[peer] = stage_memory_bytes(config.model, lo, hi, config.microbatch_shape, in_flight, options, retained)
     return found
 
 

@@ -64,7 +64,7 @@ class RunToReplan:
         return f"{shell_line('python', 'scripts/fleet.py', 'stop', f'--run_dir={run_dir}')} && {launch}"
 
     def _hosts(self, found: Plan) -> list[str]:
-        """The addresses of a plan's peers, in their order; of a device that was added nobody but a person knows it."""
+        """The addresses of a plan's peers, in their order; only a person knows that of an added device."""
         addresses = self.launched["hosts"].split(",")
         known = {self.plan.devices[peer]: host for peer, host in zip(sorted(self.plan.peers), addresses, strict=True)}
         names = [found.devices[peer] for peer in sorted(found.peers)]

@@ -181,7 +181,7 @@ def test_a_pair_divides_what_is_on_the_wire_by_its_ratio_exactly(kind, ratio, he
     config = run_config.parse(fields | {"codec": f"{kind}{ratio}+{codec}"})
     plan = run_config.default_plan(config)
     n_wide = batch * seq_len * width
-    n = config.model.boundary_numbers(batch, 2)
+    n = config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens, 2)
     assert n * ratio == n_wide
     block = {"int8": 256, "int8-dynamic": 4096}
     wanted = {"none": 4 * n, "bf16": 2 * n}.get(codec) or n + 4 * math.ceil(n / block[codec])

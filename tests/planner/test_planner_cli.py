@@ -13,6 +13,7 @@ from jaxdt.run import plan as plans
 from jaxdt.run.config import WiringConfig
 from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory_bytes
 from jaxdt.run.model import gpt_config
+from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.network import parse, to_json
 from planner.__main__ import main
 from planner.cost.reference import cost_of
@@ -185,10 +186,11 @@ def test_a_missing_link_is_avoided_where_a_plan_can(tmp_path):
 
 def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
+    shape = MicrobatchShape(1, model.max_len)
 
     def needs(lo, hi, in_flight):
-        retained = min(16, most_retained(model, lo, hi, 1, "bfloat16", WiringConfig().retain_bytes))
-        return stage_memory_bytes(model, lo, hi, 1, in_flight, MemoryOptions("bfloat16"), retained)
+        retained = min(16, most_retained(model, lo, hi, shape, "bfloat16", WiringConfig().retain_bytes))
+        return stage_memory_bytes(model, lo, hi, shape, in_flight, MemoryOptions("bfloat16"), retained)
 
     room = needs(0, 3, 4)
 
@@ -302,7 +304,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
     model = gpt_config("small", vocab_size=256)
     assert (plan.n_stages, plan.n_pipelines, plan.n_microbatches) == (2, 2, 6)
     assert plan.codec == ("int8",)
-    numbers = model.boundary_numbers(2)
+    numbers = model.facts.boundary_numbers(2 * model.max_len)
     assert 3 * numbers < plan.found["c_pp_bytes"] < 3 * 1.1 * numbers  # three microbatches of a byte a number
     assert plan.found["c_dp_bytes"] == 4 * max(model.facts.stage_params(lo, hi) for lo, hi in plan.stages)
     step = ["--objective", "step_time", "--flops", "1e12"]
@@ -313,10 +315,11 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
 def test_memory_of_a_delayed_run_is_what_its_plan_must_fit(config_file, tmp_path, capsys):
     """Devices for the run without delay do not hold the run with it."""
     model = gpt_config("small", vocab_size=256)
+    shape = MicrobatchShape(2, model.max_len)
 
     def need(delay):
-        retained = min(3, most_retained(model, 0, 4, 2, "bfloat16", WiringConfig().retain_bytes))
-        return stage_memory_bytes(model, 0, 4, 2, 2, MemoryOptions("bfloat16", delay=delay), retained)
+        retained = min(3, most_retained(model, 0, 4, shape, "bfloat16", WiringConfig().retain_bytes))
+        return stage_memory_bytes(model, 0, 4, shape, 2, MemoryOptions("bfloat16", delay=delay), retained)
 
     def shrink(data):
         for device in data["devices"]:

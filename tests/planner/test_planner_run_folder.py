@@ -86,7 +86,7 @@ def test_where_replicas_may_differ_a_local_step_counts_as_an_update():
 def test_the_folder_says_who_is_left_and_how_fast(tmp_path):
     run = read(str(write_run(tmp_path, [0, 1, 2])), None)
     names = [device.name for device in networks.load(CITIES).devices]
-    assert (run.config, run.emulates, run.without) == (CONFIG, True, (names[3],))
+    assert (run.config, run.without) == (CONFIG, (names[3],))
     assert [device.kind for device in run.network.devices] == names
     assert list(run.profile.kinds) == names[:3] and run.plan.devices == tuple(names)
 
@@ -150,9 +150,7 @@ def test_the_hosts_are_those_of_the_devices_that_the_plan_uses_and_all_networks_
     launch = {"emulate": str(CITIES), "network": "measured.json", "hosts": "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"}
     run = read(str(write_run(tmp_path, [0, 2, 3], launch=launch)), None)
     first, _, third, fourth = run.plan.devices
-    found = replace(
-        default_plan(replace(CONFIG, plan=PlanConfig(2, 2, microbatches=8))), devices=(first, third, fourth, "new")
-    )
+    found = replace(PLAN, devices=(first, third, fourth, "new"))
     words = shlex.split(run.command(found, "plan.json", "after.json", is_running=True).partition(" && ")[2])
     assert words[-3:] == [
         "--emulate=after.json",

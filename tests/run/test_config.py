@@ -11,11 +11,11 @@ from jaxdt.run.errors import BadInput
 # The names that config files and --config.* flags of users rely on: a change here breaks files that people hold.
 STABLE_NAMES = {
     "model": {
-        "preset", "n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size", "positions", "activation",
+        "preset", "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size", "positions", "activation",
         "tied_head", "n_shared_blocks", "compression", "compression_after",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
-    "data": {"path", "seq_start", "seq_growth_steps"},
+    "data": {"path", "seq_len", "seq_start", "seq_growth_steps"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
         "keep_checkpoints", "checkpoint_copies", "checkpoint_on_stop", "on_nonfinite",
@@ -65,6 +65,31 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
     assert parse({"model": {"preset": "debug", "vocab_size": 80}}, vocab_size=77).model.vocab_size == 80
     with pytest.raises(BadInput, match="model.vocab_size: got 70, expected at least the token file's 77"):
         parse({"model": {"preset": "debug", "vocab_size": 70}}, vocab_size=77)
+
+
+def test_a_sample_has_as_many_tokens_as_the_model_takes_unless_set():
+    """Learned positions are as many as a sample has tokens, unless the model says its own number."""
+    lengths = {
+        "of the preset": ({}, {}, (32, 32)),
+        "of the data": ({}, {"seq_len": 48}, (48, 48)),
+        "of both": ({"max_len": 96}, {"seq_len": 48}, (48, 96)),
+    }
+    for name, (model, data, expected) in lengths.items():
+        config = parse({"model": {"preset": "debug"} | model, "data": data})
+        assert (config.seq_len, config.model.max_len) == expected, name
+    with pytest.raises(BadInput, match=r"data.seq_len: got 33, expected 0 .model.max_len. to model.max_len 32"):
+        parse({"model": {"preset": "debug", "max_len": 32}, "data": {"seq_len": 33}})
+
+
+def test_the_length_of_samples_was_once_an_option_of_the_model():
+    """What an earlier program recorded is read as it was meant; a person is told the new names."""
+    config = parse({"model": {"preset": "debug"}})
+    recorded = serialize.write(config)
+    recorded["model"]["seq_len"] = recorded["model"].pop("max_len")
+    del recorded["data"]["seq_len"]
+    assert parse(recorded) == config
+    with pytest.raises(BadInput, match="model.seq_len: got 64, expected data.seq_len for the tokens of a sample, or"):
+        parse({"model": {"preset": "debug", "seq_len": 64}})
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_parameters_of_the_stages_add_up(config):
     twice = config.facts.n_logit_params if config.tied_head else 0
     for cut in (2,):
         assert config.facts.stage_params(0, cut) + config.facts.stage_params(cut, 4) == config.facts.n_params + twice
-    assert config.boundary_numbers(3) == 3 * 6 * 8
+    assert config.facts.boundary_numbers(3 * 6) == 3 * 6 * 8
 
 
 def test_parameters_by_hand():
@@ -108,8 +108,8 @@ def test_compression_by_hand():
 def test_a_pair_narrows_the_boundary_behind_its_layer_only():
     config = GPTConfig(**SIZES, **pairs("maxout4", (1, 3)))
     assert [config.facts.boundary_width(layer) for layer in (1, 2, 3)] == [2, 8, 2]
-    assert [config.boundary_numbers(3, layer) for layer in (1, 2)] == [3 * 6 * 2, 3 * 6 * 8]
-    assert config.boundary_numbers(3) == 3 * 6 * 8
+    assert [config.facts.boundary_numbers(3 * 6, layer) for layer in (1, 2)] == [3 * 6 * 2, 3 * 6 * 8]
+    assert config.facts.boundary_numbers(3 * 6) == 3 * 6 * 8
     assert (config.compression_kind, config.compression_ratio) == ("maxout", 4)
     assert [entry.name for entry in config.facts.entries_in(0, 1) if "00" in entry.name] == ["block_000", "sender_001"]
     names = [entry.name for entry in config.facts.entries_in(1, 3)]

@@ -19,9 +19,11 @@ from jaxdt.run.memory import (
     working_bytes,
 )
 from jaxdt.run.model import gpt_config
+from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.optim import OptimConfig
 
 SHAPE = dict(n_layers=5, d_model=32, n_heads=2, max_len=16, vocab_size=64)
+ONE, SIXTEEN = MicrobatchShape(1, 16), MicrobatchShape(16, 16)
 
 
 @pytest.mark.parametrize("remat", ["recompute", "dots"])
@@ -34,7 +36,7 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
     params = jax.eval_shape(lambda: stage.init(0))
     _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
     n_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residual))
-    assert residual_bytes(model, lo, hi, 2, dtype, remat) == n_bytes
+    assert residual_bytes(model, lo, hi, MicrobatchShape(2, 16), dtype, remat) == n_bytes
 
 
 def test_bytes_of_a_parameter():
@@ -49,27 +51,30 @@ def test_bytes_of_a_parameter():
 
 def test_the_last_stage_holds_logits_and_no_dots():
     model = gpt_config("small", **(SHAPE | {"vocab_size": 50000}))
-    assert working_bytes(model, 3, 5, 1, "float32") - working_bytes(model, 2, 4, 1, "float32") == 8 * 16 * 50000
-    assert residual_bytes(model, 3, 5, 1, "float32", "dots") == residual_bytes(model, 3, 5, 1, "float32", "recompute")
+    assert working_bytes(model, 3, 5, ONE, "float32") - working_bytes(model, 2, 4, ONE, "float32") == 8 * 16 * 50000
+    assert residual_bytes(model, 3, 5, ONE, "float32", "dots") == residual_bytes(
+        model, 3, 5, ONE, "float32", "recompute"
+    )
 
 
 def test_memory_grows_with_what_is_held():
     """With 16 samples computing needs more than the update."""
     model = gpt_config("small", **SHAPE)
     plain, dots, delayed = MemoryOptions(), MemoryOptions(remat="dots"), MemoryOptions(delay=1)
-    one = stage_memory_bytes(model, 1, 3, 16, 1, plain)
-    assert stage_memory_bytes(model, 1, 3, 16, 4, plain) - one == 3 * 3 * model.boundary_numbers(16) * 4
-    assert stage_memory_bytes(model, 1, 3, 16, 1, plain, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
+    boundary_numbers = model.facts.boundary_numbers(SIXTEEN.n_tokens)
+    one = stage_memory_bytes(model, 1, 3, SIXTEEN, 1, plain)
+    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 4, plain) - one == 3 * 3 * boundary_numbers * 4
+    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 1, plain, retained=5) - one == 5 * 2 * boundary_numbers * 4
     # Parameters of the version before, and a second accumulator:
-    assert stage_memory_bytes(model, 1, 3, 16, 1, delayed) > one + 2 * 4 * model.facts.stage_params(1, 3)
-    assert stage_memory_bytes(model, 1, 4, 16, 1, plain) > one
-    assert stage_memory_bytes(model, 1, 3, 17, 1, plain) > one
-    assert stage_memory_bytes(model, 1, 3, 16, 8, dots) > stage_memory_bytes(model, 1, 3, 16, 8, plain)
+    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 1, delayed) > one + 2 * 4 * model.facts.stage_params(1, 3)
+    assert stage_memory_bytes(model, 1, 4, SIXTEEN, 1, plain) > one
+    assert stage_memory_bytes(model, 1, 3, MicrobatchShape(17, 16), 1, plain) > one
+    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 8, dots) > stage_memory_bytes(model, 1, 3, SIXTEEN, 8, plain)
 
 
 def test_with_few_samples_the_update_needs_most():
     model = gpt_config("small", **SHAPE)
-    n_bytes = stage_memory_bytes(model, 1, 3, 1, 1, MemoryOptions())
+    n_bytes = stage_memory_bytes(model, 1, 3, ONE, 1, MemoryOptions())
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
 
 
@@ -77,12 +82,12 @@ def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
     """24 bytes of a parameter at the update, in place of 32; the kinds of number add up to the whole."""
     model = gpt_config("small", **SHAPE)
     n_params = model.facts.stage_params(1, 3)
-    memory = stage_memory(model, 1, 3, 1, 1, MemoryOptions(), retained=3, on_accelerator=True)
-    boundary_bytes = 2 * model.boundary_numbers(1) * 4
+    memory = stage_memory(model, 1, 3, ONE, 1, MemoryOptions(), retained=3, on_accelerator=True)
+    boundary_bytes = 2 * model.facts.boundary_numbers(ONE.n_tokens) * 4
     assert memory == StageMemory(8 * n_params, 8 * n_params, 8 * n_params, 0, 8 * n_params + 3 * boundary_bytes)
     assert memory.on_device == 24 * n_params
     copies = ReplicaCopies(kept=10, exchanging=40, on_host=35)
-    groups = stage_memory(model, 1, 3, 1, 1, MemoryOptions(copies=copies), on_accelerator=True)
+    groups = stage_memory(model, 1, 3, ONE, 1, MemoryOptions(copies=copies), on_accelerator=True)
     assert (groups.on_device, groups.on_host) == (24 * n_params + 15, 35)
 
 
@@ -90,7 +95,7 @@ def test_versions_of_stashed_parameters_are_counted():
     """One for each microbatch in flight but the newest."""
     model = gpt_config("small", **SHAPE)
     bytes_of = lambda n_in_flight, stashes: stage_memory_bytes(  # noqa: E731
-        model, 1, 3, 1, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
+        model, 1, 3, ONE, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
     )
     assert bytes_of(1, True) == bytes_of(1, False)
     assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.facts.stage_params(1, 3)
@@ -112,5 +117,5 @@ def test_the_vectors_of_its_workers_are_counted_at_a_server():
     )
     held = lambda config: [worker_vectors(config, default_plan(config), p) for p in default_plan(config).peers]  # noqa: E731
     assert held(pool) == [2, 1] and held(hetpipe) == [0, 0, 0, 5]
-    bytes_of = lambda n: stage_memory_bytes(hetpipe.model, 0, 5, 1, 1, MemoryOptions(n_vectors=n))  # noqa: E731
+    bytes_of = lambda n: stage_memory_bytes(hetpipe.model, 0, 5, ONE, 1, MemoryOptions(n_vectors=n))  # noqa: E731
     assert bytes_of(5) - bytes_of(0) == 5 * 4 * hetpipe.model.facts.stage_params(0, 5)

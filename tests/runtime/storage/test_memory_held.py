@@ -92,7 +92,7 @@ CASES = [("fixed", "recompute", (3, 2)), ("fixed", "dots", (2, 3)), ("swarm", "d
 @pytest.mark.parametrize(("wiring", "remat", "shape"), CASES)
 def test_a_store_holds_what_is_estimated(wiring, remat, shape):
     config = config_of(wiring, remat, *shape)
-    model, boundary = config.model, config.model.boundary_numbers(MICROBATCH) * 4
+    model, boundary = config.model, config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens) * 4
     plan, stores = run(config)
     for stage, store in enumerate(stores):
         lo, hi = plan.stages[stage]
@@ -100,7 +100,7 @@ def test_a_store_holds_what_is_estimated(wiring, remat, shape):
         in_flight, retained = plan.depth(stage), SHARE
         if wiring == "swarm":
             in_flight, retained = min(SHARE, -(-swarm.in_flight(config, len(plan.peers)) // plan.n_pipelines)), SHARE
-        residual = residual_bytes(model, lo, hi, MICROBATCH, "float32", remat)
+        residual = residual_bytes(model, lo, hi, config.microbatch_shape, "float32", remat)
         state, kept = state_bytes(model, lo, hi), retained * n_boundaries * boundary
         computing = state + kept + in_flight * (residual + n_boundaries * boundary)
         assert state <= store.computing <= 1.05 * computing
@@ -153,5 +153,5 @@ def test_averaging_where_replicas_differ_takes_what_is_estimated(is_tied):
     plan, stores = run(config, Adopting)
     for stage, (lo, hi) in enumerate(plan.stages):
         options = memory_options(config, plan.schedule, lo, hi)
-        estimate = stage_memory_bytes(config.model, lo, hi, MICROBATCH, plan.depth(stage), options)
+        estimate = stage_memory_bytes(config.model, lo, hi, config.microbatch_shape, plan.depth(stage), options)
         assert 0.75 * estimate <= stores[stage].averaging <= 1.05 * estimate
