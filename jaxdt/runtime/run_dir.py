@@ -25,11 +25,11 @@ CREDENTIALS = "credentials"
 NOT_ENDED = "processes of a run there have not ended yet, expected another folder"
 POLL_S = 0.1
 NAMES_MAX = 5  # of files in one line
-# The files and folders that the processes of a run, launch.py and report.py write into the folder of the run.
+# The files and folders that the processes of a run, launch.py, report.py and credential.py write into its folder.
 WRITTEN = re.compile(
     r"config\.json|config\.py|plan\.json|run|launch\.json|credentials|coordinator_address|emulated_network\.json"
     rf"|{EMITTED_RUN_DIR}|(coordinator|host_\d+|worker_\d+)\.flags|checkpoints|fetching|disk_id|coordinator|logs|trace"
-    r"|tensorboard|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
+    r"|new_\d+\.token|tensorboard|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
 )
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""

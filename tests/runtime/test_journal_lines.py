@@ -41,7 +41,8 @@ def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_pa
     line = still_waiting(StillWaitingReport([1, 2], [1], [], "an expired credential", 10.2), run_dir, PLAN)
     told, _, start = line.partition("; to start: ")
     assert told == (
-        "the run has waited 10 s for peers 1 and 2 to get ready; peer 1 is not connected; refused meanwhile: an "
+        "the run has waited 10 s for peers 1 and 2 to get ready (a peer loads jax and "
+        "compiles its stage); peer 1 is not connected; refused meanwhile: an "
         "expired credential"
     )
     assert shlex.split(start) == [*train, f"--flagfile={job}/host_1.flags"]

@@ -58,6 +58,7 @@ def test_an_emitted_folder_is_not_replaced_while_processes_write_into_its_run_di
 def test_only_what_a_run_wrote_is_replaced(tmp_path):
     """Also where the folder of another program has a config.json: what that wrote stays."""
     own = ["config.json", "metrics.jsonl", "logs/peer_0.log", "checkpoints/00000004/complete.json", "run_dir/disk_id"]
+    own.append("new_1.token")
     users = [
         "model.safetensors",
         "checkpoints/00000004.backup/complete.json",

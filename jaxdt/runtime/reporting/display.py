@@ -241,10 +241,10 @@ def _summary_lines(summary: dict) -> list[str]:
     measured_s = summary["step_s_measured"]
     predicted_s = summary["step_s_predicted"]
     if measured_s:
-        error = (
-            f", {predicted_s:.3f} s predicted ({100 * (predicted_s / measured_s - 1):+.1f} %)" if predicted_s else ""
-        )
-        lines.append(f"step           {measured_s:.3f} s measured{error}")
+        predicted = "none predicted before the run ended"
+        if predicted_s:
+            predicted = f"{predicted_s:.3f} s predicted ({100 * (predicted_s / measured_s - 1):+.1f} %)"
+        lines.append(f"step           {measured_s:.3f} s measured, {predicted}")
         if predicted_s and summary["prediction_doubt"]:
             lines += [f"               ({reason})" for reason in summary["prediction_doubt"].split("; ")]
         overall_per_s = summary["tokens_per_s_overall"]

@@ -393,7 +393,7 @@ def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
     planned = [peer for stage in report.stages for peer in sorted(plan.placement[stage])]
     parts = [f"the run has waited {report.waited_s:.0f} s"]
     if report.missing:
-        parts[0] += f" for {names(report.missing)} to get ready"
+        parts[0] += f" for {names(report.missing)} to get ready (a peer loads jax and compiles its stage)"
     if report.absent:
         parts.append(f"{names(report.absent)} {'is' if len(report.absent) == 1 else 'are'} not connected")
     for stage in report.stages:
