@@ -71,9 +71,8 @@ def bind(address: Address) -> socket.socket:
         reason = error.strerror
         if error.errno and not isinstance(error, socket.gaierror):
             reason = os.strerror(error.errno)  # without the address, which the library adds once more
-        raise BadInput(
-            f"listen: cannot bind {text} ({reason}), expected a free port: --listen says which, --port with launch.py --emit"
-        ) from None
+        hint = "expected a free port: --listen says which, --port with launch.py --emit"
+        raise BadInput(f"listen: cannot bind {text} ({reason}), {hint}") from None
     bound = str(listener.getsockname()[0])
     if is_loopback(bound) and not is_loopback(host):
         listener.close()
