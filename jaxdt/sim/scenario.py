@@ -144,7 +144,7 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
 def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
     """Microbatches between forward and backward at a peer, and those whose tensors are retained until the commit."""
     lo, hi = plan.stages[stage]
-    most = most_retained(config.model, lo, hi, config.train.microbatch_size, config.dtype, config.wiring.retain_bytes)
+    most = most_retained(config.model, lo, hi, config.microbatch_shape, config.dtype, config.wiring.retain_bytes)
     load = peer_load(config, plan, stage, pipeline)
     return load.n_in_flight, min(load.n_microbatches, most)
 
