@@ -41,7 +41,6 @@ class HeldOutPlace:
 
 
 def held_out_place(setup: PeerSetup) -> HeldOutPlace:
-    """The held-out place of a replica of the plan."""
     config, plan, stage = setup.config, setup.plan, setup.stage
     _, pipeline = plan.seat(setup.peer)
     has_next = stage + 1 < plan.n_stages
