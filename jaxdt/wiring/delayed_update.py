@@ -53,9 +53,8 @@ class DelayedUpdate:
             case ev.Received(_, body):
                 actions = self._wiring_of(_step_of(body)).handle(now_s, event)
             case ev.Ran(work) if work.kind in COMPUTING:
-                assert work.step is not None  # as in all Work of a wiring
                 self._is_running = False
-                actions = self._wiring_of(work.step).handle(now_s, event)
+                actions = self._wiring_of(work.place[0]).handle(now_s, event)
             case _:
                 return []
         return self._one_at_a_time(actions)
@@ -113,9 +112,7 @@ class DelayedUpdate:
         others: ev.Actions = []
         for action in actions:
             if isinstance(action, ev.Run):
-                step = action.work.step
-                assert step is not None  # as in all Work of a wiring
-                self._waiting[step] = action
+                self._waiting[action.work.place[0]] = action
             else:
                 others.append(action)
         self._cancel_committed()

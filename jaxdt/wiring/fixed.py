@@ -282,16 +282,14 @@ class FixedWiring:
 
     def _needs(self, work: Work) -> tuple[str, int, int, int] | None:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
-        step, m = work.step, work.microbatch
-        assert step is not None and m is not None  # as in all Work of a wiring
+        step, m = work.place
         if work.kind == WorkKind.BACKWARD:
             return None if self._is_last else ("grad", step, self._stage + 1, m)
         kind = "act" if work.kind == WorkKind.FORWARD else "eval"
         return None if self._is_first else (kind, step, self._stage, m)
 
     def _on_finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
-        step, stage, m = work.step, self._stage, work.microbatch
-        assert step is not None and m is not None  # as in all Work of a wiring
+        (step, m), stage = work.place, self._stage
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]

@@ -94,9 +94,7 @@ class Recovery:
         """A Work of the step is done and its result is kept. Returns the tensors that are let go for it."""
         if work.kind not in self._bytes or not self._budget_bytes:
             return []
-        m = work.microbatch
-        step = work.step
-        assert m is not None and step is not None  # as in all Work of a wiring
+        step, m = work.place
         n_bytes = self._bytes[work.kind]
         if work.kind == WorkKind.FORWARD:
             self._kept_bytes += n_bytes - self._outputs.get(m, 0)

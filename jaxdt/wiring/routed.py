@@ -255,9 +255,7 @@ class RoutedWiring:
         step = self._step
         if work.step != step:
             return []  # of a generation that was rolled back
-        kind = work.kind
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        kind, (_, m) = work.kind, work.place
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]

@@ -124,11 +124,11 @@ class PoolServer:
                 self._slot.free()
                 return self._on_contributed() + self._go_on(now_s)
             case ev.Ran(work, values=values) if work.kind in COMPUTING:
-                assert work.step is not None  # as in all Work of a wiring
-                if work.step not in self._steps:
-                    return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
+                number, _ = work.place
+                if number not in self._steps:
+                    return self._fallback_of(number).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
-                return self._on_computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
+                return self._on_computed(now_s, self._steps[number], work, values) + self._go_on(now_s)
             case ev.Received(header, ev.Enlist() as body):
                 return self._enlist(now_s, header.src, body)
             case ev.Received(_, ev.Ended() as ended):
@@ -503,8 +503,7 @@ class PoolServer:
     # ------------------------------------------------------------------------------------------------------- results
 
     def _on_computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> ev.Actions:
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        _, m = work.place
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         if work.kind == WorkKind.EVALUATE:
             return self._on_evaluated(step, m, n_samples, loss_sum)
