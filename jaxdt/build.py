@@ -12,7 +12,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.link_echo import LinkEcho
 from jaxdt.membership.member import OUTLIVES_VIEWS, Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
-from jaxdt.membership.rebalance_api import Balance
+from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
@@ -301,7 +301,7 @@ def build_coordinator(
     plan: Plan,
     start: RunStart,
     durable_state: DurableState | None = None,
-    balance: Balance | None = None,
+    balance: ByNumber | None = None,
 ) -> Coordinator:
     """The coordinator of a run of this plan; with `durable_state`, the successor of one that died. `balance`
     decides which peers change stages, if the config does not say so."""

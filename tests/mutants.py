@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 
 from jaxdt.membership import commit, coordinator_config
+from jaxdt.membership.admission import Admission
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.held_out_rows import HeldOutRows
-from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
 from jaxdt.membership.operations import Operations
 from jaxdt.membership.roster import Roster
@@ -454,12 +454,12 @@ def starts_in_silence() -> AbstractContextManager:
 def second_process_replaces_the_first():
     """Every process that asks whether it may be a peer may be it."""
 
-    def grants_all(self, now_s, leases):
-        claims = list(self._waiting.values())
-        self._waiting.clear()
+    def grants_all(self, now_s):
+        claims = list(self._claims.values())
+        self._claims.clear()
         return [(claim, True) for claim in claims]
 
-    with mock.patch.object(Claims, "settle", grants_all):
+    with mock.patch.object(Admission, "_answered", grants_all):
         yield
 
 

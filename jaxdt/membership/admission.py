@@ -2,16 +2,20 @@
 
 - A newcomer gets a peer id and the stage that needs a peer most. Where replicas may differ it gets the id and the place
   of a peer that was lost.
-- A process that claims a peer's place waits until it is known whether another process has it (see Claims).
+- A process that claims a peer's id waits until it is known whether another process has it.
 - A pool's worker gets a server (see WorkerPlaces).
+
+A process that is started with a peer's id does not know whether another process has that id already: its flag file may
+have been started twice, or its earlier process may have died. So it first asks, under a temporary id. It is refused if
+the process that has the id is heard again, and admitted once that process is lost, which a broken connection shows
+soon. So a second process never disturbs a living one: of two, the one that answers keeps its place.
 
 It changes no view. The coordinator fills in the headers of its messages.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.run_state import RunState
 from jaxdt.membership.worker_places import WorkerPlaces
 from jaxdt.protocol import events as ev
@@ -19,18 +23,31 @@ from jaxdt.protocol.reports import JoinRequestReport, RefusedReport, WorkerPlace
 from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
 
+GRANTED_S = 20.0  # an admitted process loads jax and says hello within it
+HEARD_HEARTBEATS = 2.0  # what arrives later than so many heartbeats after a question was said after the question
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A process that waits for its answer. `where`: what people are told of it. `is_new`: it does not know the run."""
+
+    temporary_id: int
+    peer: int
+    where: str
+    since_s: float
+    is_new: bool
+
 
 class Admission:
     """Time comes in as an argument. `workers`: the places of a pool's workers, None without a pool."""
 
     def __init__(self, run: RunState):
         config = run.config
-        self.claims = Claims(config.heartbeat_s)
+        self._claims: dict[int, Claim] = {}  # by temporary id
         self.workers = None if config.workers is None else WorkerPlaces(config.workers, config.join_rule)
         self._config = config
         self._roster = run.roster
         self._agreement = run.agreement
-        self._leases = run.leases
         self._operations = run.operations
 
     def on_join(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
@@ -52,7 +69,7 @@ class Admission:
         if ids is not None:
             return self._on_claim(now_s, src, replace(join, peer=ids[0], is_new=True))
         peer, stage = self._roster.newcomer(now_s, src, join.peer)
-        self.claims.grant(now_s, peer)
+        self._roster.peers[peer].granted_until_s = now_s + GRANTED_S
         return [JoinRequestReport(peer, stage), ev.Send(src, self._welcome(peer, stage))]
 
     def _welcome(self, peer: int, stage: int) -> ev.Welcome:
@@ -74,8 +91,9 @@ class Admission:
 
     def _is_taken(self, peer: int) -> bool:
         """Whether a process has the id of a peer of the plan, or is about to have it, or none may."""
-        is_here = peer in self._roster.admissions or peer in self._leases
-        return is_here or self.claims.is_granted(peer) or self._operations.is_revoked(peer)
+        known = self._roster.peers[peer]
+        is_here = peer in self._roster.admissions or known.lease is not None
+        return is_here or known.granted_until_s is not None or self._operations.is_revoked(peer)
 
     def _on_worker(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
         """A pool's worker asks for whom it computes, and what it has to run. It may have to measure its links first."""
@@ -100,16 +118,38 @@ class Admission:
         return [WorkerPlacedReport(worker, stage, server), ev.Send(src, answer)]
 
     def _on_claim(self, now_s: float, src: int, join: ev.Join) -> list[ev.Action]:
-        """A process asks whether it may be a peer that has an id already."""
-        if join.peer not in self._roster.peers:
+        """A process asks whether it may be a peer that has an id already. A repeated question is one."""
+        if join.peer is None or join.peer not in self._roster.peers:
             return [ev.Send(src, ev.Ended(ExitCode.FORGOTTEN, unknown(join.peer)))]
-        self.claims.ask(now_s, src, join)
+        self._claims.setdefault(src, Claim(src, join.peer, join.where, now_s, join.is_new))
         return self.settle_claims(now_s)
+
+    def withdraw_claim(self, temporary_id: int) -> None:
+        """The connection of a process that asked is gone."""
+        self._claims.pop(temporary_id, None)
+
+    def _answered(self, now_s: float) -> list[tuple[Claim, bool]]:
+        """The claims that can be answered now, and whether each is granted."""
+        for known in self._roster.peers.values():
+            if known.granted_until_s is not None and known.granted_until_s <= now_s:
+                known.granted_until_s = None
+        answered: list[tuple[Claim, bool]] = []
+        for claim in sorted(self._claims.values(), key=lambda claim: (claim.since_s, claim.temporary_id)):
+            if self._roster.has_lease(claim.peer):
+                asked_s = claim.since_s + HEARD_HEARTBEATS * self._config.heartbeat_s
+                if self._roster.heard_s(claim.peer, now_s) >= asked_s:
+                    answered.append((claim, False))
+            elif self._roster.peers[claim.peer].granted_until_s is None:
+                self._roster.peers[claim.peer].granted_until_s = now_s + GRANTED_S
+                answered.append((claim, True))
+        for claim, _ in answered:
+            del self._claims[claim.temporary_id]
+        return answered
 
     def settle_claims(self, now_s: float) -> list[ev.Action]:
         """Answer the claims that can be answered now."""
         actions: list[ev.Action] = []
-        for claim, is_granted in self.claims.settle(now_s, self._leases):
+        for claim, is_granted in self._answered(now_s):
             known = self._roster.peers[claim.peer]
             if is_granted:
                 answer = ev.Welcome(self._config.run, claim.peer, known.stage, "", {})

@@ -180,7 +180,6 @@ class Votes:
         return sum((result.tally for result in results.values()), ev.Tally())
 
     def pop(self, step: int) -> Mapping[int, ev.Prepared]:
-        """The votes on a step that is committed."""
         return self._by_step.pop(step)
 
     def forget(self, step: int, peers: Iterable[int]) -> None:

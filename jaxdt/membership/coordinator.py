@@ -1,4 +1,4 @@
-"""The coordinator: leases, numbered views, and what is made durable. No tensor ever reaches it.
+"""The coordinator: numbered views, and what is made durable. No tensor ever reaches it.
 
 Peers say hello; when all peers of the plan are ready, view 1 is made durable and sent. From then on the agreement
 (jaxdt.membership.agreement) decides which steps are committed, and the roster (jaxdt.membership.roster) decides who is
@@ -18,11 +18,11 @@ from jaxdt.membership.admission import Admission, unknown
 from jaxdt.membership.agreement import TIMER, Agreement, CountedRows, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.evictions import Evictions
-from jaxdt.membership.liveness.waiting import Waiting
 from jaxdt.membership.operations import Progress
-from jaxdt.membership.rebalance_api import Balance
+from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.membership.roster import Standing
 from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW, RunState
+from jaxdt.membership.waiting import Waiting
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
@@ -65,7 +65,7 @@ class Coordinator:
         config: CoordinatorConfig,
         agreement: Agreement,
         durable_state: DurableState | None = None,
-        balance: Balance | None = None,
+        balance: ByNumber | None = None,
     ):
         self._run = run = RunState(config, agreement, durable_state, balance)
         self.config = config
@@ -74,7 +74,6 @@ class Coordinator:
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}
         self._agreement = agreement
-        self._leases = run.leases
         self._checkpoints = run.checkpoints
         self._operations = run.operations
         self._being_persisted = run.being_persisted
@@ -150,7 +149,7 @@ class Coordinator:
         if self._run.has_ended:
             return []
         missing = [] if self.view else sorted(set(self.config.stage_of) - set(self.profiles))
-        absent = [peer for peer in missing if peer not in self._leases]
+        absent = [peer for peer in missing if not self.roster.has_lease(peer)]
         return [*self._waiting.watch(now_s, missing, absent, self.roster.deserted if self.view else [])]
 
     def _next_tick(self, now_s: float) -> ev.WakeAt:
@@ -167,14 +166,17 @@ class Coordinator:
         return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[ev.Action]:
-        self._leases.on_link(now_s, peer, up, gone)
+        self.roster.on_link(now_s, peer, up, gone)
         if up:
             return []
-        self._admission.claims.withdraw(peer)
-        if peer not in self._leases and self._evictions.vacancies.dials(peer):
+        if self.roster.has_lease(peer):
+            return [ev.WakeAt(now_s + RECONNECT_S, "link")]
+        if self._evictions.dials(peer):
             return self._evictions.on_dead(now_s, peer) if gone else []
-        # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
-        return [ev.WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else ev.Disconnect(peer)]
+        # A process without a lease has asked, was answered, or was evicted, and may come back: nothing is kept of its
+        # connection.
+        self._admission.withdraw_claim(peer)
+        return [ev.Disconnect(peer)]
 
     # ------------------------------------------------------------------------------------------------- durable state
 
@@ -198,7 +200,7 @@ class Coordinator:
             actions += self._agreement.start(now_s)
             self._evictions.patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
-                self._leases.on_message(member.peer, now_s)
+                self.roster.on_message(member.peer, now_s)
                 actions.append(ev.Connect(member.peer, member.address))
             members = [member.peer for member in self.view.members]
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed, members))
@@ -232,22 +234,23 @@ class Coordinator:
 
     def _from_peer(self, now_s: float, header: ev.Header, body: ev.Message) -> list[ev.Action]:
         src = header.src
-        if isinstance(body, ev.Hello) and body.process != self._evictions.refused.get(src, (body.process,))[0]:
-            del self._evictions.refused[src]  # another process, perhaps with another address
-        if src in self._evictions.refused:
-            return [self.roster.reach(src), ev.Send(src, ev.Ended(2, self._evictions.refused[src][1]))]
+        known = self.roster.peers[src]
+        if known.refusal and isinstance(body, ev.Hello) and body.process != known.refusal[0]:
+            known.refusal = None  # another process, perhaps with another address
+        if known.refusal:
+            return [self.roster.reach(src), ev.Send(src, known.refusal[1])]
         is_superseded = self._is_superseded(header)
-        if is_superseded and not self.roster.peers[src].is_given_up and not isinstance(body, ev.Failed):
+        if is_superseded and not known.is_given_up and not isinstance(body, ev.Failed):
             lost = self._evictions.lose(now_s, src, UNKNOWN_VIEW, is_dead=False)
             return [*lost, *([] if self._run.has_ended else self._from_peer(now_s, header, body))]
         if handler := self._of_known_peers.get(type(body)):
             return handler(now_s, header, body)
-        if self._is_missing(src) and src not in self._leases and not is_superseded:
+        if self._is_missing(src) and known.lease is None and not is_superseded:
             returned = self._evictions.on_returned(now_s, src)
             return [*returned, *([] if self._run.has_ended else self._from_peer(now_s, header, body))]
-        if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
+        if known.lease is None:  # a peer that was never admitted, or was evicted: the view tells it so
             return [self.roster.reach(src), ev.Send(src, self.view)] if self.view else []
-        self._leases.on_message(src, now_s)
+        self.roster.on_message(src, now_s)
         if type(body) in self._agreement.READS:
             return self._on_agreement(now_s, header, body)
         early, late = self._of_leased_peers.get(type(body), (None, None))
@@ -267,7 +270,7 @@ class Coordinator:
         does not."""
         if self._operations.state.paused:
             return "the run is paused by an operator, until fleet.py resume"
-        if stages := self._evictions.vacancies.stages:
+        if stages := self._evictions.waiting_stages:
             what = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
             return f"the run stands still: {what} no peer that is there"
         if self.roster.peers[peer].is_leaving and self.roster.is_last_of_stage(peer):
@@ -276,7 +279,7 @@ class Coordinator:
 
     def _on_heartbeat(self, now_s: float, header: ev.Header, beat: ev.Heartbeat) -> list[ev.Action]:
         src, workers = header.src, beat.workers
-        self._leases.on_heartbeat(now_s, src, beat.status)
+        self.roster.on_heartbeat(now_s, src, beat.status)
         if self._admission.workers and ev.WORKERS in beat.status:
             self._admission.workers.on_workers(now_s, src, int(beat.status[ev.WORKERS]), workers)
         worker_cpu_s = {status.worker: status.cpu_s for status in workers} or None
@@ -332,17 +335,13 @@ class Coordinator:
         if problem := why_undialable(hello.address, self._address):
             reason = f"{self.roster.name(src)}: {problem}; expected --listen=HOST:PORT that the other hosts can dial"
             return [RefusedReport(reason), ev.Connect(src, hello.address), ev.Send(src, ev.Ended(2, reason))]
-        if self._operations.has_evicted(hello):
-            return [ev.Connect(src, hello.address), ev.Send(src, ev.Ended(3, f"peer {src}: evicted by an operator"))]
-        self._evictions.failures.on_started(src)
-        self._admission.claims.on_hello(src)
         is_new_process = self.roster.on_hello(src, hello)
         actions = self._evictions.lose(now_s, src, "its process was restarted", is_dead=True) if is_new_process else []
         if self._run.has_ended:
             return actions
         if self._is_missing(src) and not is_new_process and not self._is_superseded(header):
             actions += self._evictions.on_returned(now_s, src)
-        self._leases.on_message(src, now_s)
+        self.roster.on_message(src, now_s)
         actions.append(ev.Connect(src, hello.address))
         if self._operations.state.revoked:
             actions.append(ev.Send(src, ev.Revoked(self._operations.state.revoked)))
@@ -393,7 +392,6 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------ operators
 
     def _on_request(self, now_s: float, src: int, request: ev.OperatorRequest) -> list[ev.Action]:
-        """An operator asks for something."""
         progress = self._progress
         reason = self._agreement.refusal(request.command) or self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
@@ -401,7 +399,7 @@ class Coordinator:
         if reason:
             return [RefusedReport(reason), ev.Send(src, ev.OperatorAnswer(False, reason))]
         before = self._operations.state
-        self._operations.silences = self._leases.silences(now_s)
+        self._operations.silences = self.roster.silences(now_s)
         if self._admission.workers:
             self._operations.workers = self._admission.workers.rows(now_s, self.roster.servers)
             self._operations.workers_coming = self._admission.workers.coming(now_s)
@@ -459,7 +457,7 @@ class Coordinator:
         if self.view:
             actions += self._run.to_all(ev.Revoked(state.revoked))
         for peer in state.revoked:
-            if peer in self._leases or peer in self.roster.members:
+            if self.roster.has_lease(peer) or peer in self.roster.members:
                 actions += self._evictions.lose(now_s, peer, "revoked by an operator", is_dead=True)
         return [*actions, *self._continue()]
 
@@ -470,7 +468,7 @@ class Coordinator:
         if self._being_persisted or self.view is None or self._run.has_ended:
             return []
         if (lost := self._evictions.lost_stage) is not None:
-            return self._run.end(3, f"{self._evictions.vacancies.reason(lost)}; it was the last of its stage")
+            return self._run.end(3, f"{self._evictions.how_lost(lost)}; it was the last of its stage")
         wanted = self.roster.redirect_newcomers() if between_steps or self.roster.vacant else []
         actions: list[ev.Action] = [ev.Send(peer, ev.Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
@@ -499,7 +497,6 @@ class Coordinator:
         return not without
 
     def _roll_back(self, view: ev.View) -> list[ev.Action]:
-        """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
         self._operations.on_rolled_back()
         self._checkpoints.roll_back()
@@ -514,9 +511,9 @@ class Coordinator:
         said = self._agreement.on_view(now_s, view)
         if view.rolled_back:
             self._checkpoints.roll_back()
-        outsiders = [ev.Send(peer, view) for peer in self._leases if peer not in self.roster.members]
+        outsiders = [ev.Send(peer, view) for peer, _ in self.roster.leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
-            self._leases.end(peer)
+            self.roster.peers[peer].lease = None
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
         self._checkpoints.on_view()
@@ -556,7 +553,7 @@ class Coordinator:
         announcement, reports = self._agreement.on_durable(now_s, record)
         self._operations.on_committed(record)
         self.roster.on_committed(self.n_committed)
-        self._evictions.failures.on_committed()
+        self._evictions.on_committed()
         has_more = self.n_committed < self.config.n_steps
         return [*self._run.to_all(announcement), *reports, *self._continue(between_steps=has_more)]
 
@@ -575,7 +572,7 @@ class Coordinator:
         """A part of a checkpoint is durable: a fact, also if a peer says so that has left meanwhile."""
         src = header.src
         if saved.stage == self.roster.peers[src].stage:  # not a copy of another stage's part
-            self._evictions.failures.on_saved(src)
+            self.roster.peers[src].n_saves_failed = 0
         if self.view is None or header.generation != self.view.generation or self._is_superseded(header):
             return []
         self._checkpoints.on_saved(saved, self.roster.peers[src].disk)

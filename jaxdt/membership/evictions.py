@@ -1,15 +1,21 @@
 """Whom the run continues without: members that are silent, cut off, stuck, that fail, or that leave.
 
-The stage of a lost member may have no other replica. Then the run waits for it, goes back, or ends (step protocol,
-Sec. 6.1, 6.2); the roster knows which. Each method answers with the actions that follow, the next view among them.
+- The stage of a lost member may have no other replica. Then the run waits for it, goes back, or ends (step protocol,
+  Sec. 6.1, 6.2); the roster knows which. A silent peer's connections have been ended. It is dialled all the same while
+  the run waits for it: if its process has ended, its host says so, and the run need not wait for the grace period.
+- Two members may lose each other, while both reach the coordinator (see LinkSuspicion).
+- A peer that fails is that peer's trouble: the run continues without it, or waits for another. The run ends with it
+  only where waiting is in vain: no peer is left, or one peer after another fails at the same stage for the same reason.
+
+Each method answers with the actions that follow, the next view among them.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass
 
-from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS
-from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
-from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
-from jaxdt.membership.liveness.vacancies import Vacancies
+from jaxdt.membership.admission import HEARD_HEARTBEATS
+from jaxdt.membership.roster import Roster
 from jaxdt.membership.run_state import RunState
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import (
@@ -19,27 +25,87 @@ from jaxdt.protocol.reports import (
     OverdueReport,
     ReturnedReport,
     SaveFailedReport,
+    VacantReport,
 )
 
 LEFT_EARLY = "left before it was admitted"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
+SAID_BY = "said by peer"  # in the reason of an eviction that another member has asked for
+SAVE_FAILURES_MAX = 3  # checkpoints in a row that a peer may fail to write
+OVERDUE_MAX = 3  # times within FORGIVEN_STEPS that the Work of a peer may be overdue
+SAME_FAILURES_MAX = 3  # peers in a row that may fail for the same reason at a stage without any other
+
+
+class LinkSuspicion:
+    """Links that one of their ends has reported as broken, and which end leaves.
+
+    Each end accuses the other. An accusation waits for `patience_s`, in which other members report their links; one of
+    a peer against itself, and one that concerns a joining member, does not wait. Then we evict the peer whose stage
+    keeps another replica, or is one of the `replaceable` ones, which continue without any. If both do, we evict the one
+    with more broken links, since that mends more. If both have as many, we evict the one that was admitted last (of two
+    first members the one with the higher number). So a peer that comes and goes cannot drive out those that stay."""
+
+    def __init__(self, patience_s: float):
+        self._patience_s = patience_s
+        self._broken: dict[tuple[int, int], tuple[float, str]] = {}  # the two ends -> since when, and why
+
+    def accuse(self, now_s: float, src: int, peer: int, reason: str) -> float:
+        """`src` cannot continue with `peer`, which may be itself. Returns when this can be judged at the latest."""
+        ends = (min(src, peer), max(src, peer))
+        self._broken.setdefault(ends, (now_s, f"{reason} ({SAID_BY} {src} of peer {peer})"))
+        return now_s + self._patience_s
+
+    def on_admitted(self, peers: Collection[int]) -> None:
+        """A view admits these peers, whose links are new: what was said of them before does not count."""
+        self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
+
+    def judged(self, now_s: float, roster: Roster, replaceable: Container[int] = ()) -> tuple[int, str] | None:
+        """One member that has to leave now, and why."""
+        present = roster.present
+        self._broken = {ends: since for ends, since in self._broken.items() if set(ends) <= present}
+        joining: set[int] = set(roster.view.joining) if roster.view else set()
+        for ends, (since_s, reason) in self._broken.items():
+            if since_s + self._patience_s <= now_s or ends[0] == ends[1] or joining & set(ends):
+                del self._broken[ends]
+                return self.preferred(ends, roster, replaceable), reason
+        return None
+
+    def preferred(self, ends: tuple[int, int], roster: Roster, replaceable: Container[int]) -> int:
+        """Which of two members leaves, if one has to."""
+        ordered = (min(ends), max(ends))
+        n_broken = Counter(end for pair in (ordered, *self._broken) for end in pair)
+
+        def preference(peer: int) -> tuple[bool, int, int, int]:
+            stage = roster.peers[peer].stage
+            has_replica = bool(roster.live(stage) - {peer}) or peer in roster.current_view.joining
+            return stage in replaceable or has_replica, n_broken[peer], roster.admissions[peer], peer
+
+        return max(ordered, key=preference)
+
+
+@dataclass
+class _StageLosses:
+    """How the last replica of a stage was lost; while it is vacant, the silent peers that the run waits for, as
+    reported; the last reason for which a peer of it failed, and how often in a row."""
+
+    reason: str
+    awaited: list[int] | None = None
+    failure: str = ""
+    n_failures: int = 0
 
 
 class Evictions:
     """Time comes in as an argument. `change_view` makes the next view if there is one to make. `patient_until_s`: until
-    then no peer is evicted for its silence. `refused`: evicted peers that are told why, once they speak again: their
-    process, and the reason."""
+    then no peer is evicted for its silence."""
 
     def __init__(self, run: RunState, change_view: Callable[[], list[ev.Action]]):
-        self.failures = Failures()
-        self.vacancies = Vacancies()
         self.patient_until_s = 0.0
-        self.refused: dict[int, tuple[int, str]] = {}
+        self._stages = [_StageLosses(f"stage {stage}: has no replica") for stage in range(run.config.n_stages)]
+        self._dialled: set[int] = set()  # silent peers for which the run waits
         self._run = run
         self._change_view = change_view
         self._config = run.config
         self._roster = run.roster
-        self._leases = run.leases
         self._agreement = run.agreement
         self._checkpoints = run.checkpoints
         self._link_suspicion = LinkSuspicion(run.config.heartbeat_s)
@@ -50,7 +116,7 @@ class Evictions:
 
     def judge(self, now_s: float) -> list[ev.Action]:
         """Evict a member whose time is over, or begin a move that is due."""
-        self._roster.forget_the_gone(now_s, self._leases)
+        self._roster.forget_the_gone(now_s)
         actions = self._change_view() if self._roster.end_waits(now_s) else []
         if self._run.has_ended:
             return actions
@@ -63,12 +129,12 @@ class Evictions:
     def _evict(self, now_s: float) -> list[ev.Action]:
         """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
         actions: list[ev.Action] = []
-        for peer in self._leases.broken(now_s):
+        for peer, lease in self._roster.broken_leases(now_s):
             reason = "its connection broke and did not come back"
-            actions += self._lose_without_view(now_s, peer, reason, self._leases.is_gone(peer))
+            actions += self._lose_without_view(now_s, peer, reason, lease.is_gone)
         if actions:
             return actions
-        over = self._leases.over(now_s, self._roster)
+        over = self._roster.overdue(now_s)
         if over is None:
             over = self._link_suspicion.judged(now_s, self._roster, self._replaceable)
             if over and not self._can_spare(over[0]):
@@ -76,7 +142,8 @@ class Evictions:
         if over is None:
             return []
         peer, reason = over
-        return self._lose_without_view(now_s, peer, reason, self._leases.is_gone(peer))
+        lease = self._roster.peers[peer].lease
+        return self._lose_without_view(now_s, peer, reason, lease is not None and lease.is_gone)
 
     def on_suspect(self, now_s: float, header: ev.Header, suspect: ev.Suspect) -> list[ev.Action]:
         """It counts if the view of the message has its sender and the suspect in it as they were admitted last."""
@@ -92,12 +159,12 @@ class Evictions:
         src, peer = header.src, broken.peer
         if header.view < self._roster.admissions.get(src, header.view + 1) or peer not in self._roster.present:
             return []
-        silent_s = now_s - self._leases.heard_s(peer, now_s)
+        silent_s = now_s - self._roster.heard_s(peer, now_s)
         if now_s < self.patient_until_s or silent_s > HEARD_HEARTBEATS * self._config.heartbeat_s:
             return []  # it is said again
-        out = self._link_suspicion.preferred(src, peer, self._roster, self._replaceable)
+        out = self._link_suspicion.preferred((src, peer), self._roster, self._replaceable)
         reason = f"peer {src} and peer {peer} have no way to each other: {broken.reason}; {NO_WAY_HINT}"
-        self.refused[out] = self._roster.peers[out].process or 0, reason
+        self._roster.refuse(out, ev.Ended(2, reason))
         return self.lose(now_s, out, reason, is_dead=False)
 
     def on_overdue(self, now_s: float, header: ev.Header, overdue: ev.Overdue) -> list[ev.Action]:
@@ -112,7 +179,7 @@ class Evictions:
                 self._admit_in_mid_step()
             return [report, *self._change_view()]
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
-        n_times = self.failures.on_overdue(src, self._run.n_committed, overdue.work)
+        n_times = self._roster.peers[src].on_overdue(self._run.n_committed, overdue.work)
         if n_times >= OVERDUE_MAX:
             reason = f"{reason}; its Work was overdue {n_times} times of late"
             return [report, *self._evict_for_good(now_s, src, reason)]
@@ -122,7 +189,8 @@ class Evictions:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is evicted, and
         another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
         src, version = header.src, failed.version
-        n_in_a_row = self.failures.on_save_failed(src)
+        self._roster.peers[src].n_saves_failed += 1
+        n_in_a_row = self._roster.peers[src].n_saves_failed
         report = SaveFailedReport(src, version, failed.reason, n_in_a_row)
         if n_in_a_row < SAVE_FAILURES_MAX:
             return [report]
@@ -136,20 +204,25 @@ class Evictions:
         continue, or if a person has to mend the same for every peer that tries."""
         src, reason = header.src, failed.reason
         line = f"{self._roster.name(src)}: {reason}"
-        if self._run.view is None and src in self._config.stage_of:
+        if self._roster.view is None and src in self._config.stage_of:
             return self._run.end(2, line)  # the run has not begun, and needs all peers of the plan to begin
         stage = self._roster.peers[src].stage
-        self.failures.on_failed(src, stage, reason)
-        if self._run.view is None or src not in self._roster.members:
+        self._roster.peers[src].has_failed = True
+        losses = self._stages[stage]
+        losses.n_failures = losses.n_failures + 1 if reason == losses.failure else 1
+        losses.failure = reason
+        if self._roster.view is None or src not in self._roster.members:
             actions = self._dismiss(src, line)
         else:
             actions = self._lose_without_view(now_s, src, reason, is_dead=True)
             if self.lost_stage is not None:
-                return [*actions, *self._run.end(2, f"{self.vacancies.reason(stage)}; it was the last of its stage")]
+                return [*actions, *self._run.end(2, f"{losses.reason}; it was the last of its stage")]
             actions += self._change_view()
-        is_deserted = self._run.view is not None and stage in self._roster.deserted
+        is_deserted = self._roster.view is not None and stage in self._roster.deserted
         left = self._roster.members | self._roster.candidates | self._roster.coming
-        return actions + (self._run.end(2, line) if self.failures.is_final(stage, is_deserted, left) else [])
+        is_in_vain = is_deserted and losses.n_failures >= SAME_FAILURES_MAX
+        is_final = is_in_vain or all(self._roster.peers[peer].has_failed for peer in left)
+        return actions + (self._run.end(2, line) if is_final else [])
 
     def on_leaving_early(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
         line = f"{self._roster.name(header.src)}: {LEFT_EARLY}"
@@ -171,14 +244,14 @@ class Evictions:
 
     def _dismiss(self, src: int, line: str) -> list[ev.Action]:
         """A peer that was no member yet does not come."""
-        self._leases.end(src)
+        self._roster.peers[src].lease = None
         self._roster.dismiss(src)
         return [FailedReport(src, line), ev.Disconnect(src)]
 
     def _evict_for_good(self, now_s: float, peer: int, reason: str) -> list[ev.Action]:
         """Go on without a member of a stage that has another, and have its process end."""
-        self.failures.on_evicted(peer)
-        self.refused[peer] = (self._roster.peers[peer].process or 0, f"{self._roster.name(peer)}: {reason}")
+        self._roster.peers[peer].n_saves_failed = 0
+        self._roster.refuse(peer, ev.Ended(2, f"{self._roster.name(peer)}: {reason}"))
         return self.lose(now_s, peer, reason, is_dead=True)
 
     def lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[ev.Action]:
@@ -193,15 +266,18 @@ class Evictions:
             return []
         if self._roster.peers[peer].is_given_up:
             return self.on_dead(now_s, peer) if is_dead else []
-        if self._run.view is None:
+        if self._roster.view is None:
             return self._run.end(3, reason)
         if problem := self._agreement.cannot_lose(peer, self._roster.present):
             return self._run.end(3, f"{reason}; {problem}")
-        self._leases.end(peer)
+        self._roster.peers[peer].lease = None
         actions: list[ev.Action] = [LostReport(peer, reason), ev.Disconnect(peer)]
         has_others = self._roster.lose(now_s, peer, is_dead, self._run.next_view)
         self._roster.withdraw(self._agreement.leave_with(peer))
-        self.vacancies.on_lost(peer, self._roster.peers[peer].stage, reason, not has_others)
+        self._dialled.discard(peer)  # its connections are ended
+        if not has_others:
+            losses = self._stages[self._roster.peers[peer].stage]
+            losses.reason, losses.awaited = reason, None
         self._roster.end_waits(now_s)
         return actions + self._watch_vacancies(now_s)
 
@@ -213,16 +289,46 @@ class Evictions:
     def on_returned(self, now_s: float, src: int) -> list[ev.Action]:
         """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
         self._roster.on_returned(src)
-        self._leases.on_message(src, now_s)
+        self._roster.on_message(src, now_s)
         return [ReturnedReport(src), self._roster.reach(src), *self._change_view()]
 
+    def on_committed(self) -> None:
+        """A step is committed: every stage has a peer that works."""
+        for losses in self._stages:
+            losses.failure, losses.n_failures = "", 0
+
+    @property
+    def waiting_stages(self) -> list[int]:
+        """The vacant stages, for which the run waits."""
+        return [stage for stage, losses in enumerate(self._stages) if losses.awaited is not None]
+
+    def dials(self, peer: int) -> bool:
+        """Whether the run waits for this silent peer and dials it."""
+        return peer in self._dialled
+
+    def how_lost(self, stage: int) -> str:
+        """How the last replica of a stage was lost."""
+        return self._stages[stage].reason
+
     def _watch_vacancies(self, now_s: float) -> list[ev.Action]:
-        checkpoint = self._checkpoints.checkpoint.version
-        at_stake = range(checkpoint, self._run.n_committed)
-        actions = self.vacancies.watch(now_s, self._roster, self._leases, checkpoint, at_stake)
+        """Report stages for which the run waits for other peers than before, and dial those peers."""
+        roster, checkpoint = self._roster, self._checkpoints.checkpoint.version
+        vacant = roster.vacant if roster.view else []
+        actions: list[ev.Action] = []
+        silent: set[int] = set()
+        for stage, losses in enumerate(self._stages):
+            awaited = roster.awaited(stage) if stage in vacant else None
+            if awaited is not None and awaited != losses.awaited:
+                at_stake, waits_s = range(checkpoint, self._run.n_committed), round(roster.wait_s(now_s, awaited), 1)
+                actions.append(VacantReport(stage, losses.reason, checkpoint, list(at_stake), awaited, waits_s))
+            losses.awaited = awaited
+            silent.update(peer for peer in awaited or () if not roster.has_lease(peer))
+        dial = sorted(silent - self._dialled)
+        actions += [roster.reach(peer) for peer in dial]
+        actions += [ev.Disconnect(peer) for peer in sorted(self._dialled - silent) if not roster.has_lease(peer)]
+        self._dialled = silent
         # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
-        dialled = [action.peer for action in actions if isinstance(action, ev.Connect)]
-        return [*actions, *(ev.Send(peer, self._roster.current_view) for peer in dialled)]
+        return [*actions, *(ev.Send(peer, roster.current_view) for peer in dial)]
 
     def _can_spare(self, peer: int) -> bool:
         """Whether the stage of a member can continue without it."""

@@ -11,8 +11,8 @@ hello again and is admitted again. A peer whose coordinator is silent continues,
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.membership.liveness.waiting import Reminder
-from jaxdt.membership.liveness.work_watch import WorkWatch
+from jaxdt.membership.waiting import Reminder
+from jaxdt.membership.work_watch import WorkWatch
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.reports import (
@@ -78,34 +78,19 @@ class Membership:
     `header` stands on this peer's messages."""
 
     READS = frozenset(
-        {
-            ev.Started,
-            ev.Woke,
-            ev.Status,
-            ev.Ready,
-            ev.View,
-            ev.HeartbeatAck,
-            ev.CheckpointComplete,
-            ev.Ended,
+        {ev.Started, ev.Woke, ev.Status, ev.Ready, ev.View, ev.HeartbeatAck, ev.CheckpointComplete, ev.Ended}
+        | {
             ev.Refused,
             ev.Interrupted,
             ev.LinkChanged,
-        }
-        | {
             ev.NoWay,
             ev.Updated,
             ev.Holds,
             ev.CheckpointFailed,
-            ev.WroteCheckpoint,
-            ev.Installed,
-            ev.Fetching,
-            ev.Leave,
-            ev.ServerCounts,
-            ev.Reassign,
-            ev.Suspect,
-            ev.Ran,
+            ev.Committed,
         }
-        | {ev.Committed, ev.Drain, ev.Revoked, ev.HoldsPart, ev.StepBlocked, ev.MeanKept}
+        | {ev.WroteCheckpoint, ev.Installed, ev.Fetching, ev.Leave, ev.ServerCounts, ev.Reassign, ev.Suspect, ev.Ran}
+        | {ev.Drain, ev.Revoked, ev.HoldsPart, ev.StepBlocked, ev.MeanKept}
     )
 
     def __init__(self, identity: PeerIdentity):

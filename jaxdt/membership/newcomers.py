@@ -27,7 +27,6 @@ class NewcomerIds:
         return peer
 
     def new_id(self) -> int:
-        """An unused id."""
         self._next_id += 1
         return self._next_id - 1
 
@@ -43,9 +42,9 @@ class NewcomerIds:
         expired = [name for name, (_, asked_s) in self._requests.items() if now_s - asked_s > ASKED_S]
         return [self._requests.pop(name)[0] for name in expired]
 
-    def forget(self, peers: Iterable[int], kept: Container[int], reachable: Container[int]) -> list[int]:
-        """The ones of `peers` that are to be forgotten: the longest gone of those neither `kept` nor `reachable`."""
-        gone = [peer for peer in peers if peer not in kept and peer not in reachable]
+    def forget(self, peers: Iterable[int], kept: Container[int]) -> list[int]:
+        """The ones of `peers` that are to be forgotten: the longest gone of those that are not `kept`."""
+        gone = [peer for peer in peers if peer not in kept]
         self._gone = {peer: None for peer in self._gone if peer in gone} | dict.fromkeys(gone)
         forgotten = list(self._gone)[:-GONE_MAX]
         for peer in forgotten:

@@ -41,7 +41,6 @@ class Operations:
         self.workers_coming: Sequence[int] = ()
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
-        self._evicted: dict[int, int] = {}  # peer -> its process that an operator has evicted
 
     @property
     def holds_steps(self) -> bool:
@@ -98,7 +97,7 @@ class Operations:
                 return f"{roster.name(peer)} is revoked, and will not be admitted again"
             case "evict":
                 assert peer is not None
-                self._evicted[peer] = roster.peers[peer].process or 0
+                roster.refuse(peer, ev.Ended(3, f"peer {peer}: evicted by an operator"))
                 return f"{roster.name(peer)} is evicted; its process ends, and may be started again"
             case "drain":
                 assert peer is not None
@@ -144,7 +143,6 @@ class Operations:
         return replace(record, checkpoint=True) if self._wants_checkpoint else record
 
     def on_committed(self, record: ev.Record) -> None:
-        """The record is durable."""
         if record.checkpoint and self._wants_checkpoint:
             self._wants_checkpoint = False
             if self._stop:
@@ -155,10 +153,6 @@ class Operations:
         if self.stops_at is not None:
             self.stops_at = None
             self._wants_checkpoint = True
-
-    def has_evicted(self, hello: ev.Hello) -> bool:
-        """Whether this is the process that an operator has evicted; another process of the peer may come."""
-        return self._evicted.get(hello.peer) == hello.process
 
     def _status(self, roster: Roster, progress: Progress) -> Mapping[str, Any]:
         view = roster.view

@@ -1,4 +1,4 @@
-"""The interface of the part that decides which stage needs a peer; the coordinator asks it.
+"""The part that decides which stage needs a peer; the coordinator asks it.
 
 `stages[s]` are the peers of stage s: its members, and the peers on their way to it. jaxdt.build gives the coordinator
 jaxdt.wiring.rebalance where the config asks for it, else ByNumber.
@@ -6,7 +6,6 @@ jaxdt.wiring.rebalance where the config asks for it, else ByNumber.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from jaxdt.protocol import events as ev
 
@@ -22,39 +21,24 @@ class Move:
     dst: int
 
 
-class Balance(Protocol):
-    """A pure state machine; time comes in as an argument."""
+class ByNumber:
+    """A stage needs a peer the more, the fewer peers it has. No peer changes stages. Other rules are subclasses. Time
+    comes in as an argument."""
 
     def report(self, now_s: float, peer: int, load: ev.Load) -> None:
         """A peer's measured queue and busy time."""
-        ...
+        return
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
         """The moves that are due now, of peers in `may_move`."""
-        ...
-
-    def stage_for(self, stages: Stages) -> int:
-        """The stage for a newcomer."""
-        ...
-
-    def better(self, stages: Stages, peer: int) -> int | None:
-        """Another stage that needs a newcomer more than the one of `stages` that it is on its way to."""
-        ...
-
-
-class ByNumber:
-    """A stage needs a peer the more, the fewer peers it has. No peer changes stages."""
-
-    def report(self, now_s: float, peer: int, load: ev.Load) -> None:
-        """Queues do not count."""
-
-    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
         return []
 
     def stage_for(self, stages: Stages) -> int:
+        """The stage for a newcomer."""
         return min(range(len(stages)), key=lambda stage: (len(stages[stage]), stage))
 
     def better(self, stages: Stages, peer: int) -> int | None:
+        """Another stage that needs a newcomer more than the one of `stages` that it is on its way to."""
         own = next(stage for stage, peers in enumerate(stages) if peer in peers)
         best = self.stage_for(stages)
         return best if len(stages[own]) - 1 > len(stages[best]) else None

@@ -15,21 +15,34 @@ makes one when there is a change to make:
 - All members go back to the last complete checkpoint, with a newcomer in the stage, only if no peer is left that may
   hold that version.
 - A peer that comes and goes waits before it is admitted again: each eviction costs the others a deadline.
+
+Each peer that the coordinator hears has a lease. It runs out when the peer is silent, or out of reach, for too long.
+
+The step waits for a joining member, so that also has to fetch its state, or leave. It is judged by progress, not by
+time: before it asks for its state it has a floor. Once it has asked, and before the first bytes arrive, it has as long
+as the slowest acceptable link needs. After that it has a multiple of the longest gap so far, and always several floors,
+because donors answer when their update is done. So a large state on a slow link is given its time.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from jaxdt.membership.agreement import NO_RETURNING_MEMBERS, ReturningMembers
 from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.newcomers import IDS_PER_TERM, NewcomerIds
-from jaxdt.membership.rebalance_api import Balance, ByNumber
+from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.deadline import RECONNECT_S, Deadline
 from jaxdt.protocol.reports import MoveReport
 
 FORGIVEN_STEPS = 128  # after so many steps without another eviction a peer is like any other
 BACKOFF_STEPS_MAX = 64
+JOINING_FLOORS = 2.0
+SLOWEST_BYTES_PER_S = 12_500.0
+WAITS_MAX = 4.0  # times the longest gap after which bytes came
+ASKED_FLOORS = 5.0
 OUT = -1  # the destination of a member that leaves the run
 
 
@@ -50,9 +63,46 @@ LEFT_OUT = (Standing.LOST, Standing.WITHDRAWN)
 
 
 @dataclass
+class Lease:
+    """`down_since_s`: when the connection to the peer broke, None while it is up. `is_gone`: its process is known to
+    have ended."""
+
+    silence: Deadline
+    down_since_s: float | None = None
+    is_gone: bool = False
+
+
+@dataclass
+class Download:
+    """How far a joining member is with its state, as it says in its heartbeats. `since_s`: when bytes came last."""
+
+    admission: int
+    since_s: float
+    last: ev.Fetching = ev.Fetching(0, 0, 1)
+    longest_gap_s: float = 0.0
+
+    def update(self, now_s: float, fetching: ev.Fetching) -> None:
+        if fetching.here_bytes > self.last.here_bytes or fetching.asked_bytes and not self.last.asked_bytes:
+            self.longest_gap_s = max(self.longest_gap_s, now_s - self.since_s)
+            self.since_s = now_s
+        self.last = fetching
+
+    def timeout_s(self, floor_s: float) -> float:
+        if self.last.here_bytes == self.last.of_bytes:
+            return math.inf
+        if not self.last.asked_bytes:
+            return floor_s
+        first_s = 0.0 if self.last.here_bytes else self.last.asked_bytes / SLOWEST_BYTES_PER_S
+        return max(ASKED_FLOORS * floor_s + first_s, WAITS_MAX * self.longest_gap_s)
+
+
+@dataclass
 class KnownPeer:
     """What the roster knows of a peer. `address`, `process` and `disk` are those of its last hello, None before it (and
     `process` is None once that process was sent elsewhere).
+
+    lease           None if the coordinator does not expect to hear it
+    granted_until_s of a peer whose process was admitted and has yet to say hello
 
     is_candidate    its process is ready, and may be admitted; no peer whose standing is MEMBER is one
     state           what a candidate or a joining member holds of the run
@@ -60,7 +110,12 @@ class KnownPeer:
     destination     of a member: the stage that it will leave its own for, OUT if it leaves the run, None if it stays
     silent_since_s  when it fell silent, if the run waits for it: it may hold its stage's committed version
     last_version    updates that the state of such a peer has seen; None for a member, whose state follows the steps
-    n_evictions     of late; `evicted_at`: steps that were committed at the last of them"""
+    n_evictions     of late; `evicted_at`: steps that were committed at the last of them
+    download        of a joining member, while a donor is there
+    has_failed      its process has ended for a reason that a person has to mend
+    refusal         a process of it that may not come back, and the answer to whatever that says
+    n_saves_failed  checkpoints in a row that it could not write
+    overdue         its Work that was overdue of late, and in which step"""
 
     stage: int
     standing: Standing = Standing.ABSENT
@@ -75,10 +130,16 @@ class KnownPeer:
     last_version: int | None = None
     n_evictions: int = 0
     evicted_at: int = 0
+    lease: Lease | None = None
+    granted_until_s: float | None = None
+    download: Download | None = None
+    has_failed: bool = False
+    refusal: tuple[int, ev.Ended] | None = None
+    n_saves_failed: int = 0
+    overdue: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it wants to leave the run."""
         return self.destination == OUT
 
     @property
@@ -107,6 +168,12 @@ class KnownPeer:
         self.n_evictions = self.n_evictions + 1 if n_committed - self.evicted_at < FORGIVEN_STEPS else 1
         self.evicted_at = n_committed
 
+    def on_overdue(self, step: int, work: str) -> int:
+        """How much of its Work was overdue of late, with this one in this step. The same Work counts once."""
+        recent = {one: at for one, at in self.overdue.items() if step - FORGIVEN_STEPS < at <= step}
+        self.overdue = recent | {work: step}
+        return len(self.overdue)
+
     def may_return(self, n_committed: int) -> bool:
         """A peer that was evicted once may come back at once. After more evictions it waits 2, 4, 8, ... steps."""
         waits_steps = min(2 ** (self.n_evictions - 1), BACKOFF_STEPS_MAX) if self.n_evictions > 1 else 0
@@ -122,7 +189,8 @@ class KnownPeer:
 class Roster:
     """`stage_of` is the plan's; newcomers are added to `peers`. `delay_steps`: how many steps are under way beside the
     first that is not committed. `balance` says which stage needs a peer. `grace_s`: how long it waits for a
-    silent peer. `workers`: of a pool, None without one; no newcomer may get their ids."""
+    silent peer. `lease_floor_s`: the least silence that ends a lease. `workers`: of a pool, None without one; no
+    newcomer may get their ids. Time comes in as an argument."""
 
     def __init__(
         self,
@@ -130,15 +198,17 @@ class Roster:
         n_stages: int,
         coordinator_term: int,
         delay_steps: int = 0,
-        balance: Balance | None = None,
+        balance: ByNumber | None = None,
         grace_s: float = 0.0,
         workers: Collection[int] | None = None,
+        lease_floor_s: float = 0.0,
     ):
         self.peers = {peer: KnownPeer(stage) for peer, stage in stage_of.items()}
         self.balance = balance or ByNumber()
         self.view: ev.View | None = None
         self.admissions: Mapping[int, int] = {}  # of the members of the view
         self._grace_s = grace_s
+        self._lease_floor_s = lease_floor_s
         self._delay_steps = delay_steps
         self._admits_in_mid_step = False
         self._is_pool = workers is not None
@@ -164,7 +234,6 @@ class Roster:
 
     @property
     def present(self) -> set[int]:
-        """The members that are there."""
         return self._with(Standing.MEMBER)
 
     @property
@@ -253,6 +322,75 @@ class Roster:
             return "joining"
         return {None: "live", OUT: "leaving"}.get(known.destination, "moving")
 
+    # ------------------------------------------------------------------------------------------------------ leases
+
+    def has_lease(self, peer: int) -> bool:
+        return peer in self.peers and self.peers[peer].lease is not None
+
+    @property
+    def leases(self) -> Iterator[tuple[int, Lease]]:
+        return ((peer, known.lease) for peer, known in sorted(self.peers.items()) if known.lease)
+
+    def on_message(self, peer: int, now_s: float) -> None:
+        """A message came from the peer; the first one gives it a lease."""
+        known = self.peers[peer]
+        known.lease = known.lease or Lease(Deadline(self._lease_floor_s))
+        known.lease.silence.arrived(now_s)
+
+    def on_heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+        """A peer's heartbeat; that of a joining member says how far its download is."""
+        download = self.peers[peer].download
+        if download and all(name in status for name in ev.FETCHED):
+            download.update(now_s, ev.Fetching(*(status[name] for name in ev.FETCHED)))
+
+    def on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> None:
+        """The connection to a peer came up or went down; `gone`: its process has ended."""
+        lease = self.peers[peer].lease if peer in self.peers else None
+        if lease and up:
+            lease.down_since_s, lease.is_gone = None, False
+        elif lease:
+            lease.down_since_s = now_s if lease.down_since_s is None else lease.down_since_s
+            lease.is_gone = lease.is_gone or gone
+
+    def heard_s(self, peer: int, now_s: float) -> float:
+        """The time of the last message from a peer with a lease."""
+        lease = self.peers[peer].lease
+        assert lease is not None
+        return now_s - lease.silence.silence_s(now_s)
+
+    def silences(self, now_s: float) -> dict[int, float]:
+        """The seconds, to a tenth, for which each peer with a lease has been silent."""
+        return {peer: round(lease.silence.silence_s(now_s), 1) for peer, lease in self.leases}
+
+    def broken_leases(self, now_s: float) -> list[tuple[int, Lease]]:
+        """Those of the peers whose connections broke and did not come back in time."""
+        down = [(peer, lease) for peer, lease in self.leases if lease.down_since_s is not None]
+        return [(peer, lease) for peer, lease in down if (lease.down_since_s or 0.0) + RECONNECT_S <= now_s]
+
+    def overdue(self, now_s: float) -> tuple[int, str] | None:
+        """One peer that has been silent, or a joining member that has made no progress, for too long; and why."""
+        for peer, lease in self.leases:
+            if lease.silence.passed(now_s):
+                return peer, f"silent for {lease.silence.silence_s(now_s):.1f} s"
+        return self._stalled(now_s)
+
+    def _stalled(self, now_s: float) -> tuple[int, str] | None:
+        """No member is blamed while a stage has no replica to fetch from."""
+        joining = set[int]() if self.view is None or self.vacant else self.joining
+        for peer, known in self.peers.items():
+            admission = self.admissions.get(peer, 0)
+            if peer not in joining:
+                known.download = None
+            elif known.download is None or known.download.admission != admission:
+                known.download = Download(admission, now_s)
+        for peer in sorted(joining):
+            download = self.peers[peer].download
+            if download and now_s - download.since_s > download.timeout_s(JOINING_FLOORS * self._lease_floor_s):
+                waited_s = now_s - download.since_s
+                progress = f"{download.last.here_bytes:.0f} bytes are there, no more for {waited_s:.1f} s"
+                return peer, f"joins and does not fetch its state: {progress}"
+        return None
+
     # --------------------------------------------------------------------------------------------------- who comes
 
     def recall(self, view: ev.View, steps_since: bool) -> None:
@@ -272,8 +410,13 @@ class Roster:
             known.forget_state()  # its earlier process may have been ready, this one is not
             known.end_wait()
         known.address, known.process, known.disk = hello.address, hello.process, hello.disk
+        known.has_failed, known.granted_until_s = False, None
         member = self.view.by_peer.get(peer) if self.view else None
         return member is not None and member.process != hello.process
+
+    def refuse(self, peer: int, answer: ev.Ended) -> None:
+        """The process that a peer has now may not come back; another one may."""
+        self.peers[peer].refusal = self.peers[peer].process or 0, answer
 
     def forget_process(self, peer: int) -> None:
         """A peer's process prepares for a stage that the peer is not meant for any more: its state does not count."""
@@ -394,15 +537,16 @@ class Roster:
         if known.standing in EXPECTED:
             known.standing = Standing.ABSENT
 
-    def forget_the_gone(self, now_s: float, reachable: Container[int]) -> None:
+    def forget_the_gone(self, now_s: float) -> None:
         """Stop to expect newcomers that asked and did not come, and forget the longest gone of those that are neither
-        in the run nor reachable. A peer that was evicted is known by its stage and address if it comes back; once it is
+        in the run nor heard. A peer that was evicted is known by its stage and address if it comes back; once it is
         forgotten it has to ask again. Peers of the plan are always known."""
         for peer in self.ids.expire(now_s):
             self.dismiss(peer)
         awaited = {peer for peer, known in self.peers.items() if known.is_awaited}
         kept = self.members | self.coming | set(self._planned) | awaited
-        for peer in self.ids.forget(list(self.peers), kept, reachable):
+        reachable = {peer for peer, _ in self.leases}
+        for peer in self.ids.forget(list(self.peers), kept | reachable):
             del self.peers[peer]
 
     # ------------------------------------------------------------------------------------------------------- views

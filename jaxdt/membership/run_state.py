@@ -1,13 +1,12 @@
-"""What the parts of the coordinator share: the roster, the leases, what members agree on, and what is being written."""
+"""What the parts of the coordinator share: the roster, what members agree on, and what is being written."""
 
 from typing import Any
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
-from jaxdt.membership.liveness.leases import Leases
 from jaxdt.membership.operations import Operations
-from jaxdt.membership.rebalance_api import Balance
+from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import EndedReport
@@ -26,7 +25,7 @@ class RunState:
         config: CoordinatorConfig,
         agreement: Agreement,
         durable_state: DurableState | None,
-        balance: Balance | None,
+        balance: ByNumber | None,
     ):
         self.config = config
         self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
@@ -38,18 +37,14 @@ class RunState:
             balance,
             config.stage_grace_s,
             config.workers,
+            config.deadline_floor_s,
         )
         self.agreement = agreement
-        self.leases = Leases(config.deadline_floor_s)
         self.checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         revoked = OperatorState(revoked=config.revoked)
         self.operations = Operations(durable_state.operator if durable_state else revoked)
         self.being_persisted: dict[str, Any] = {}
         self.has_ended = False
-
-    @property
-    def view(self) -> ev.View | None:
-        return self.roster.view
 
     @property
     def next_view(self) -> ev.View | None:
@@ -69,13 +64,11 @@ class RunState:
         return ev.Persist(name, serialize.write(form))
 
     def end(self, code: int, reason: str) -> list[ev.Action]:
-        """End the run."""
         if self.has_ended:
             return []
         self.has_ended = True
-        sends = [ev.Send(peer, ev.Ended(code, reason)) for peer in self.leases]
+        sends = [ev.Send(peer, ev.Ended(code, reason)) for peer, _ in self.roster.leases]
         return [EndedReport(code, reason), *sends, ev.Stop(code, reason)]
 
     def to_all(self, body: ev.Message) -> list[ev.Action]:
-        """A message to all members."""
         return [ev.Send(member.peer, body) for member in self.roster.current_view.members]

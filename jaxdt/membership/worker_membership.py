@@ -43,19 +43,8 @@ class WorkerMembership:
     """See the module text. `header` stands on this worker's messages."""
 
     READS = frozenset(
-        {
-            ev.Started,
-            ev.Woke,
-            ev.Status,
-            ev.Ready,
-            ev.Enlisted,
-            ev.Ended,
-            ev.LinkChanged,
-            ev.Refused,
-            ev.Interrupted,
-            ev.Leave,
-            ev.Paused,
-        }
+        {ev.Started, ev.Woke, ev.Status, ev.Ready, ev.Enlisted, ev.Ended, ev.LinkChanged, ev.Refused}
+        | {ev.Interrupted, ev.Leave, ev.Paused}
     )
 
     def __init__(self, identity: WorkerIdentity):

@@ -68,7 +68,6 @@ class WorkerPlaces:
         return is_back
 
     def on_gone(self, worker: int) -> None:
-        """A server has lost the worker."""
         self._lost.add(worker)
 
     def on_asked(self, now_s: float, worker: int) -> None:

@@ -192,6 +192,8 @@ class View(Message):
     joins        where replicas may differ, the last return of each pipeline that has come back
     """
 
+    __slots__ = ("__dict__",)  # for what is looked up in it
+
     number: int
     coordinator_term: int
     generation: int
@@ -249,7 +251,6 @@ def _term_of(view_number: int) -> int:
     return (view_number - 1) // VIEWS_PER_TERM
 
 
-@frozen_dataclass
 class Hello(Message):
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
     processes of one peer apart. `disk`: the id of the disk on which it keeps its parts of checkpoints."""
@@ -262,7 +263,6 @@ class Hello(Message):
     disk: str = ""
 
 
-@frozen_dataclass
 class Join(Message):
     """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
     from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
@@ -277,7 +277,6 @@ class Join(Message):
     gbps: tuple[tuple[int, float], ...] | None = None
 
 
-@frozen_dataclass
 class Welcome(Message):
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
     `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer. `server`: for whom a
@@ -296,7 +295,6 @@ class Welcome(Message):
     servers: tuple[tuple[int, str], ...] = ()
 
 
-@frozen_dataclass
 class Profiled(Message):
     """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
     version of its parameters, and on what it computes, for people. `state`: the state that it holds of the run, if it
@@ -309,7 +307,6 @@ class Profiled(Message):
     state: StateName | None = None
 
 
-@frozen_dataclass
 class Reassign(Message):
     """Coordinator -> peer that is no member: come back as a newcomer to this stage."""
 
@@ -327,7 +324,6 @@ class WorkerStatus:
     cpu_s: float = 0.0
 
 
-@frozen_dataclass
 class Heartbeat(Message):
     """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
     each peer since the link was made; None in most heartbeats. A pool's server adds its `workers`, and the payload that
@@ -340,7 +336,6 @@ class Heartbeat(Message):
     workers: tuple[WorkerStatus, ...] = ()
 
 
-@frozen_dataclass
 class HeartbeatAck(Message):
     """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock. `note`: why the run does not go
     on, or this peer does not leave, for people who look at its log; '' if there is no reason."""
@@ -350,7 +345,6 @@ class HeartbeatAck(Message):
     note: str = ""
 
 
-@frozen_dataclass
 class Grant(Message):
     """Router -> first peer of a route: begin `microbatch`, with a forward or an evaluation (kind). route[s] is the peer
     of stage s; it is chosen beforehand, so that no hop waits for a choice. NO_PEER stands where nothing has to be done
@@ -363,7 +357,6 @@ class Grant(Message):
     regenerate: tuple[int, ...] = ()
 
 
-@frozen_dataclass
 class Resend(Message):
     """Router -> holder of a boundary tensor: send it again, to the peer of the route."""
 
@@ -372,7 +365,6 @@ class Resend(Message):
     regenerate: tuple[int, ...] = ()
 
 
-@frozen_dataclass
 class Reroute(Message):
     """Peer -> the microbatch's router: its forward waits here, in or behind Work that is overdue. Have another replica
     of `stage` do it too; the result that comes first is used. The input came along `route`."""
@@ -383,7 +375,6 @@ class Reroute(Message):
     route: tuple[int, ...]
 
 
-@frozen_dataclass
 class Inventory(Message):
     """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch), and the microbatches
     whose output and input gradient it still keeps."""
@@ -393,14 +384,12 @@ class Inventory(Message):
     kept: tuple[int, ...]
 
 
-@frozen_dataclass
 class FetchResult(Message):
     """Member -> holder of a round's whole result: asks for it."""
 
     round: RoundId
 
 
-@frozen_dataclass
 class Progress(Message):
     """Peer -> the microbatch's router, and to the replicas of its stage if the Work counts there: the Work is done,
     `gap_s` after the Work before it at this peer."""
@@ -412,7 +401,6 @@ class Progress(Message):
     gap_s: float
 
 
-@frozen_dataclass
 class Fetch(Message):
     """Joining member -> another member of its stage: asks for a slice of its state. Any member -> a member whose disk
     holds a part of a checkpoint: asks for a slice of that part."""
@@ -420,14 +408,12 @@ class Fetch(Message):
     key: StateKey
 
 
-@frozen_dataclass
 class State(Message):
     """The answer to Fetch, with the words and their CRC-32 as one more word."""
 
     key: StateKey
 
 
-@frozen_dataclass
 class Load(Message):
     """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps, Work that runs
     included; `busy`: the share of that time in which Work ran."""
@@ -436,12 +422,10 @@ class Load(Message):
     busy: float
 
 
-@frozen_dataclass
 class Leaving(Message):
     """Peer -> coordinator: asks to leave between two steps; from one that is no member yet: it has left."""
 
 
-@frozen_dataclass
 class Boundary(Message):
     """Peer -> peer of a neighbouring stage: carries the tensor `key`. `route` and `regenerate` are as in Grant; both
     are empty where the plan gives the route."""
@@ -469,7 +453,6 @@ class Tally:
         )
 
 
-@frozen_dataclass
 class Shard(Message):
     """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds and their
     losses."""
@@ -480,7 +463,6 @@ class Shard(Message):
     tally: Tally = Tally()
 
 
-@frozen_dataclass
 class Reduced(Message):
     """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, its cover (the members, and the
     contributions of each), their losses, its digest and squared norm."""
@@ -516,7 +498,6 @@ class StateDigest:
     sums: tuple[float, ...]
 
 
-@frozen_dataclass
 class Prepared(Message):
     """Member -> coordinator: I hold the whole result of each of my groups. `state`: that of version `step`, where
     replicas compare it."""
@@ -527,7 +508,6 @@ class Prepared(Message):
     state: StateDigest | None = None
 
 
-@frozen_dataclass
 class Repair(Message):
     """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
     the donor's, and then say `Prepared` again. The donor itself only makes its digest again."""
@@ -537,7 +517,6 @@ class Repair(Message):
     donor: int
 
 
-@frozen_dataclass
 class Committed(Message):
     """Coordinator -> all: the record is durable, apply it."""
 
@@ -548,7 +527,6 @@ class Committed(Message):
 # its replicas.
 
 
-@frozen_dataclass
 class StepDone(Message):
     """Last stage's member -> coordinator: its pipeline has done local step `step`. `sq_norm`: squared norm of the
     summed gradient over all stages, None where it is not known."""
@@ -559,14 +537,12 @@ class StepDone(Message):
     sq_norm: float | None = None
 
 
-@frozen_dataclass
 class NotFinite(Message):
     """Member -> coordinator: the gradient of local step `step` is not finite, so there was no update."""
 
     step: int
 
 
-@frozen_dataclass
 class StepNorm(Message):
     """Member -> members of its pipeline: squared norm of its summed gradient of local step `step`."""
 
@@ -574,7 +550,6 @@ class StepNorm(Message):
     sq_norm: float
 
 
-@frozen_dataclass
 class WantsGroup(Message):
     """Member -> coordinator: it has done `step` local steps, and wants a group to average this fragment of its
     parameters with."""
@@ -583,7 +558,6 @@ class WantsGroup(Message):
     fragment: int = 0
 
 
-@frozen_dataclass
 class GroupFormed(Message):
     """Coordinator -> members of an averaging group: average with one another. round.number counts the groups of the
     stage's fragment; a round of kind STATE averages the whole state, for a checkpoint or as the result. When some
@@ -600,7 +574,6 @@ class GroupFormed(Message):
     steps: tuple[int, ...] = ()
 
 
-@frozen_dataclass
 class WantsParameters(Message):
     """Worker -> server of its stage: the worker has pushed the changes of `step` local steps, and waits for the
     server's parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
@@ -610,7 +583,6 @@ class WantsParameters(Message):
     is_last: bool
 
 
-@frozen_dataclass
 class SnapshotCut(Message):
     """Server of the first stage -> server of another one: the snapshot `round` includes the pushes of each pipeline up
     to this local step of it."""
@@ -619,14 +591,12 @@ class SnapshotCut(Message):
     steps: tuple[int, ...]
 
 
-@frozen_dataclass
 class CutTaken(Message):
     """The answer to SnapshotCut: the server adds no later push to the snapshot `round`."""
 
     round: RoundId
 
 
-@frozen_dataclass
 class ResultHeld(Message):
     """Member -> coordinator: the whole result of the round is here, with this digest. `steps`: after how many local
     steps each of its members contributed to it; from a server, after how many each of its workers did."""
@@ -636,14 +606,12 @@ class ResultHeld(Message):
     steps: tuple[int, ...]
 
 
-@frozen_dataclass
 class GroupClosed(Message):
     """Coordinator -> members of a group: all of them hold the result and no longer need to fetch it."""
 
     round: RoundId
 
 
-@frozen_dataclass
 class EvaluateMean(Message):
     """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
     sum over `n_members` replicas, or with the servers' snapshot in it."""
@@ -652,7 +620,6 @@ class EvaluateMean(Message):
     n_members: int
 
 
-@frozen_dataclass
 class MeanEvaluated(Message):
     """last stage -> coordinator: the held-out losses of the mean of `version`, as an EvaluateMean has asked for."""
 
@@ -660,7 +627,6 @@ class MeanEvaluated(Message):
     tally: Tally
 
 
-@frozen_dataclass
 class HeldOutMeasured(Message):
     """last stage -> coordinator, where replicas are equal: microbatch, samples and sum of losses of held-out
     microbatches that this member has measured with the parameters of `version`. It is said again in every view."""
@@ -669,7 +635,6 @@ class HeldOutMeasured(Message):
     losses: tuple[tuple[int, int, float], ...]
 
 
-@frozen_dataclass
 class ShareDone(Message):
     """First stage's member -> coordinator: its pipeline has done its share of the run's steps, `step` local steps, and
     could begin another one."""
@@ -677,7 +642,6 @@ class ShareDone(Message):
     step: int
 
 
-@frozen_dataclass
 class Continue(Message):
     """Coordinator -> first stage's member, an answer to ShareDone: other pipelines are slower, so continue up to
     `until` local steps."""
@@ -685,19 +649,16 @@ class Continue(Message):
     until: int
 
 
-@frozen_dataclass
 class EndOfSteps(Message):
     """Coordinator -> first stage's member: begin no further step."""
 
 
-@frozen_dataclass
 class LastStep(Message):
     """First stage's member -> members of its pipeline: the pipeline does `n_steps` local steps in all."""
 
     n_steps: int
 
 
-@frozen_dataclass
 class DonorWaits(Message):
     """First stage's member of a pipeline -> peers of a pipeline that comes back: this pipeline has done `version` local
     steps at its first stage, and begins no further step before those peers have the states of its stages."""
@@ -705,14 +666,12 @@ class DonorWaits(Message):
     version: int
 
 
-@frozen_dataclass
 class Finished(Message):
     """Member -> coordinator: it has done the last of its local steps, `n_steps` in all, and averaged after it."""
 
     n_steps: int
 
 
-@frozen_dataclass
 class StepsCounted(Message):
     """Coordinator -> all: rows of the metrics are durable. `n_steps`: the local steps of each pipeline in all rows so
     far. A member need not repeat its messages about these steps."""
@@ -720,7 +679,6 @@ class StepsCounted(Message):
     n_steps: tuple[int, ...]
 
 
-@frozen_dataclass
 class AskReplicaState(Message):
     """Restarted coordinator -> member: say which groups you know, and send each unanswered message again."""
 
@@ -736,7 +694,6 @@ class KnownGroup:
     is_over: bool
 
 
-@frozen_dataclass
 class ReplicaState(Message):
     """Member -> coordinator, the answer to AskReplicaState; `n_said` messages follow, which the member sends again.
     `groups`: all attempts of the groups that are not over, and for each name the last group that is over. `n_steps`:
@@ -750,7 +707,6 @@ class ReplicaState(Message):
 # Messages of a pool. A worker is outside of the views; a server of its stage knows it by its peer id and admission.
 
 
-@frozen_dataclass
 class ProbeLink(Message):
     """A process that will be a pool worker, under a temporary id -> server: how fast is the link? It wants an answer
     with `n_bytes` of padding; its own is there for its size, too."""
@@ -760,7 +716,6 @@ class ProbeLink(Message):
     padding: str = ""
 
 
-@frozen_dataclass
 class LinkProbed(Message):
     """Server -> that process: the answer to the probe of this number."""
 
@@ -768,7 +723,6 @@ class LinkProbed(Message):
     padding: str = ""
 
 
-@frozen_dataclass
 class Enlist(Message):
     """Pool worker -> server, every heartbeat: it is here, and runs the config and plan of this fingerprint. `process`
     tells two processes of one worker apart; `cpu_s`: the processor time that it has used, in seconds."""
@@ -778,7 +732,6 @@ class Enlist(Message):
     cpu_s: float = 0.0
 
 
-@frozen_dataclass
 class Enlisted(Message):
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server admits the worker;
@@ -791,14 +744,12 @@ class Enlisted(Message):
     process: int
 
 
-@frozen_dataclass
 class WorkerHere(Message):
     """Server -> coordinator, for people: a pool worker is admitted."""
 
     worker: int
 
 
-@frozen_dataclass
 class WorkerGone(Message):
     """Server -> coordinator, for people: a pool worker is lost or evicted, and `n_redone` microbatches, which it had
     done and not contributed, are computed again."""
@@ -808,7 +759,6 @@ class WorkerGone(Message):
     n_redone: int
 
 
-@frozen_dataclass
 class WantsTasks(Message):
     """Pool worker -> server: it holds the parameters of `version`, and takes up to `n_tasks` leases at a time."""
 
@@ -817,7 +767,6 @@ class WantsTasks(Message):
     n_tasks: int
 
 
-@frozen_dataclass
 class TaskLease(Message):
     """Server -> pool worker: do Work of this kind of a microbatch. With `with_forward` the forward is done first, since
     this worker lacks its result. A tensor that the worker has not computed itself comes as Boundary, before or after
@@ -832,7 +781,6 @@ class TaskLease(Message):
     is_redo: bool = False
 
 
-@frozen_dataclass
 class TaskDone(Message):
     """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
     compute, and `held_s` from the time when all its inputs were there."""
@@ -846,7 +794,6 @@ class TaskDone(Message):
     held_s: float
 
 
-@frozen_dataclass
 class TaskOutput(Message):
     """Pool worker -> server: the task of lease `number` is done; the tensor `key` is for a neighbour stage. The seconds
     are those of TaskDone."""
@@ -860,7 +807,6 @@ class TaskOutput(Message):
     held_s: float
 
 
-@frozen_dataclass
 class StealRequest(Message):
     """Server -> another server of its stage: this one's clients have little left to do of `step`, and could do up to
     `n_max` of the other's microbatches. `clients`: for each of them, the seconds of work that it has yet to do and the
@@ -871,7 +817,6 @@ class StealRequest(Message):
     clients: tuple[tuple[float, float], ...]
 
 
-@frozen_dataclass
 class StealOffer(Message):
     """Server -> the server that asked: these tasks of `step`, each as kind of Work, microbatch and `is_redo` (no
     peer waits for its input gradient), are for the other to do. `clients`: of the sender, as in StealRequest, if the
@@ -882,7 +827,6 @@ class StealOffer(Message):
     clients: tuple[tuple[float, float], ...]
 
 
-@frozen_dataclass
 class StealReply(Message):
     """The answer to a StealOffer: its sender takes the first `n_taken` tasks, whose tensors come as Boundary."""
 
@@ -890,7 +834,6 @@ class StealReply(Message):
     n_taken: int
 
 
-@frozen_dataclass
 class ContributionWanted(Message):
     """Server -> pool worker: send what has been accumulated, as the vectors of these rounds, one for each sync
     group."""
@@ -899,7 +842,6 @@ class ContributionWanted(Message):
     rounds: tuple[RoundId, ...]
 
 
-@frozen_dataclass
 class Saved(Message):
     """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
     durable on the member's disk; for `blocked_s` the member did nothing else."""
@@ -911,14 +853,12 @@ class Saved(Message):
     n_words: int = 0
 
 
-@frozen_dataclass
 class CopyPart(Message):
     """Coordinator -> member: fetch this part of a checkpoint from a member whose disk holds it, and keep it."""
 
     part: Part
 
 
-@frozen_dataclass
 class PartMissing(Message):
     """Member -> the member that asked for a part, and the coordinator: this member's disk does not hold the part, or
     cannot hold it."""
@@ -927,14 +867,12 @@ class PartMissing(Message):
     reason: str
 
 
-@frozen_dataclass
 class Failed(Message):
     """Peer -> coordinator: this peer cannot continue, for something that a person has to mend, and its process ends."""
 
     reason: str
 
 
-@frozen_dataclass
 class SaveFailed(Message):
     """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member
     continues, and tries again with the next checkpoint."""
@@ -943,7 +881,6 @@ class SaveFailed(Message):
     reason: str
 
 
-@frozen_dataclass
 class Overdue(Message):
     """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
     `deadline_s`. `blocks`: the run waits for this Work, or it has taken several deadlines."""
@@ -954,14 +891,12 @@ class Overdue(Message):
     blocks: bool = False
 
 
-@frozen_dataclass
 class CheckpointComplete(Message):
     """Coordinator -> all: every stage's part of the checkpoint is durable on enough disks."""
 
     checkpoint: Checkpoint
 
 
-@frozen_dataclass
 class Done(Message):
     """Member -> coordinator: all steps are applied; totals for the summary. `bytes_from`: as in Heartbeat."""
 
@@ -971,7 +906,6 @@ class Done(Message):
     bytes_from: dict[str, int] = field(default_factory=dict[str, int])
 
 
-@frozen_dataclass
 class Suspect(Message):
     """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
     newcomer `peer`: the newcomer asks for words that this stage's state does not have."""
@@ -980,7 +914,6 @@ class Suspect(Message):
     reason: str
 
 
-@frozen_dataclass
 class OperatorRequest(Message):
     """Operator -> coordinator: one of the commands in jaxdt.membership.operations, some of them for a peer."""
 
@@ -988,7 +921,6 @@ class OperatorRequest(Message):
     peer: int | None = None
 
 
-@frozen_dataclass
 class OperatorAnswer(Message):
     """Coordinator -> operator: the request is accepted or refused. `text`: one line for people, or JSON for
     "status"."""
@@ -997,19 +929,16 @@ class OperatorAnswer(Message):
     text: str
 
 
-@frozen_dataclass
 class Drain(Message):
     """Coordinator -> member: leave the run as if you had been asked on your host."""
 
 
-@frozen_dataclass
 class Revoked(Message):
     """Coordinator -> all: the certificates of these peers do not count any more."""
 
     peers: tuple[int, ...]
 
 
-@frozen_dataclass
 class CannotReach(Message):
     """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
     that broke, this does not mend itself."""
@@ -1018,7 +947,6 @@ class CannotReach(Message):
     reason: str
 
 
-@frozen_dataclass
 class Ended(Message):
     """Coordinator -> all: the run is over, with this exit code and one line for people. Server -> pool worker: the
     same, or the server does not let this `process` in; None means any process that hears it."""
@@ -1031,7 +959,6 @@ class Ended(Message):
 # ----------------------------------------------------------------------------------------------------------- events
 
 
-@frozen_dataclass
 class Received(Event):
     """A message from header.src arrived. `tensor` is the driver's: the tensor that came with the message, if it names
     one. No machine looks at it; a peer that accepts the message hands it back with StoreTensor."""
@@ -1041,7 +968,6 @@ class Received(Event):
     tensor: Any = field(default=None, compare=False, repr=False)
 
 
-@frozen_dataclass
 class Ran(Event):
     """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
 
@@ -1051,7 +977,6 @@ class Ran(Event):
     values: dict[str, float] = field(default_factory=dict[str, float])
 
 
-@frozen_dataclass
 class Summed(Event):
     """The driver added up a slice as Sum asked."""
 
@@ -1060,21 +985,18 @@ class Summed(Event):
     sq_norm: float
 
 
-@frozen_dataclass
 class Woke(Event):
     """The time of an earlier WakeAt came."""
 
     tag: str
 
 
-@frozen_dataclass
 class Persisted(Event):
     """The value of an earlier Persist is durable."""
 
     name: str
 
 
-@frozen_dataclass
 class WroteCheckpoint(Event):
     """This peer's part of the checkpoint of `version` in `generation` is durable, with this digest and so many 4-byte
     words; for `blocked_s` it did nothing else."""
@@ -1086,7 +1008,6 @@ class WroteCheckpoint(Event):
     generation: int = 0
 
 
-@frozen_dataclass
 class CheckpointFailed(Event):
     """This peer's part of the checkpoint of `version` could not be written."""
 
@@ -1094,7 +1015,6 @@ class CheckpointFailed(Event):
     reason: str
 
 
-@frozen_dataclass
 class FoundPart(Event):
     """The answer to FindPart. `n_words`: the length of the part if it is whole on this disk, else 0. `slices`: bounds
     of the slices that an earlier attempt to fetch the part has left here."""
@@ -1104,7 +1024,6 @@ class FoundPart(Event):
     slices: tuple[tuple[int, int], ...] = ()
 
 
-@frozen_dataclass
 class KeptPart(Event):
     """The answer to KeepPart: '' if the part is durable on this disk, else why it is not."""
 
@@ -1112,7 +1031,6 @@ class KeptPart(Event):
     problem: str = ""
 
 
-@frozen_dataclass
 class LostPart(Event):
     """A part that was on this disk cannot be read any more, or the fetched slices of a part cannot be written."""
 
@@ -1120,21 +1038,18 @@ class LostPart(Event):
     reason: str
 
 
-@frozen_dataclass
 class Restored(Event):
     """Parameters and optimizer state are those of `version` again."""
 
     version: int
 
 
-@frozen_dataclass
 class Installed(Event):
     """Parameters and optimizer state are the fetched ones of `version`."""
 
     version: int
 
 
-@frozen_dataclass
 class NotInstalled(Event):
     """The fetched state of `version` is not what was sent, and the state that was here stays."""
 
@@ -1142,7 +1057,6 @@ class NotInstalled(Event):
     reason: str
 
 
-@frozen_dataclass
 class Digested(Event):
     """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
 
@@ -1153,7 +1067,6 @@ class Digested(Event):
     sums: tuple[float, ...]
 
 
-@frozen_dataclass
 class LinkChanged(Event):
     """The transport to `peer` came up or went down. `gone`: its host answers and no process listens at its address, so
     the one that did has ended."""
@@ -1164,7 +1077,6 @@ class LinkChanged(Event):
     gone: bool = False
 
 
-@frozen_dataclass
 class NoWay(Event):
     """Messages wait for `peer`, and neither side can dial the other."""
 
@@ -1172,7 +1084,6 @@ class NoWay(Event):
     reason: str
 
 
-@frozen_dataclass
 class Started(Event):
     """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
     other process of this peer has, `disk` the id of the disk on which it keeps its parts of checkpoints."""
@@ -1182,7 +1093,6 @@ class Started(Event):
     disk: str = ""
 
 
-@frozen_dataclass
 class Refused(Event):
     """`peer` refused a connection that this process opened, or sent something that had to be refused. `peer` is None if
     this process refused the connection, whatever peer the other side claimed to be."""
@@ -1191,7 +1101,6 @@ class Refused(Event):
     reason: str
 
 
-@frozen_dataclass
 class Ready(Event):
     """The peer's own stage is compiled and timed: seconds per kind of Work and per MESSAGE, and where a device is
     emulated also per kind + ON_A_CORE (jaxdt.run.work). Its state has so many 4-byte words. `device`: on what it
@@ -1202,7 +1111,6 @@ class Ready(Event):
     device: str = ""
 
 
-@frozen_dataclass
 class Status(Event):
     """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
     that runs on the device at this moment. `bytes_to`, `bytes_from`: payload sent to and received from each peer."""
@@ -1213,7 +1121,6 @@ class Status(Event):
     bytes_from: dict[str, int] = field(default_factory=dict[str, int])
 
 
-@frozen_dataclass
 class Interrupted(Event):
     """A person, the system or the launcher asked this process to end."""
 
@@ -1221,12 +1128,10 @@ class Interrupted(Event):
     reason: str = "interrupted"
 
 
-@frozen_dataclass
 class StopRequested(Event):
     """A person asked for the end of the run: it ends as soon as a checkpoint holds what has been learned."""
 
 
-@frozen_dataclass
 class Paused(Event):
     """This process did not run for so many seconds: its host or its own work held it. Messages that arrived meanwhile
     may not have been read yet, so a peer's silence during that time says nothing."""
@@ -1234,12 +1139,10 @@ class Paused(Event):
     seconds: float
 
 
-@frozen_dataclass
 class Terminated(Event):
     """The system asks this coordinator to end. The run continues, and waits for another coordinator."""
 
 
-@frozen_dataclass
 class Leave(Event):
     """A person or the system asked this peer to leave the run, which continues."""
 
@@ -1247,14 +1150,12 @@ class Leave(Event):
 # Between the machines of one peer.
 
 
-@frozen_dataclass
 class ViewChanged(InternalEvent):
     """membership -> wiring, sync: a view was adopted."""
 
     view: View
 
 
-@frozen_dataclass
 class Evicted(InternalEvent):
     """membership -> wiring, sync: the run continues without this peer, as `view` says. Committed steps are applied; all
     other work that is under way is void."""
@@ -1262,7 +1163,6 @@ class Evicted(InternalEvent):
     view: View
 
 
-@frozen_dataclass
 class Accumulated(InternalEvent):
     """wiring -> sync: B(step, stage, microbatch) is in this peer's accumulator, n_samples of it. Only the last stage
     knows the loss."""
@@ -1274,7 +1174,6 @@ class Accumulated(InternalEvent):
     loss_sum: float | None
 
 
-@frozen_dataclass
 class Evaluated(InternalEvent):
     """wiring -> sync: a held-out microbatch's loss, measured with the parameters with which `step` is computed."""
 
@@ -1284,14 +1183,12 @@ class Evaluated(InternalEvent):
     loss_sum: float
 
 
-@frozen_dataclass
 class Drained(InternalEvent):
     """wiring -> sync: nothing more of `step` will be granted to this peer."""
 
     step: int
 
 
-@frozen_dataclass
 class Fetching(InternalEvent):
     """state transfer -> membership, for the heartbeats: how much of a newcomer's state is here, and how much it
     has asked for."""
@@ -1301,7 +1198,6 @@ class Fetching(InternalEvent):
     of_bytes: float
 
 
-@frozen_dataclass
 class ServerCounts(InternalEvent):
     """wiring of a pool's server -> membership, for the heartbeats: what its workers do for it."""
 
@@ -1309,14 +1205,12 @@ class ServerCounts(InternalEvent):
     workers: tuple[WorkerStatus, ...] = ()
 
 
-@frozen_dataclass
 class Joined(InternalEvent):
     """state transfer -> sync: the state of `version` is here, so this peer may count."""
 
     version: int
 
 
-@frozen_dataclass
 class Holds(InternalEvent):
     """sync -> membership: the state that is here, if there is one. A peer that was evicted says it once no update runs,
     and a joining one when it has joined."""
@@ -1324,7 +1218,6 @@ class Holds(InternalEvent):
     state: StateName | None
 
 
-@frozen_dataclass
 class Repairing(InternalEvent):
     """sync -> state transfer: this peer's state of `version` has to be replaced by that of replica `donor`. Joined
     answers."""
@@ -1333,19 +1226,16 @@ class Repairing(InternalEvent):
     donor: int
 
 
-@frozen_dataclass
 class WorkOverdue(InternalEvent):
     """membership -> wiring, sync, every heartbeat: the Work that runs on this peer's device takes far too long, and all
     other Work of this peer waits for it."""
 
 
-@frozen_dataclass
 class StepBlocked(InternalEvent):
     """wiring, sync -> membership, the answer to WorkOverdue: others can do nothing more for a step under way until this
     peer's device is free."""
 
 
-@frozen_dataclass
 class Updated(InternalEvent):
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -1353,7 +1243,6 @@ class Updated(InternalEvent):
     version: int
 
 
-@frozen_dataclass
 class Stepped(InternalEvent):
     """sync -> wiring, where replicas may differ: this peer has done `n_steps` local steps, and may begin the next."""
 
@@ -1361,7 +1250,6 @@ class Stepped(InternalEvent):
     n_steps: int
 
 
-@frozen_dataclass
 class Settled(InternalEvent):
     """sync -> state transfer, where replicas may differ: the state here is that after `n_steps` local steps, and the
     mean that was due then."""
@@ -1369,14 +1257,12 @@ class Settled(InternalEvent):
     n_steps: int
 
 
-@frozen_dataclass
 class StepsEnd(InternalEvent):
     """sync -> wiring, where replicas may differ: the own pipeline does `n_steps` local steps, and no more."""
 
     n_steps: int
 
 
-@frozen_dataclass
 class Admitted(InternalEvent):
     """membership -> sync, wiring of a pool worker: its server has let it in, or continues with the next version. Work
     under way for steps before that version is void; after another admission all work under way is void."""
@@ -1387,7 +1273,6 @@ class Admitted(InternalEvent):
     n_reseeds: int
 
 
-@frozen_dataclass
 class ContributionBegins(InternalEvent):
     """wiring -> sync of a server: a worker was asked for its contribution, in these rounds."""
 
@@ -1395,14 +1280,12 @@ class ContributionBegins(InternalEvent):
     rounds: tuple[RoundId, ...]
 
 
-@frozen_dataclass
 class ContributionVoid(InternalEvent):
     """wiring -> sync of a server: contributions to these rounds do not count any more."""
 
     rounds: tuple[RoundId, ...]
 
 
-@frozen_dataclass
 class ContributionReceived(InternalEvent):
     """sync -> wiring of a server: all of a worker's contribution is here. `items`: (microbatch, lease) of each gradient
     in its vectors, as the worker says; `sq_norm`: the squared norm of the vectors."""
@@ -1413,7 +1296,6 @@ class ContributionReceived(InternalEvent):
     sq_norm: float
 
 
-@frozen_dataclass
 class ContributionGathered(InternalEvent):
     """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and starts again. `items`:
     (microbatch, lease) of each gradient that it held."""
@@ -1422,7 +1304,6 @@ class ContributionGathered(InternalEvent):
     items: tuple[tuple[int, int], ...]
 
 
-@frozen_dataclass
 class MeanKept(InternalEvent):
     """sync -> membership, where replicas may differ: the mean of the replicas' states is here, for the checkpoint of
     `version`."""
@@ -1430,7 +1311,6 @@ class MeanKept(InternalEvent):
     version: int
 
 
-@frozen_dataclass
 class GoBack(InternalEvent):
     """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
     and restore it."""
@@ -1438,7 +1318,6 @@ class GoBack(InternalEvent):
     view: View
 
 
-@frozen_dataclass
 class HoldsPart(InternalEvent):
     """part transfer -> membership: a part that was fetched is durable on this disk."""
 
@@ -1453,7 +1332,6 @@ FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, wha
 # ---------------------------------------------------------------------------------------------------------- actions
 
 
-@frozen_dataclass
 class Send(Action):
     """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
 
@@ -1464,7 +1342,6 @@ class Send(Action):
     header: Header | None = None
 
 
-@frozen_dataclass
 class Post(Action):
     """Many messages in one action, in this order: for each the peer, the body and n_bytes, as in Send. Equal bodies are
     one object, and are encoded once."""
@@ -1474,7 +1351,6 @@ class Post(Action):
     header: Header | None = None
 
 
-@frozen_dataclass
 class Connect(Action):
     """From now on `peer` is reached at `address` (host:port)."""
 
@@ -1482,21 +1358,18 @@ class Connect(Action):
     address: str
 
 
-@frozen_dataclass
 class Meet(Action):
     """From now on these members are reached at their addresses; the peer itself may be among them."""
 
     members: tuple[Member, ...]
 
 
-@frozen_dataclass
 class Disconnect(Action):
     """`peer` is no member any more: end its connections and forget the messages that wait for it."""
 
     peer: int
 
 
-@frozen_dataclass
 class StoreTensor(Action):
     """Keep the tensor that came with a message: the message is accepted. A tensor of a message that is dropped is never
     stored, since keys name neither view nor generation, and it would take the place of one that is awaited."""
@@ -1506,14 +1379,12 @@ class StoreTensor(Action):
     tensor: Any = field(default=None, compare=False, repr=False)
 
 
-@frozen_dataclass
 class Revoke(Action):
     """End the connections of these peers, and refuse new ones for good."""
 
     peers: tuple[int, ...]
 
 
-@frozen_dataclass
 class Run(Action):
     """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for; a P
     without any keeps the vector of the fragment that is due after the Work's step, until Offer names its round. For a
@@ -1525,7 +1396,6 @@ class Run(Action):
     rounds: tuple[RoundId, ...] = ()
 
 
-@frozen_dataclass
 class Offer(Action):
     """The vector that was kept after `step` local steps is this peer's contribution to `round`."""
 
@@ -1533,7 +1403,6 @@ class Offer(Action):
     step: int
 
 
-@frozen_dataclass
 class Sum(Action):
     """Add up the members' slices of `key` in the order of `members`; Summed answers."""
 
@@ -1541,7 +1410,6 @@ class Sum(Action):
     members: tuple[int, ...]
 
 
-@frozen_dataclass
 class Free(Action):
     """Forget the boundary tensors and accumulators of `step` and of older steps, and the vectors, slices and results of
     `rounds`, which are over. The rounds of a group end in order, so earlier ones of their groups are over too."""
@@ -1550,7 +1418,6 @@ class Free(Action):
     rounds: tuple[RoundId, ...] = ()
 
 
-@frozen_dataclass
 class Discard(Action):
     """Forget a boundary tensor, if it is here. With a StateKey: a download of a state begins, so forget the slices of
     one that was given up."""
@@ -1558,14 +1425,12 @@ class Discard(Action):
     key: Key | StateKey
 
 
-@frozen_dataclass
 class Forget(Action):
     """Forget the slices of a round that is void, those too that still come."""
 
     round: RoundId
 
 
-@frozen_dataclass
 class Reopen(Action):
     """Keep the slices of a round that come from now on, also if the round was void before. A coordinator that was
     superseded may have made it void for a member that its successor admits again, while others hold the result."""
@@ -1573,7 +1438,6 @@ class Reopen(Action):
     round: RoundId
 
 
-@frozen_dataclass
 class WakeAt(Action):
     """Answer with Woke(tag) at at_s."""
 
@@ -1581,7 +1445,6 @@ class WakeAt(Action):
     tag: str
 
 
-@frozen_dataclass
 class Persist(Action):
     """Make `value` (plain data) durable under `name`; Persisted answers."""
 
@@ -1589,7 +1452,6 @@ class Persist(Action):
     value: Any
 
 
-@frozen_dataclass
 class WriteCheckpoint(Action):
     """Write this peer's part of the checkpoint of `version` in `generation`; WroteCheckpoint answers."""
 
@@ -1598,7 +1460,6 @@ class WriteCheckpoint(Action):
     n_reseeds: int = 0
 
 
-@frozen_dataclass
 class FindPart(Action):
     """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
 
@@ -1606,7 +1467,6 @@ class FindPart(Action):
     digest: str
 
 
-@frozen_dataclass
 class KeepPart(Action):
     """All slices of a part have been fetched: make it durable on this disk, if it is what its digest says; KeptPart
     answers."""
@@ -1614,7 +1474,6 @@ class KeepPart(Action):
     part: Part
 
 
-@frozen_dataclass
 class Restore(Action):
     """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
     are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only the results of
@@ -1627,7 +1486,6 @@ class Restore(Action):
     in_place: bool = False
 
 
-@frozen_dataclass
 class Install(Action):
     """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
     Installed or NotInstalled answers. `beside_work`: a pool worker gets the next version; its results of later steps
@@ -1639,7 +1497,6 @@ class Install(Action):
     beside_work: bool = False
 
 
-@frozen_dataclass
 class DigestState(Action):
     """Make a digest of the parameters and the optimizer state, which are those of `version`; Digested answers."""
 
@@ -1647,14 +1504,12 @@ class DigestState(Action):
     generation: int
 
 
-@frozen_dataclass
 class MarkCheckpoint(Action):
     """The checkpoint is complete: make it count, and let go of the oldest."""
 
     checkpoint: Checkpoint
 
 
-@frozen_dataclass
 class MoveTo(Action):
     """This machine is over. Its process continues with the machine of a newcomer to `stage`, under the same peer id.
     Where replicas may differ that is its own stage, in which it starts again. `version`: the updates that its
@@ -1664,7 +1519,6 @@ class MoveTo(Action):
     version: int = 0
 
 
-@frozen_dataclass
 class Stop(Action):
     """End this process, with this exit code (jaxdt.run.exit_codes)."""
 

@@ -28,18 +28,18 @@ class Incarnations:
         self.all: list[Incarnation] = [Incarnation(pipeline) for pipeline in range(n_pipelines)]
         self.n_steps: dict[int, int] = {}
         for report in log:
-            if isinstance(report, PipelineJoinReport):
-                self._join(report)
-            else:
-                number = self.last_of(report.pipeline)
-                self.n_steps[number] = max(report.n_steps, self.n_steps.get(number, 0))
+            self.hear(report)
 
-    def _join(self, report: PipelineJoinReport) -> None:
-        """A return that is reported again is the same."""
+    def hear(self, report: PipelineJoinReport | PipelineEndReport) -> bool:
+        """The next report of the log. Whether it is of another incarnation: a return may be reported again."""
+        if isinstance(report, PipelineEndReport):
+            number = self.last_of(report.pipeline)
+            self.n_steps[number] = max(report.n_steps, self.n_steps.get(number, 0))
+            return False
         donor = self.of(report.donor, report.admission)
         found = Incarnation(report.pipeline, report.admission, donor, report.n_steps)
-        if found not in self.all:
-            self.all.append(found)
+        self.all += [found] if found not in self.all else []
+        return self.all[-1] is found
 
     def last_of(self, pipeline: int) -> int:
         """The number of its last incarnation so far."""

@@ -64,6 +64,12 @@ class Work:
     peer: int | None = None
     step: int | None = None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The step and the microbatch, which all Work of a wiring has."""
+        assert self.step is not None and self.microbatch is not None
+        return self.step, self.microbatch
+
     def __str__(self) -> str:
         step = "" if self.step is None else f"{self.step}:"
         microbatch = "" if self.microbatch is None else self.microbatch

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from jaxdt.membership.liveness.claims import Claimant
+from jaxdt.membership.claimant import Claimant
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.reports import Report

@@ -18,7 +18,7 @@ from jaxdt.build import (
     replicas_may_differ,
 )
 from jaxdt.membership.peer import Peer
-from jaxdt.membership.rebalance_api import Balance
+from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig, WiringConfig
 from jaxdt.run.network import UNLIMITED_GBPS, Link, Network
@@ -97,7 +97,7 @@ def simulate(
     trace: Recorder | None = None,
     faults: Sequence[Fault] = (),
     until_s: float = math.inf,
-    balance: Balance | None = None,
+    balance: ByNumber | None = None,
     *,
     is_over: Callable[[], bool] | None = None,
 ) -> Outcome:

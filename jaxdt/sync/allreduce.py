@@ -62,15 +62,7 @@ class AllReduce(RoundPolicy):
 
     KINDS = frozenset({RoundKind.GRADIENT})
     READS = RoundEngine.READS | frozenset(
-        {
-            ev.ViewChanged,
-            ev.Evicted,
-            ev.Restored,
-            ev.Accumulated,
-            ev.Evaluated,
-            ev.Drained,
-            ev.Ran,
-        }
+        {ev.ViewChanged, ev.Evicted, ev.Restored, ev.Accumulated, ev.Evaluated, ev.Drained, ev.Ran}
         | {ev.Committed, ev.Joined, ev.LinkChanged, ev.Digested, ev.Repair, ev.WorkOverdue, ev.Updated}
     )
 
@@ -340,7 +332,6 @@ class AllReduce(RoundPolicy):
         return actions
 
     def _drop(self, steps: range) -> tuple[RoundId, ...]:
-        """Forget the rounds of these steps."""
         ids = [exchange.id for exchange in self._engine if exchange.id.number in steps]
         return tuple([attempt for id in sorted(ids) for attempt in self._engine.close(id)])
 
@@ -413,7 +404,6 @@ class AllReduce(RoundPolicy):
         return [ev.Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _own_rounds(self, record: ev.Record) -> tuple[RoundId, ...]:
-        """The rounds of a record that are of this peer's groups."""
         return tuple([round for round in record.rounds if round.stage in self._groups])
 
     def _is_prepared(self, record: ev.Record) -> bool:
@@ -422,7 +412,6 @@ class AllReduce(RoundPolicy):
         return all(exchange.complete and exchange.id in record.rounds for exchange in exchanges)
 
     def _advance(self, step: int) -> ev.Actions:
-        """The update of a step is done."""
         done, self._updating = self._updating, None
         if done is None:  # its generation was given up meanwhile
             void, self._void_update = self._void_update, ()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol import events as ev
+from jaxdt.membership.peer import Machine
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.memory import ReplicaCopies
@@ -34,17 +34,13 @@ class Period:
     n_before: int = 1
 
 
-class Sync(Protocol):
+class Sync(Machine, Protocol):
     """One peer's side.
 
     It is told: ViewChanged and Evicted by the membership; Accumulated, Evaluated and Drained by the wiring; Joined by
     the state transfer; messages of other peers' syncs and of the agreement; and Ran and Summed for what it asked for.
     It answers with Run (Work that gathers and updates), Sum, Free, Forget, messages, and Updated once the parameters
     have seen another update."""
-
-    READS: frozenset[type]
-
-    def handle(self, now_s: float, event: ev.Event) -> ev.Actions: ...
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> S
 
 
 def slice_elements(slice_bytes: int) -> int:
-    """Numbers of a slice."""
     return max(1, slice_bytes // FLOAT_BYTES)
 
 
@@ -120,12 +119,10 @@ class Exchange:
         return ev.Post(tuple(letters), ev.BULK)
 
     def n_bytes(self, bounds: Bounds) -> int:
-        """Payload of a slice."""
         return self.spec.number_bytes * (bounds[1] - bounds[0])
 
     @property
     def addable(self) -> list[Bounds]:
-        """The slices whose parts are all here."""
         return [bounds for bounds in self.parts if self.has_all_parts(bounds)]
 
     def add_up(self, bounds: Bounds) -> ev.Sum | str:

@@ -41,7 +41,6 @@ class HeldOutPlace:
 
 
 def held_out_place(setup: PeerSetup) -> HeldOutPlace:
-    """The held-out place of a replica of the plan."""
     config, plan, stage = setup.config, setup.plan, setup.stage
     _, pipeline = plan.seat(setup.peer)
     has_next = stage + 1 < plan.n_stages
@@ -107,8 +106,7 @@ class HeldOutWork:
         return [*given, *(ev.Run(work, scale, rounds) for work in works)]
 
     def _on_evaluated(self, work: Work, values: Mapping[str, float]) -> ev.Actions:
-        place, version, m = self._place, work.step, work.microbatch
-        assert version is not None and m is not None  # as in all of this Work
+        place, (version, m) = self._place, work.place
         if place.next_peer is not None:
             n_bytes = place.sent_bytes[m % len(place.sent_bytes)]
             return [ev.Send(place.next_peer, ev.Boundary(ev.Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]

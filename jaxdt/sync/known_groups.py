@@ -48,7 +48,6 @@ class KnownGroups:
         return not is_known and (last is None or round.number > last.round.number)
 
     def on_held(self, held: ev.ResultHeld, members: Sequence[int]) -> ev.ResultHeld:
-        """The whole result of an attempt is here."""
         self._held_results[held.round] = held
         self._attempts[held.round] = ev.KnownGroup(held.round, tuple(members), held.steps, is_over=False)
         return held

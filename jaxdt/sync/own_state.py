@@ -26,7 +26,6 @@ class OwnState:
         return self._every_steps > 0 and version % self._every_steps == 0
 
     def on_changed(self) -> None:
-        """The state is another one from now on."""
         self._asked_for = self.digest = None
 
     def ask(self, version: int, generation: int) -> list[ev.DigestState]:

@@ -35,7 +35,6 @@ class PendingMean:
         return self.step is not None and version == self.step + self._lag_steps
 
     def on_arrived(self, round: RoundId, scale: float) -> None:
-        """The whole result of the round is here."""
         self.whole = (round, scale)
 
     def on_closed(self, round: RoundId) -> bool:

@@ -68,15 +68,8 @@ class IndependentReplica(RoundPolicy):
         LocalSteps.READS
         | HeldOutWork.READS
         | RoundEngine.READS
-        | {
-            ev.ViewChanged,
-            ev.Evicted,
-            ev.Ready,
-            ev.Restored,
-            ev.GroupFormed,
-            ev.GroupClosed,
-        }
-        | {ev.AskReplicaState, ev.Installed, ev.Updated}
+        | {ev.ViewChanged, ev.Evicted, ev.Ready, ev.Restored, ev.GroupFormed, ev.GroupClosed, ev.AskReplicaState}
+        | {ev.Installed, ev.Updated}
     )
 
     def __init__(self, plan: Plan, place: PipelinePlace, options: ReplicaOptions, held_out: HeldOutWork):
@@ -227,7 +220,6 @@ class IndependentReplica(RoundPolicy):
         return not self._steps.is_stepping and not self._waits_for_group
 
     def _on_stepped(self, version: int) -> ev.Actions:
-        """So many local steps are done."""
         if self._pending.is_due(version):
             self._waits_for_group = True
             return self._adopt_pending()
@@ -306,7 +298,6 @@ class IndependentReplica(RoundPolicy):
         return ev.Run(Work(self._stage, WorkKind.LAY_OUT, None, self._peer, version), rounds=rounds)
 
     def _n_elements(self, round: RoundId) -> int:
-        """Numbers of a round's vector."""
         if round.kind == RoundKind.STATE:
             return self._n_words
         if round.kind == RoundKind.HELD_OUT:
@@ -468,7 +459,6 @@ def _are_there(members: Iterable[int], round: RoundId, view: ev.View) -> bool:
 
 
 def replica_place(setup: PeerSetup) -> PipelinePlace:
-    """The place of a replica of the plan."""
     config, plan = setup.config, setup.plan
     _, pipeline = plan.seat(setup.peer)
     return PipelinePlace(

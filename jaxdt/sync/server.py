@@ -260,19 +260,8 @@ class ParameterServer(RoundPolicy):
 
     KINDS = KINDS
     READS = frozenset(
-        {
-            ev.ViewChanged,
-            ev.Ran,
-            ev.Summed,
-            ev.Shard,
-            ev.WantsParameters,
-            ev.GroupFormed,
-            ev.SnapshotCut,
-            ev.CutTaken,
-            ev.FetchResult,
-            ev.GroupClosed,
-        }
-        | {ev.AskReplicaState}
+        {ev.ViewChanged, ev.Ran, ev.Summed, ev.Shard, ev.WantsParameters, ev.GroupFormed, ev.SnapshotCut}
+        | {ev.CutTaken, ev.FetchResult, ev.GroupClosed, ev.AskReplicaState}
     )
 
     def __init__(self, stage: ServedStage):

@@ -20,10 +20,10 @@ from jaxdt.build import (
     parameter_words,
 )
 from jaxdt.membership.coordinator_config import load_durable_state
-from jaxdt.membership.liveness.work_watch import UNKNOWN_S
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.membership.run_state import TERM
+from jaxdt.membership.work_watch import UNKNOWN_S
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig

@@ -187,5 +187,5 @@ class HeldTensors:
 
 def key_of(kind: str, work: Work, offset: int = 0) -> ev.Key:
     """The key of a boundary tensor before the stage of a Work, or `offset` stages behind it."""
-    assert work.step is not None and work.microbatch is not None  # as in all forwards and backwards
-    return ev.Key(kind, work.step, work.stage + offset, work.microbatch)
+    step, m = work.place
+    return ev.Key(kind, step, work.stage + offset, m)

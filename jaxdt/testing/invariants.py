@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.membership.coordinator import UNKNOWN_VIEW
 from jaxdt.membership.coordinator_config import OperatorState, load_operator_state
-from jaxdt.membership.liveness.link_suspicion import SAID_BY
+from jaxdt.membership.evictions import SAID_BY
 from jaxdt.membership.operations import STOPPED
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE

@@ -7,7 +7,7 @@ one entry of WIRINGS.
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from jaxdt.protocol import events as ev
@@ -91,10 +91,10 @@ class WiringEntry:
     """
 
     build: Callable[[PeerSetup, int], Sequence[Wiring]]
-    check: Callable[[RunConfig, Plan], str]
     peer_load: Callable[[RunConfig, Plan, int, int], PeerLoad]
     follows_plan: bool
     may_change_stages: bool
+    check: Callable[[RunConfig, Plan], str] = lambda config, plan: ""
     plan_roles: frozenset[str] = frozenset()
     workers: WorkerRole | None = None
 
@@ -109,6 +109,13 @@ def wiring_entry(kind: str) -> WiringEntry:
     if kind not in WIRINGS:
         raise BadInput(f"wiring.kind: got {kind!r}, expected one of {', '.join(WIRINGS)}{nearest(kind, WIRINGS)}")
     return importlib.import_module(WIRINGS[kind]).ENTRY
+
+
+def view_of_step(view: ev.View, step: int) -> ev.View:
+    """The view as a wiring sees it that does every other step: as one in which its own step is the next to be
+    committed."""
+    results = tuple((round, holders) for round, holders in view.results if round.number == step)
+    return replace(view, n_committed=step, results=results)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ the other the odd ones, and neither knows of the other. If both have Work that c
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxdt.protocol import events as ev
 from jaxdt.run.delay import Delay
-from jaxdt.wiring.base import COMPUTING, Wiring
+from jaxdt.wiring.base import COMPUTING, Wiring, view_of_step
 
 
 class DelayedUpdate:
@@ -54,9 +53,8 @@ class DelayedUpdate:
             case ev.Received(_, body):
                 actions = self._wiring_of(_step_of(body)).handle(now_s, event)
             case ev.Ran(work) if work.kind in COMPUTING:
-                assert work.step is not None  # as in all Work of a wiring
                 self._is_running = False
-                actions = self._wiring_of(work.step).handle(now_s, event)
+                actions = self._wiring_of(work.place[0]).handle(now_s, event)
             case _:
                 return []
         return self._one_at_a_time(actions)
@@ -73,21 +71,17 @@ class DelayedUpdate:
         return self._wirings[step % len(self._wirings)]
 
     def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
-        """Each wiring is shown the view as one in which its own step is the next to be committed."""
         if view.rolled_back:
             self._stop()
         self._n_committed = view.n_committed
         self._cancel_committed()
         actions: ev.Actions = []
         for step in range(view.n_committed, view.n_committed + len(self._wirings)):
-            results = tuple((round, holders) for round, holders in view.results if round.number == step)
-            own_view = replace(view, n_committed=step, results=results)
-            actions += self._wiring_of(step).handle(now_s, ev.ViewChanged(own_view))
+            actions += self._wiring_of(step).handle(now_s, ev.ViewChanged(view_of_step(view, step)))
         self._view = view
         return actions + self._begin_open_steps(now_s)
 
     def _begin_open_steps(self, now_s: float) -> ev.Actions:
-        """Begin the steps that may begin."""
         if self._view is None or self._version is None:
             return []
         steps = self._delay.open(self._version)
@@ -118,9 +112,7 @@ class DelayedUpdate:
         others: ev.Actions = []
         for action in actions:
             if isinstance(action, ev.Run):
-                step = action.work.step
-                assert step is not None  # as in all Work of a wiring
-                self._waiting[step] = action
+                self._waiting[action.work.place[0]] = action
             else:
                 others.append(action)
         self._cancel_committed()

@@ -1,12 +1,57 @@
-"""A router's side of a step: which of its tasks wait, and which are on their way."""
+"""A router's side of a step: which of its tasks wait, which are on their way, and along which peers they travel."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
 from jaxdt.protocol import events as ev
 from jaxdt.run.work import WorkKind
-from jaxdt.wiring.route_policy import Route, RoutePolicy
-from jaxdt.wiring.tasks import Task, task_kind
+from jaxdt.wiring.recovery import Task, task_kind
+
+Route = tuple[int, ...]  # one peer per stage, NO_PEER where nothing has to be done
+
+
+class RoutePolicy(ABC):
+    """A microbatch or held-out microbatch is named by `kind` (FORWARD or EVALUATE) and number. All peers of a view know
+    which router owns which microbatch; only that router chooses the route. `in_flight_limit`: how many tasks this
+    peer's router has on their way at a time."""
+
+    in_flight_limit: int
+
+    @abstractmethod
+    def adopt(self, view: ev.View, members: Sequence[int]) -> None:
+        """The members of a view that compute in the step under way; no others are chosen any more."""
+
+    @abstractmethod
+    def begin_step(self, view: ev.View) -> None:
+        """The step after that of the view: members that joined with the view compute too."""
+
+    @abstractmethod
+    def owning_router(self, kind: str, microbatch: int) -> int:
+        """The peer that begins it."""
+
+    def priority(self, kind: str, microbatch: int) -> tuple[int, ...]:
+        """Lower ones begin first, equal ones as they come."""
+        return ()
+
+    def pipeline_of(self, kind: str, microbatch: int) -> int:
+        """The pipeline whose codecs it travels with."""
+        return 0
+
+    @abstractmethod
+    def routes(self, kind: str, microbatches: Sequence[int], lo: int, hi: int) -> list[Route]:
+        """Routes through the stages lo..hi for the first of these microbatches, which begin together. None while one of
+        the stages is empty."""
+
+    def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
+        """A peer has done a Work (FORWARD or BACKWARD) in so many seconds."""
+        return
+
+    def reroute(self, stage: int, peer: int) -> int | None:
+        """Another peer for a forward that is stuck at `peer`; None if there is no other peer now. `peer` is chosen
+        again only once it has done a Work, or if there is no other."""
+        return None
 
 
 @dataclass

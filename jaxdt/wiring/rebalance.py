@@ -120,11 +120,9 @@ class Rebalancer:
         self._before: list[Move] = []
 
     def report(self, now_s: float, peer: int, load: ev.Load) -> None:
-        """A peer's measured queue and busy time."""
         self._now_s, self._reports[peer] = now_s, (now_s, load)
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
-        """The moves that are due now, of peers in `may_move`."""
         self._now_s = now_s
         if self._due_s is None:
             self._due_s = now_s + self._period_s
@@ -173,11 +171,10 @@ class Algorithm2:
         self._queues: dict[int, float] = {}
 
     def report(self, now_s: float, peer: int, load: ev.Load) -> None:
-        """A peer's measured queue; the share of time in which it computes does not count."""
+        """The share of time in which a peer computes does not count."""
         self._queues[peer] = load.queue
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
-        """The moves that are due now."""
         if self._due_s is None:
             self._due_s = now_s + self._period_s
         if now_s < self._due_s:

@@ -28,34 +28,18 @@ from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
-from jaxdt.wiring.dispatcher import Dispatcher
-from jaxdt.wiring.recovery import Counted, Recovery
-from jaxdt.wiring.route_policy import RoutePolicy
-from jaxdt.wiring.tasks import task_kind, whole_step
+from jaxdt.wiring.dispatcher import Dispatcher, RoutePolicy
+from jaxdt.wiring.recovery import Counted, Recovery, task_kind, whole_step
 
 WORK_OF: dict[str, WorkKind] = {"act": WorkKind.FORWARD, "grad": WorkKind.BACKWARD, "eval": WorkKind.EVALUATE}
 NO_STEP = -1
+MESSAGES = (ev.Grant, ev.Resend, ev.Reroute, ev.Inventory, ev.Progress, ev.Boundary)
 
 
 class RoutedWiring:
     """One peer's side. A wiring that does some steps by itself shares its `recovery` and `slot` with this one."""
 
-    READS = frozenset(
-        {
-            ev.ViewChanged,
-            ev.Evicted,
-            ev.Updated,
-            ev.Grant,
-            ev.Resend,
-            ev.Reroute,
-            ev.Inventory,
-            ev.Progress,
-            ev.Boundary,
-            ev.Ran,
-            ev.WorkOverdue,
-        }
-        | {ev.Committed}
-    )
+    READS = frozenset({ev.ViewChanged, ev.Evicted, ev.Updated, ev.Ran, ev.WorkOverdue, ev.Committed, *MESSAGES})
 
     def __init__(
         self,
@@ -207,7 +191,6 @@ class RoutedWiring:
             self._recovery.stop()
 
     def _owns(self, kind: str, microbatch: int) -> bool:
-        """Whether this peer's router begins a microbatch."""
         return self._routes.owning_router(kind, microbatch) == self._peer
 
     # --------------------------------------------------------------------------------------------------------- work
@@ -272,9 +255,7 @@ class RoutedWiring:
         step = self._step
         if work.step != step:
             return []  # of a generation that was rolled back
-        kind = work.kind
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        kind, (_, m) = work.kind, work.place
         n_samples = int(values.get("n_samples", 0))
         loss_sum = values.get("loss_sum")
         actions: ev.Actions = [*self._recovery.made(work)]

@@ -38,10 +38,6 @@ def in_flight(config: RunConfig, n_peers: int) -> int:
     return config.wiring.window or IN_FLIGHT_A_PEER * n_peers
 
 
-def _check(config: RunConfig, plan: Plan) -> str:
-    return ""
-
-
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     return load_of(config, len(plan.peers), plan.n_replicas[stage], plan.n_microbatches)
 
@@ -53,4 +49,4 @@ def load_of(config: RunConfig, n_peers: int, n_replicas: int, n_microbatches: in
     return PeerLoad(min(share, -(-in_flight(config, n_peers) // n_replicas)), share)
 
 
-ENTRY = WiringEntry(_build, _check, _peer_load, follows_plan=False, may_change_stages=True)
+ENTRY = WiringEntry(_build, _peer_load, follows_plan=False, may_change_stages=True)

@@ -7,7 +7,8 @@ import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
 
 from jaxdt.build import RunStart, build_coordinator
-from jaxdt.membership.liveness.claims import GRANTED_S, SAID_S, Claimant
+from jaxdt.membership.admission import GRANTED_S
+from jaxdt.membership.claimant import SAID_S, Claimant
 from jaxdt.membership.run_state import TERM
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S

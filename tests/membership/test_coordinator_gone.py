@@ -14,8 +14,8 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.runtime.reporting.display import Display
+from jaxdt.wiring.measured_routes import BANNED_MAX, StageQueue
 from jaxdt.wiring.rebalance import Rebalancer
-from jaxdt.wiring.router import BANNED_MAX, StageQueue
 
 KEPT = 8  # instead of 256
 

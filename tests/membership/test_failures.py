@@ -14,7 +14,7 @@ from test_coordinator import (
     sent,
 )
 
-from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
+from jaxdt.membership.evictions import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import OverdueReport
 
@@ -179,7 +179,7 @@ def test_a_member_that_cannot_write_checkpoints_is_put_out_if_its_stage_has_anot
         assert sent(run.message(0, body), ev.Ended) == {0: ev.Ended(2, f"peer 0 (stage 0): {why}")}
     assert not of(run.actions, ev.Stop)
     again = run.message(0, ev.Hello(0, 0, "f", "h0:1", process=7))  # a person has mended it and started it again
-    assert not sent(again, ev.Ended) and 0 in run.machine._leases
+    assert not sent(again, ev.Ended) and run.machine.roster.has_lease(0)
 
 
 def test_if_there_is_no_other_the_run_ends_with_code_2():
@@ -232,7 +232,7 @@ def test_the_third_time_a_peer_is_put_out():
             view = run.machine.roster.first_view(1, ev.Checkpoint())
             members = tuple(replace(m, admission=n + 2) if m.peer == 2 else m for m in view.members)
             run.machine.roster.adopt(replace(view, members=members))  # peer 2 is admitted again
-            run.machine._leases.on_message(2, 1.0)
+            run.machine.roster.on_message(2, 1.0)
     why = WHY.replace("3:", f"{OVERDUE_MAX - 1}:")
     assert told == ev.Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from report_fields import report_fields
 
-from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
+from jaxdt.membership.evictions import LinkSuspicion
 from jaxdt.membership.roster import BACKOFF_STEPS_MAX, Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import CUT, Fault

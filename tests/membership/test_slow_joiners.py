@@ -7,8 +7,7 @@ import pytest
 from mutants import Mutant
 from report_fields import report_fields
 
-from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
-from jaxdt.membership.roster import Roster
+from jaxdt.membership.roster import ASKED_FLOORS, JOINING_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, Roster
 from jaxdt.protocol import events as ev
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.testing import case as testing_case
@@ -95,19 +94,18 @@ def test_a_newcomer_with_a_large_state_on_a_slow_link_stays(monkeypatch):
 
 
 class Judge:
-    """The JoinProgress of a run of two stages that peer 7 joins."""
+    """The roster of a run of two stages that peer 7 joins."""
 
     def __init__(self):
         members = tuple(ev.Member(peer, stage, 1) for peer, stage in (STAGES | {7: 0}).items())
-        self.roster = Roster(STAGES | {7: 0}, 2, 1)
+        self.roster = Roster(STAGES | {7: 0}, 2, 1, lease_floor_s=FLOOR_S / JOINING_FLOORS)
         self.roster.adopt(ev.View(5, 1, 0, members, (1, 1), 0, joining=(7,)))
-        self.joiners = JoinProgress(FLOOR_S)
         assert self.at(0.0) is None
 
     def at(self, now_s, *fetched_bytes):
         if fetched_bytes:
-            self.joiners.on_heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
-        found = self.joiners.stalled(now_s, self.roster)
+            self.roster.on_heartbeat(now_s, 7, dict(zip(ev.FETCHED, fetched_bytes, strict=True)))
+        found = self.roster.overdue(now_s)
         assert found is None or found[0] == 7
         return found and found[1]
 
@@ -156,4 +154,4 @@ def test_no_joiner_is_evicted_while_its_stage_has_no_peer_to_fetch_from():
 def test_a_step_that_is_committed_waits_for_no_joiner():
     judge = Judge()
     judge.roster.on_committed(1)
-    assert judge.at(1e4) is None and not judge.joiners._joining
+    assert judge.at(1e4) is None and judge.roster.peers[7].download is None

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxdt.membership.liveness.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
+from jaxdt.membership.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
 from jaxdt.protocol import events as ev
 from jaxdt.run.work import Work
 

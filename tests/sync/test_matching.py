@@ -106,7 +106,7 @@ MUTANTS = {
     "T has no lower limit": (window_length, "max", lambda a, b: a / 2),
     "a newcomer is not connected to its donor": (Groups, "join", lambda self, peer, donor: None),
     "a failed group still connects": (Sliding, "replace", lambda self, number, members: None),
-    "a check comes one group late": (Sliding, "is_due", property(lambda self: self._groups.n_closed > self._n_before)),
+    "a check comes one group late": (Sliding, "is_due", property(lambda self: self._groups.n_closed > self._n_kept)),
 }
 
 

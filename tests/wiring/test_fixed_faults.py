@@ -12,7 +12,7 @@ from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.run import config as run_config
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.wiring.pipeline_assignment import PlannedRoutes, pipeline_assignment
+from jaxdt.wiring.fixed import PlannedRoutes, pipeline_assignment
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

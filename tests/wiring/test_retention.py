@@ -3,11 +3,16 @@
 from jaxdt.protocol import events as ev
 from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
-from jaxdt.wiring.retention import Retention
+from jaxdt.wiring.recovery import Recovery
+
+
+class Kept(Recovery):
+    def promise(self):
+        return self.inventory(7).kept
 
 
 def retention(stage, n_stages, sent_bytes, budget_bytes):
-    return Retention(StepShape(5, stage, n_stages, 8, 1, (sent_bytes,), retain_bytes=budget_bytes))
+    return Kept(StepShape(5, stage, n_stages, 8, 1, (sent_bytes,), retain_bytes=budget_bytes))
 
 
 def middle(budget_bytes):

@@ -11,9 +11,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import NO_PEER
 from jaxdt.wiring.compute_slot import ServiceTime
 from jaxdt.wiring.dispatcher import Dispatcher
-from jaxdt.wiring.measured_routes import MeasuredRoutes
-from jaxdt.wiring.router import BANNED, Ema, Router, StageQueue
-from jaxdt.wiring.tasks import Task
+from jaxdt.wiring.measured_routes import BANNED, Ema, MeasuredRoutes, StageQueue
+from jaxdt.wiring.recovery import Task
 
 costs = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8)
 
@@ -160,6 +159,17 @@ def test_a_stuck_peer_is_chosen_again_once_it_has_done_a_work_or_if_there_is_no_
     assert {queue.choose() for _ in range(4)} == {0}
 
 
+class Router(MeasuredRoutes):
+    """One whose microbatches all begin together."""
+
+    def __init__(self, n_stages, seed):
+        super().__init__(n_stages, 1, 64, 64, seed)
+        self._turn = 64
+
+    def routes_of(self, lo, hi, n):
+        return self.routes("F", range(n), lo, hi)
+
+
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
 def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
     def routes():
@@ -167,7 +177,7 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
         for s in range(n_stages):
             for p in range(n_peers):
                 router.stages[s].add(s * n_peers + p)
-        return [route for n in (1, 3, 7) for route in router.routes(0, n_stages - 1, n)]
+        return [route for n in (1, 3, 7) for route in router.routes_of(0, n_stages - 1, n)]
 
     assert routes() == routes()
     assert all(peer // n_peers == s for route in routes() for s, peer in enumerate(route))
@@ -176,17 +186,17 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
 def test_no_route_while_a_stage_has_nobody_and_nothing_is_charged():
     router = Router(2, "0")
     router.stages[0].add(0)
-    assert router.routes(0, 1, 3) == []
+    assert router.routes_of(0, 1, 3) == []
     assert priorities(router.stages[0]) == {0: 0.0}
     router.stages[1].add(1)
-    assert router.routes(0, 1, 2) == [(0, 1), (0, 1)]
+    assert router.routes_of(0, 1, 2) == [(0, 1), (0, 1)]
 
 
 def test_a_route_of_some_stages_charges_only_them():
     router = Router(3, "0")
     for stage in (0, 1, 2):
         router.stages[stage].add(10 + stage)
-    assert router.routes(1, 1, 1) == [(NO_PEER, 11, NO_PEER)]
+    assert router.routes_of(1, 1, 1) == [(NO_PEER, 11, NO_PEER)]
     assert [list(priorities(stage).values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]
 
 
@@ -196,7 +206,7 @@ def test_routes_that_begin_together_are_the_same_pipelines_whoever_steers():
         router = Router(3, str(seed))
         for peer in range(12):
             router.stages[peer % 3].add(peer)
-        assert router.routes(0, 2, 4) == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
+        assert router.routes_of(0, 2, 4) == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
 def fleet(*n_replicas, n_routers, window=64, n_microbatches):

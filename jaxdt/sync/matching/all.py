@@ -3,13 +3,12 @@
 With one local step in between this is all-reduce over parameters; with several it is local SGD.
 """
 
-from jaxdt.run.config import GroupsConfig, RunConfig
-from jaxdt.run.plan import Plan
-from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+from jaxdt.run.config import GroupsConfig
+from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, MatcherEntry
 from jaxdt.sync.matching.token import EnforcementToken
 
 
-class MatchAll:
+class MatchAll(Matcher):
     """One stage's. It needs no timer: a replica that is awaited comes, or leaves."""
 
     def __init__(self, replicas: tuple[int, ...]):
@@ -20,9 +19,6 @@ class MatchAll:
         self._ready.add(peer)
         return self._close_if_full()
 
-    def timer(self, now_s: float, tag: int) -> Matched:
-        return Matched()
-
     def on_left(self, now_s: float, *peers: int) -> Matched:
         self._replicas.difference_update(peers)
         self._ready.difference_update(peers)
@@ -31,12 +27,6 @@ class MatchAll:
     def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         self._replicas.add(peer)
         return Matched()
-
-    def on_restarted(self, step_s: float) -> None:
-        pass
-
-    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
-        pass
 
     def _close_if_full(self) -> Matched:
         if not self._ready or self._ready != self._replicas:
@@ -50,8 +40,4 @@ def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token:
     return MatchAll(replicas)
 
 
-def _check(config: RunConfig, plan: Plan) -> str:
-    return ""
-
-
-ENTRY = MatcherEntry(_build, _check, keeps_step=True)
+ENTRY = MatcherEntry(_build, keeps_step=True)

@@ -6,9 +6,9 @@ MATCHERS.
 """
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.errors import BadInput, nearest
@@ -46,34 +46,35 @@ class Matched:
     timer: tuple[float, int] | None = None
 
 
-class Matcher(Protocol):
-    """One for each stage, and for each fragment of its parameters that averages by itself."""
+class Matcher(ABC):
+    """One for each stage, and for each fragment of its parameters that averages by itself. The defaults are those of a
+    rule that knows no other replica and sets no timer."""
 
+    @abstractmethod
     def ready(self, now_s: float, peer: int, step: int) -> Matched:
         """A replica has done `step` local steps, and waits for a group. No replica is ready twice at a time."""
-        ...
 
     def timer(self, now_s: float, tag: int) -> Matched:
         """The time of an earlier Matched.timer has come; it may be out of date by now."""
-        ...
+        return Matched()
 
     def on_left(self, now_s: float, *peers: int) -> Matched:
         """Replicas have gone at the same time, whether they were ready or not."""
-        ...
+        return Matched()
 
     def on_joined(self, now_s: float, peer: int, donor: int) -> Matched:
         """A replica has come, with the parameters of `donor`."""
-        ...
+        return Matched()
 
     def on_restarted(self, step_s: float) -> None:
         """The coordinator was started again; a local step takes about so many seconds."""
-        ...
+        return
 
     def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
         """Group `number` of the stage, counted from 0 in the order in which groups formed, averages only these members
         (possibly none), because others of it have left. Survivors do not become ready again for it. It may be told more
         than once, the last time with those whose mean was adopted."""
-        ...
+        return
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class MatcherEntry:
     """
 
     build: Callable[[GroupsConfig, int, tuple[int, ...], EnforcementToken], Matcher]
-    check: Callable[[RunConfig, Plan], str]
+    check: Callable[[RunConfig, Plan], str] = lambda config, plan: ""
     averages: bool = True
     keeps_step: bool = False
     period: Callable[[GroupsConfig, int], int] = lambda settings, n_replicas: 1

@@ -9,9 +9,8 @@ come, first served is the rule "window" with group_size_max 2 and no connectivit
 import functools
 import random
 
-from jaxdt.run.config import GroupsConfig, RunConfig
-from jaxdt.run.plan import Plan
-from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+from jaxdt.run.config import GroupsConfig
+from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, MatcherEntry
 from jaxdt.sync.matching.token import EnforcementToken
 
 
@@ -23,7 +22,7 @@ def shuffled(seed: int, step: int, n: int) -> tuple[int, ...]:
     return tuple(places)
 
 
-class MatchPairs:
+class MatchPairs(Matcher):
     """The matcher of one stage. A pipeline has a place, equal at all stages as far as the same pipelines have left and
     joined: a pipeline that comes back takes its own place, a newcomer the first place that is open."""
 
@@ -42,9 +41,6 @@ class MatchPairs:
         self._last_steps[peer] = step
         return self._matched()
 
-    def timer(self, now_s: float, tag: int) -> Matched:
-        return Matched()
-
     def on_left(self, now_s: float, *peers: int) -> Matched:
         for peer in peers:
             if peer in self._places:
@@ -62,12 +58,6 @@ class MatchPairs:
         else:
             self._places.append(peer)
         return Matched()
-
-    def on_restarted(self, step_s: float) -> None:
-        pass
-
-    def on_failed(self, number: int, survivors: tuple[int, ...]) -> None:
-        pass
 
     def _matched(self) -> Matched:
         """The groups of all who need not wait any longer."""
@@ -102,8 +92,4 @@ def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token:
     return MatchPairs(replicas, settings.seed)
 
 
-def _check(config: RunConfig, plan: Plan) -> str:
-    return ""
-
-
-ENTRY = MatcherEntry(_build, _check)
+ENTRY = MatcherEntry(_build)

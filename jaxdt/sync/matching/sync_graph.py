@@ -9,7 +9,6 @@ once after every `n_groups` arrivals for each replica.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
 
 Clique = tuple[int, ...]
 
@@ -27,60 +26,6 @@ def connects(replicas: Collection[int], cliques: Iterable[Collection[int]]) -> b
                 apart.append(component)
         components = [*apart, merged]
     return len(replicas) < 2 or any(component.issuperset(replicas) for component in components)
-
-
-class SyncGraph(Protocol):
-    """The graph that the scheduler asks. `enforces_early`: a stage whose check is due begins to enforce with the first
-    arrival, not when its window is over."""
-
-    enforces_early: bool
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the next group should connect the replicas."""
-        ...
-
-    def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
-        """Whether the latest groups and a group of these members connect the replicas."""
-        ...
-
-    def on_arrived(self, n_replicas: int) -> None:
-        """A replica is ready."""
-        ...
-
-    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
-        """A group has formed."""
-        ...
-
-    def on_joined(self, peer: int, donor: int) -> None:
-        """A replica has come, with the parameters of `donor`."""
-        ...
-
-    def replace(self, number: int, members: Clique) -> None:
-        """Group `number` of the stage, counted from 0, has averaged only these members."""
-        ...
-
-
-class Unchecked:
-    """No group has to connect anything."""
-
-    enforces_early = False
-    is_due = False
-
-    def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
-        return True
-
-    def on_arrived(self, n_replicas: int) -> None:
-        pass
-
-    def on_closed(self, replicas: Collection[int], members: Clique) -> None:
-        pass
-
-    def on_joined(self, peer: int, donor: int) -> None:
-        pass
-
-    def replace(self, number: int, members: Clique) -> None:
-        pass
 
 
 class Groups:
@@ -124,69 +69,84 @@ def _renamed(clique: Clique, names: Mapping[int, int]) -> Clique:
     return tuple(names.get(member, member) for member in clique)
 
 
-class Sliding:
-    """Any `n_groups` >= 2 groups in a row. There is no check before so many have formed."""
+class SyncGraph:
+    """The graph that the scheduler asks. Here no group has to connect anything. `n_kept`: the groups that still count
+    when another one forms. `enforces_early`: a stage whose check is due begins to enforce with the first arrival, not
+    when its window is over."""
 
     enforces_early = False
 
-    def __init__(self, n_groups: int):
-        self._n_before = n_groups - 1  # the next group is the last of n_groups
+    def __init__(self, n_kept: int = 0):
+        self._n_kept = n_kept
         self._groups = Groups()
 
     @property
     def is_due(self) -> bool:
-        return self._groups.n_closed >= self._n_before
+        """Whether the next group should connect the replicas."""
+        return False
 
     def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
+        """Whether the latest groups and a group of these members connect the replicas."""
         return connects(replicas, [*self._groups.cliques, members])
 
     def on_arrived(self, n_replicas: int) -> None:
-        pass
+        """A replica is ready."""
+        return
 
     def on_closed(self, replicas: Collection[int], members: Clique) -> None:
+        """A group has formed."""
         self._groups.add(members)
-        self._groups.keep(self._n_before)
+        self._groups.keep(self._n_kept)
 
     def on_joined(self, peer: int, donor: int) -> None:
+        """A replica has come, with the parameters of `donor`."""
         self._groups.join(peer, donor)
 
     def replace(self, number: int, members: Clique) -> None:
+        """Group `number` of the stage, counted from 0, has averaged only these members."""
         self._groups.replace(number, members)
 
 
-class Tumbling:
+class Sliding(SyncGraph):
+    """Any `n_groups` >= 2 groups in a row: the next group is the last of them. There is no check before so many have
+    formed."""
+
+    def __init__(self, n_groups: int):
+        super().__init__(n_groups - 1)
+
+    @property
+    def is_due(self) -> bool:
+        return self._groups.n_closed >= self._n_kept
+
+
+class Tumbling(SyncGraph):
     """The groups since the graph was last found connected. A check becomes due after every n_groups arrivals for each
     replica, and stays due until a group connects the graph."""
 
     enforces_early = True
 
     def __init__(self, n_groups: int):
+        super().__init__()
         self._n_groups = n_groups
         self._n_arrived = 0  # since a check became due
-        self._groups = Groups()
-        self.is_due = False
+        self._is_due = False
 
-    def would_connect(self, replicas: Collection[int], members: Collection[int]) -> bool:
-        return connects(replicas, [*self._groups.cliques, members])
+    @property
+    def is_due(self) -> bool:
+        return self._is_due
 
     def on_arrived(self, n_replicas: int) -> None:
         self._n_arrived += 1
         if self._n_arrived >= self._n_groups * n_replicas:
             self._n_arrived = 0
-            self.is_due = True
+            self._is_due = True
 
     def on_closed(self, replicas: Collection[int], members: Clique) -> None:
         found = self.is_due and self.would_connect(replicas, members)
         self._groups.add(members)
         if found:
-            self.is_due = False
+            self._is_due = False
             self._groups.keep(0)
-
-    def on_joined(self, peer: int, donor: int) -> None:
-        self._groups.join(peer, donor)
-
-    def replace(self, number: int, members: Clique) -> None:
-        self._groups.replace(number, members)
 
 
 SYNC_GRAPHS: dict[str, type[Sliding] | type[Tumbling]] = {"sliding": Sliding, "tumbling": Tumbling}

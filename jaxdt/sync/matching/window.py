@@ -26,7 +26,7 @@ from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.plan import Plan
 from jaxdt.sync.matching.all import MatchAll
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, MatcherEntry
-from jaxdt.sync.matching.sync_graph import SYNC_GRAPHS, SyncGraph, Unchecked
+from jaxdt.sync.matching.sync_graph import SYNC_GRAPHS, SyncGraph
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.matching.window_length import WindowLength
 
@@ -39,7 +39,7 @@ class Phase(enum.Enum):
     ENFORCING = "waits until the sync graph is connected"
 
 
-class MatchWindow:
+class MatchWindow(Matcher):
     """One stage's scheduler. `group_size_max` 0: no limit. A group is larger than its limit where only a larger one
     connects the graph."""
 
@@ -162,7 +162,7 @@ def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token:
     n_groups = _n_groups(settings, len(replicas))
     if n_groups == 1:
         return MatchAll(replicas)
-    graph = SYNC_GRAPHS[settings.connectivity_window](n_groups) if n_groups else Unchecked()
+    graph = SYNC_GRAPHS[settings.connectivity_window](n_groups) if n_groups else SyncGraph()
     length = WindowLength(settings.window_s, settings.window_frac or 1 / len(replicas))
     return MatchWindow(replicas, length, graph, token, settings.group_size_max)
 

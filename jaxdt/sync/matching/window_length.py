@@ -65,7 +65,6 @@ class WindowLength:
         return self._factor * self.longest_s
 
     def adapt(self, n_members: int) -> None:
-        """A group of so many has formed."""
         if n_members < MEMBERS_MIN:
             self._factor = min(GROW * self._factor, 1.0)
         else:

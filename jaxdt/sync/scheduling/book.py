@@ -125,7 +125,6 @@ class ReplicaBook(Agreement):
         return self._snapshots.after_rows(actions)
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[ev.Action]:
-        """A replica has done its last local step."""
         self._finished[src] = n_steps
         self._pipelines.did([src], [n_steps])
         stage, pipeline = self._plan.seat(src)

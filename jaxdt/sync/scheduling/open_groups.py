@@ -76,7 +76,6 @@ class OpenGroups:
         self._open: dict[Place, OpenGroup] = {}
 
     def open(self, round: RoundId, members: tuple[int, ...], report: GroupReport | None = None) -> list[ev.Action]:
-        """Members begin to average."""
         steps = dict(zip(report.members, report.steps, strict=True)) if report else {}
         group = OpenGroup(round, {round: members}, set(members), report, steps)
         self._open[round.place] = group

@@ -38,11 +38,9 @@ class Pipelines:
         return tuple(row[pipeline] for row in self._plan.placement)
 
     def has(self, peer: int) -> bool:
-        """Whether a peer is in a whole pipeline."""
         return self._pipeline_of.get(peer) in self.whole
 
     def has_lost(self, peer: int) -> bool:
-        """Whether a peer is in a pipeline that is not whole."""
         return peer in self._pipeline_of and not self.has(peer)
 
     def beside(self, peer: int) -> tuple[int, ...]:
@@ -58,7 +56,6 @@ class Pipelines:
         return next((pipeline for pipeline in lost if set(candidates).issuperset(self.peers(pipeline))), None)
 
     def on_joined(self, join: ev.PipelineJoin) -> None:
-        """A pipeline is whole again."""
         insort(self.whole, join.pipeline)
         self._n_steps[join.pipeline] = join.step
         self._joins[join.pipeline] = join

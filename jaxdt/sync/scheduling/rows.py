@@ -27,7 +27,6 @@ class Rows:
         self._skipped: set[tuple[int, int]] = set()  # pipeline and step, whose gradient was not finite
 
     def begin(self, now_s: float) -> None:
-        """The first step begins."""
         self._last_s = now_s
 
     def on_paused(self, until_s: float) -> None:
@@ -44,7 +43,6 @@ class Rows:
         self._skipped.add((pipeline, step))
 
     def add(self, pipeline: int, step: ev.StepDone) -> None:
-        """A pipeline's step is done."""
         self._done.append((pipeline, step))
         if self.by_step:
             self._done.sort(key=lambda one: one[1].step)

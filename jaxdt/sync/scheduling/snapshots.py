@@ -92,7 +92,6 @@ class Snapshots:
         return self._next()
 
     def on_evaluated(self, message: ev.MeanEvaluated) -> list[ev.Action]:
-        """A held-out loss is measured."""
         return self._after_losses(self.held_out.hear(message))
 
     def on_mean(
@@ -102,7 +101,6 @@ class Snapshots:
         return self._after_losses(self.held_out.whole(stage, round, members, contributions))
 
     def on_lost(self) -> list[ev.Action]:
-        """Pipelines are lost."""
         return self._after_losses(self.held_out.lose())
 
     def _after_losses(self, actions: Sequence[ev.Action]) -> list[ev.Action]:
@@ -130,7 +128,6 @@ class Snapshots:
         return actions
 
     def go_on(self) -> list[ev.Action]:
-        """Begin the snapshots that could not begin before."""
         return self._next()
 
     def begin_again(self, deserted: Sequence[RoundId]) -> list[ev.Action]:

@@ -82,8 +82,7 @@ class IndependentInvariants:
         self._lost: set[int] = set()  # pipelines that have lost a peer, and not come back
         self._has_lost = False  # any
         self._replicas_of: list[tuple[ResidueTensors, ...]] = []  # of the returns of pipelines so far, in their order
-        self._returns: list[PipelineJoinReport] = []  # each once
-        self._ends: list[tuple[int, PipelineEndReport]] = []  # and the number of the pipeline that has ended
+        self._incarnations = Incarnations(plan.n_pipelines)
         self._first_tensors: dict[int, ResidueTensors] = {}
         self._admissions: dict[int, int] = {}  # of peers that have come back
         self._lost_before: set[int] = set()  # those that were lost when the last coordinator died
@@ -176,7 +175,7 @@ class IndependentInvariants:
             if isinstance(action, PipelineJoinReport):
                 self._on_return(action)
             if isinstance(action, PipelineEndReport):
-                self._ends.append((self._last(action.pipeline), action))
+                self._incarnations.hear(action)
             if isinstance(action, ev.Persist) and action.name == VIEW:
                 self._view_pending = True
         if event == ev.Persisted(VIEW):
@@ -210,10 +209,9 @@ class IndependentInvariants:
 
     def _on_return(self, report: PipelineJoinReport) -> None:
         """A pipeline is whole again, from now on."""
-        if report in self._returns:
+        if not self._incarnations.hear(report):
             return
         rows = self._plan.placement
-        self._returns.append(report)
         self._replicas_of.append(tuple(self.tensors[row[report.pipeline]] for row in rows))
         self._lost.discard(report.pipeline)
         for stage, row in enumerate(rows):
@@ -402,8 +400,8 @@ class IndependentInvariants:
         if self._has_lost and self._has_ended:
             last_stage = self._plan.placement[-1]
             unknown = {p for p, peer in enumerate(last_stage) if peer in self._loses} | self._lost_before
-            known = [number for number in n_steps if self._planned(number) not in unknown]
-            n_left = sum(n_steps[number] - self._first_step(number) for number in known)
+            known = [(number, one) for number, one in enumerate(self._incarnations.all) if one.pipeline not in unknown]
+            n_left = sum(n_steps[number] - one.first_step for number, one in known)
             n_fewest = min(n_fewest, n_left // self._plan.n_pipelines)
         if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
@@ -445,17 +443,16 @@ class IndependentInvariants:
         """Check (22). Returns the local steps of each pipeline; for a lost one the most that a replica of it has
         done."""
         plan, n_rows = self._plan, self._config.train.steps
-        n_steps: dict[int, int] = {}
-        for number, report in self._ends:
-            n_steps[number] = max(report.n_steps, n_steps.get(number, 0))
-        if set(n_steps) != set(range(plan.n_pipelines + len(self._returns))):
+        n_steps, incarnations = dict(self._incarnations.n_steps), self._incarnations.all
+        if set(n_steps) != set(range(len(incarnations))):
             self.broken(BUDGET, ev.COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
         for number, peer, tensors in self._all_replicas():
             if not self._is_there(number):
                 n_steps[number] = max(tensors.n_steps, n_steps[number])
             elif tensors.n_steps != n_steps[number]:
                 self.broken(BUDGET, peer, f"has done {tensors.n_steps} steps, its pipeline {n_steps[number]}")
-        n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values()) - sum(map(self._first_step, n_steps))
+        n_wanted = plan.n_pipelines * n_rows
+        n_done = sum(n_steps.values()) - sum(one.first_step for one in incarnations)
         n_short, n_heard = plan.n_pipelines * self._n_rows_short, len(self._heard_steps)
         if n_done < n_wanted - n_short or (n_heard != n_done and not self._faults and not self._has_ended):
             problem = f"the pipelines have done {n_steps}, {n_heard} were heard of, the run has {n_wanted}"
@@ -466,29 +463,15 @@ class IndependentInvariants:
         """(pipeline, peer, its tensors) for each pipeline of the plan, and for each one that has come back."""
         rows, plan = self._plan.placement, self._plan
         found = [(p, peer, self._first_tensors[peer]) for row in rows for p, peer in enumerate(row)]
-        for number, one in enumerate(self._returns, plan.n_pipelines):
-            replicas = self._replicas_of[number - plan.n_pipelines]
-            found += [(number, row[one.pipeline], tensors) for row, tensors in zip(rows, replicas, strict=True)]
+        for number, replicas in enumerate(self._replicas_of, plan.n_pipelines):
+            pipeline = self._incarnations.all[number].pipeline
+            found += [(number, row[pipeline], tensors) for row, tensors in zip(rows, replicas, strict=True)]
         return found
-
-    def _planned(self, number: int) -> int:
-        """The pipeline of the plan that a pipeline is, or comes back as."""
-        n = self._plan.n_pipelines
-        return number if number < n else self._returns[number - n].pipeline
-
-    def _first_step(self, number: int) -> int:
-        n = self._plan.n_pipelines
-        return 0 if number < n else self._returns[number - n].n_steps
-
-    def _last(self, planned: int) -> int:
-        """The number of the last that a pipeline of the plan was."""
-        n = self._plan.n_pipelines
-        return max([planned, *(k for k, one in enumerate(self._returns, n) if one.pipeline == planned)])
 
     def _is_there(self, number: int) -> bool:
         """Whether a pipeline is whole at the end."""
-        planned = self._planned(number)
-        return planned not in self._lost and self._last(planned) == number
+        planned = self._incarnations.all[number].pipeline
+        return planned not in self._lost and self._incarnations.last_of(planned) == number
 
     def _check_wanted(self, n_steps: Mapping[int, int]) -> None:
         """Every replica that stays has wanted a group whenever one was due: fragment f after every_steps * (i + f / F)
@@ -498,8 +481,8 @@ class IndependentInvariants:
         averages = not self._clocks and groups.match != "none"
         for row in plan.placement if averages else ():
             for pipeline, peer in enumerate(row):
-                number = self._last(pipeline)
-                steps = range(self._first_step(number) + 1, n_steps[number] + 1)
+                number = self._incarnations.last_of(pipeline)
+                steps = range(self._incarnations.all[number].first_step + 1, n_steps[number] + 1)
                 places = {step: step % groups.every_steps for step in steps}
                 due = {step: offsets[place] for step, place in places.items() if place in offsets}
                 if self._stays(peer) and self._wanted_groups[peer] != due:
@@ -514,8 +497,7 @@ class IndependentInvariants:
         means = {(one.version, one.stage): one for one in outcome.of(StateMeanReport)}
         held_out = {(one.version, one.stage): one for one in outcome.of(HeldOutMeanReport)}
         keep = outcome.of(KeptReport) if has_servers else [*means.values(), *held_out.values()]
-        incarnations = Incarnations(plan.n_pipelines, self._returns)
-        replay = Replay(self._config, plan, self._arithmetic, incarnations, has_trails=True)
+        replay = Replay(self._config, plan, self._arithmetic, self._incarnations, has_trails=True)
         replay.run(n_steps, outcome.of(GroupReport), list(logs.values()), keep)
         assert replay.trails is not None
         for number, peer, tensors in self._all_replicas():

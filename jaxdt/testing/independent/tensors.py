@@ -91,9 +91,8 @@ class ResidueTensors(HeldTensors):
         return super()._backward(work, scale, rounds)
 
     def _tokens(self, kind: str, work: Work) -> int:
-        assert work.microbatch is not None and work.step is not None  # as in all forwards and backwards
-        is_held_out = kind == HELD_OUT
-        return residues.held_out_tokens(work.microbatch) if is_held_out else residues.tokens(work.step, work.microbatch)
+        step, m = work.place
+        return residues.held_out_tokens(m) if kind == HELD_OUT else residues.tokens(step, m)
 
     def _forwarded(self, work: Work, x: int) -> int:
         return residues.forward(self.state.params, x)

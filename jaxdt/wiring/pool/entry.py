@@ -68,10 +68,10 @@ def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> Peer
 
 ENTRY = WiringEntry(
     _build,
-    _check,
     _peer_load,
     follows_plan=False,
     may_change_stages=False,
+    check=_check,
     plan_roles=frozenset({"servers", "front", "back", "workers"}),
     workers=WorkerRole(
         _build_worker,

@@ -37,7 +37,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
@@ -45,7 +45,7 @@ from jaxdt.protocol.wake_up import WakeUp
 from jaxdt.run.delay import Delay
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.wiring.base import COMPUTING, StepShape
+from jaxdt.wiring.base import COMPUTING, StepShape, view_of_step
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.pool.contributions import Contributions, forget
 from jaxdt.wiring.pool.even_transfer import part, part_of
@@ -84,19 +84,11 @@ class PoolServer:
     """One server's side; see the module text. `fallbacks`, which share `slot` with this one, do the steps in which a
     view comes: one of the even steps and one of the odd ones, if two are under way at a time."""
 
-    READS = RoutedWiring.READS | {
-        ev.Enlist,
-        ev.WantsTasks,
-        ev.TaskDone,
-        ev.TaskOutput,
-        ev.ContributionReceived,
-        ev.StealRequest,
-        ev.StealOffer,
-        ev.StealReply,
-        ev.LinkChanged,
-        ev.Woke,
-        ev.Ended,
-    }
+    READS = (
+        RoutedWiring.READS
+        | {ev.Enlist, ev.WantsTasks, ev.TaskDone, ev.TaskOutput, ev.ContributionReceived, ev.LinkChanged, ev.Woke}
+        | {ev.StealRequest, ev.StealOffer, ev.StealReply, ev.Ended}
+    )
 
     def __init__(self, place: PoolPlace, fallbacks: Sequence[Fallback], slot: ComputeSlot, times: LeaseTimes):
         shape = place.shape
@@ -132,11 +124,11 @@ class PoolServer:
                 self._slot.free()
                 return self._on_contributed() + self._go_on(now_s)
             case ev.Ran(work, values=values) if work.kind in COMPUTING:
-                assert work.step is not None  # as in all Work of a wiring
-                if work.step not in self._steps:
-                    return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
+                number, _ = work.place
+                if number not in self._steps:
+                    return self._fallback_of(number).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
-                return self._on_computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
+                return self._on_computed(now_s, self._steps[number], work, values) + self._go_on(now_s)
             case ev.Received(header, ev.Enlist() as body):
                 return self._enlist(now_s, header.src, body)
             case ev.Received(_, ev.Ended() as ended):
@@ -247,15 +239,13 @@ class PoolServer:
 
     def _adopt(self, now_s: float, view: ev.View) -> ev.Actions:
         """All steps of the first view are done here, and of later views those after the ones that may be under way
-        somewhere. After a rollback the workers come again, when the version is known. Each fallback is shown the view
-        as one in which its own step is the next to be committed."""
+        somewhere. After a rollback the workers come again, when the version is known."""
         actions = self._stop(view.rolled_back)
         n_steps = len(self._fallbacks)
         self._view = view
         self._strict_from = view.n_committed + (n_steps if view.number > 1 else 0)
         for step in range(view.n_committed, view.n_committed + n_steps):
-            results = tuple((round, holders) for round, holders in view.results if round.number == step)
-            own_view = replace(view, n_committed=step, results=results)
+            own_view = view_of_step(view, step)
             routed = self._fallback_of(step).routed
             if step < self._strict_from:
                 actions += routed.handle(now_s, ev.ViewChanged(own_view))
@@ -339,7 +329,6 @@ class PoolServer:
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
     def _on_arrived(self, key: ev.Key) -> ev.Actions:
-        """A boundary tensor is here."""
         step = self._steps.get(key.step)
         if step is None:
             if key.step >= self._version and key.step not in self._begun:
@@ -514,9 +503,7 @@ class PoolServer:
     # ------------------------------------------------------------------------------------------------------- results
 
     def _on_computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> ev.Actions:
-        """This server has done a Work of its own."""
-        m = work.microbatch
-        assert m is not None  # as in all Work of a wiring
+        _, m = work.place
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         if work.kind == WorkKind.EVALUATE:
             return self._on_evaluated(step, m, n_samples, loss_sum)

@@ -1,27 +1,10 @@
 """Counts of the work of a server's workers, for people: in its heartbeats, and at the end in the run's summary."""
 
-from typing import Protocol
-
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.work import WorkKind
-from jaxdt.wiring.base import Wiring
-
-
-class ServedWiring(Wiring, Protocol):
-    """A server's wiring."""
-
-    @property
-    def n_workers(self) -> int: ...
-
-    @property
-    def n_leases(self) -> int: ...
-
-    @property
-    def computed_steps(self) -> list[int]: ...
-
-    def worker_statuses(self, now_s: float) -> tuple[ev.WorkerStatus, ...]: ...
+from jaxdt.wiring.pool.server import PoolServer
 
 
 class CountedServer:
@@ -32,7 +15,7 @@ class CountedServer:
     those that compute longest, that these are awaited. Where updates are delayed the next step is computed
     meanwhile."""
 
-    def __init__(self, wiring: ServedWiring, number_bytes: int):
+    def __init__(self, wiring: PoolServer, number_bytes: int):
         self.READS = wiring.READS | {ev.Status, ev.Shard}
         self._wiring = wiring
         self._number_bytes = number_bytes

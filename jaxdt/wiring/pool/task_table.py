@@ -106,7 +106,6 @@ class TaskTable:
     # -------------------------------------------------------------------------------------------------- what is here
 
     def input_arrived(self, m: int) -> None:
-        """The input of a microbatch is here."""
         unit = self._units[m]
         kind = WorkKind.BACKWARD if self._is_last_stage else WorkKind.FORWARD
         if self._task(unit, kind).state is State.ABSENT:

@@ -38,7 +38,6 @@ class TaskTimes:
         self._travel[worker, kind].append(max(0.0, travel_s))
 
     def forget(self, worker: int) -> None:
-        """The worker is gone."""
         for times in (self._work, self._travel):
             for key in [key for key in times if key[0] == worker]:
                 del times[key]

@@ -81,7 +81,6 @@ class WorkerRoster:
         self.admitted[peer] = AdmittedWorker(process, own_admission * ADMISSIONS + self._n_admissions)
 
     def remove(self, peer: int) -> None:
-        """The worker is no longer admitted."""
         self.admitted.pop(peer, None)
 
     def of_admission(self, peer: int, admission: int) -> AdmittedWorker | None:

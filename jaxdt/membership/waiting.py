@@ -22,7 +22,6 @@ class Reminder:
         self._again_s = AGAIN_S_MIN
 
     def ends(self) -> None:
-        """The wait is over."""
         self._since_s = None
 
     def due(self, now_s: float) -> float | None:
