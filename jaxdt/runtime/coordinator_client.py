@@ -9,7 +9,6 @@ from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.reporting.console import print_line
 
@@ -66,10 +65,11 @@ def ask_coordinator(
     transport = Transport(
         own_id,
         "",
-        None,
-        credential,
-        TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
-        TransportSettings(allow_plaintext=allow_plaintext),
+        on_message=on_message,
+        on_link=on_link,
+        read=from_plain,
+        credential=credential,
+        allow_plaintext=allow_plaintext,
     )
     where = f"{name}: coordinator {format_address(coordinator)}"
     try:

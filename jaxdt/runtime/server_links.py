@@ -15,7 +15,6 @@ from jaxdt.membership.link_echo import PADDING_BYTES_MAX
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_job import RunJob
@@ -81,11 +80,14 @@ def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[
         if isinstance(event.body, ev.LinkProbed):
             answers.put((src, event.body))
 
-    callbacks = TransportCallbacks(
-        on_message, lambda peer, state, reason: None, expect=lambda src, event, table: None, read=from_plain
+    transport = Transport(
+        own_id,
+        job.connection_name,
+        on_message=on_message,
+        read=from_plain,
+        credential=job.load_credential(),
+        allow_plaintext=job.allow_plaintext,
     )
-    settings = TransportSettings(allow_plaintext=job.allow_plaintext)
-    transport = Transport(own_id, job.connection_name, None, job.load_credential(), callbacks, settings)
     try:
         for server, address in dialable.items():
             transport.connect(server, parse_address(f"server {server}", address))
