@@ -30,7 +30,7 @@ from jaxdt.run.errors import BadInput, require_text
 from jaxdt.run.plan import Plan
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
-from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
+from jaxdt.runtime.fleet import LocalFleet
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.sim.stragglers import stalls
 
@@ -223,8 +223,18 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     except BaseException:
         os.close(lock)
         raise
-    launcher = Launcher(SCRIPTS, [*flags, *network_flags(options)], began_s, lock, log)
-    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin or 0, gpus)), lock, output_start)
+    fleet = LocalFleet(
+        run_dir,
+        plan,
+        SCRIPTS,
+        flags=[*flags, *network_flags(options)],
+        began_s=began_s,
+        lock=lock,
+        log=log,
+        n_cpus=options.pin or 0,
+        gpu_flags=gpus,
+    )
+    return Run(run_dir, fleet, lock, output_start)
 
 
 def process_flags(options: LaunchOptions) -> list[str]:

@@ -1,5 +1,6 @@
 """One question to a run's coordinator, from a process that is no peer of the run: a newcomer or an operator."""
 
+import secrets
 import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -21,6 +22,10 @@ NO_ANSWER = "is this the address of a coordinator?"
 
 class CoordinatorAway(BadInput):
     """No process answers at the coordinator's address: it may be started again there."""
+
+
+class OperatorRefused(BadInput):
+    """The coordinator has heard an operator's request, and does not carry it out."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,25 @@ def ask_coordinator(
     if isinstance(answer, ev.Ended | Refusal):
         raise BadInput(f"{where}: {without_address(answer.reason, coordinator)}")
     return answer
+
+
+def ask_as_operator(
+    command: str,
+    coordinator: Address,
+    credential: Credential | None,
+    peer: int | None = None,
+    allow_plaintext: bool = False,
+    patience_s: float = 0.0,
+) -> str:
+    """The coordinator's answer to an operator's request. BadInput and CoordinatorAway as in ask_coordinator."""
+    own_id = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS)
+    request = ev.OperatorRequest(command, peer)
+    answer = ask_coordinator(command, own_id, request, coordinator, credential, allow_plaintext, patience_s)
+    if not isinstance(answer, ev.OperatorAnswer):
+        raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
+    if not answer.accepted:
+        raise OperatorRefused(answer.text)
+    return answer.text
 
 
 def without_address(reason: str, coordinator: Address) -> str:
