@@ -1,6 +1,6 @@
 """Merge the traces of a run and draw them: trace.jsonl, timeline.json (opens in ui.perfetto.dev) and report.png.
 
-    python scripts/report.py --run_dir=runs/x [--tensorboard]
+    python scripts/report.py --run_dir=runs/x
     python scripts/report.py --run_dir=runs/x --against=runs/y,runs/z
 
 The second command also compares the run with others: held-out loss at equal tokens and at equal seconds, tokens per
@@ -31,7 +31,6 @@ from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.coordinator_folder import last_members
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
-TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
 SUMMARY_NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")
 SUMMARY_NUMBERS += ("tokens_per_s_overall",)
 LINK = re.compile(r"\d+->\d+")
@@ -47,8 +46,6 @@ def main() -> int:
     (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stages_of_peers(plan, records))))
     if not plots.report(run_dir / "report.png", metrics, records, summary):
         raise BadInput(f"run_dir: {run_dir} is of a run that has done no step, expected one with something to draw")
-    if TENSORBOARD.value:
-        write_tensorboard(run_dir / "tensorboard", metrics)
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")
     for line in missing_traces(run_dir, plan, records):
         print(line)
@@ -188,21 +185,6 @@ def stages_of_workers(records: list[dict]) -> dict[int, int]:
         record["fields"] for record in records if record["what"] == "report" and record["kind"] == "worker_placed"
     ]
     return {fields["worker"]: fields["stage"] for fields in placed}
-
-
-def write_tensorboard(folder: Path, metrics: list[dict]) -> None:
-    """Write one scalar per number of metrics.jsonl."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise BadInput(
-            "--tensorboard: tensorboardX is not installed, expected: pip install -e .[tensorboard]"
-        ) from None
-    with SummaryWriter(str(folder)) as writer:
-        for fields in metrics:
-            for name, value in fields.items():
-                if isinstance(value, int | float) and name != "step":
-                    writer.add_scalar(name, value, fields["step"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from jaxdt.protocol import events as ev
@@ -28,20 +27,6 @@ class OperatorRefused(BadInput):
     """The coordinator has heard an operator's request, and does not carry it out."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """One side does not speak with the other, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """There is no connection for the moment, for this reason."""
-
-    reason: str
-
-
 def ask_coordinator(
     name: str,
     own_id: int,
@@ -54,18 +39,18 @@ def ask_coordinator(
     """The coordinator's answer. BadInput, which begins with `name`, if it refuses; CoordinatorAway if it does not
     answer, or cannot be reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question
     is sent."""
-    answers: SimpleQueue[ev.Message | Refusal | Unreached] = SimpleQueue()
+    answers: SimpleQueue[ev.Message | BadInput] = SimpleQueue()
 
     def on_message(src: int, event: ev.Received, leaves: list) -> None:
         answers.put(event.body)
 
     def on_link(peer: int | None, state: str, reason: str) -> None:
         if state == "refused":
-            answers.put(Refusal(reason))
+            answers.put(BadInput(reason))
         elif state == "gone":
-            answers.put(Unreached(f"nobody listens there: {NOBODY_LISTENS}"))
+            answers.put(CoordinatorAway(f"nobody listens there: {NOBODY_LISTENS}"))
         elif state in ("down", "no way"):
-            answers.put(Unreached(f"not reached: {reason}; {NO_ANSWER}"))
+            answers.put(CoordinatorAway(f"not reached: {reason}; {NO_ANSWER}"))
 
     transport = Transport(
         own_id,
@@ -83,10 +68,10 @@ def ask_coordinator(
         answer = _first_answer(answers, patience_s)
     finally:
         transport.close(0.0)
-    if isinstance(answer, Unreached):
-        raise CoordinatorAway(f"{where}: {without_address(answer.reason, coordinator)}")
-    if isinstance(answer, ev.Ended | Refusal):
-        raise BadInput(f"{where}: {without_address(answer.reason, coordinator)}")
+    if isinstance(answer, ev.Ended):
+        answer = BadInput(answer.reason)
+    if isinstance(answer, BadInput):
+        raise type(answer)(f"{where}: {without_address(str(answer), coordinator)}")
     return answer
 
 
@@ -115,11 +100,9 @@ def without_address(reason: str, coordinator: Address) -> str:
     return reason.removeprefix(f"{address}: ").replace(f" {address}:", ":")
 
 
-def _first_answer(
-    answers: "SimpleQueue[ev.Message | Refusal | Unreached]", patience_s: float
-) -> "ev.Message | Refusal | Unreached":
+def _first_answer(answers: SimpleQueue[ev.Message | BadInput], patience_s: float) -> ev.Message | BadInput:
     """The coordinator's answer or refusal. Else, when the patience is over, why it was not reached."""
-    failure = Unreached(f"no answer within {ANSWER_S:.0f} s")
+    failure = CoordinatorAway(f"no answer within {ANSWER_S:.0f} s")
     is_failing = False
     deadline_s = time.monotonic() + ANSWER_S
     quiet_s = SAID_S if patience_s >= SAID_S else ANSWER_S  # before a line says that there is no answer yet
@@ -131,12 +114,12 @@ def _first_answer(
                 print_line(f"has asked the coordinator, waits for its answer for {ANSWER_S:.0f} s at most{MAY_ASK}")
             quiet_s = ANSWER_S
             continue
-        if not isinstance(answer, Unreached):
+        if not isinstance(answer, CoordinatorAway):
             return answer
         failure = answer
         if not is_failing:
             is_failing = True
             deadline_s = min(deadline_s, time.monotonic() + patience_s)
             if patience_s >= SAID_S:
-                print_line(f"waiting for the coordinator, for {patience_s:.0f} s at most: {failure.reason}")
+                print_line(f"waiting for the coordinator, for {patience_s:.0f} s at most: {failure}")
     return failure
