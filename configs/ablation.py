@@ -9,7 +9,6 @@ seeds. Compression layers cost quality, more with 4 stages than with 2, and more
 configs/ablation/README.md.
 """
 
-from jaxdt.ablation.grid import AblationConfig
 from jaxdt.config_file import base_config
 
 
@@ -30,5 +29,14 @@ def get_config():
     config.optim.decay_steps = 300
     config.optim.weight_decay = 0.1
     config.remat = "dots"
-    config.ablation = vars(AblationConfig())
+    config.ablation = dict(
+        methods=("none", "int8", "int8-dynamic", "bottleneck", "maxout"),
+        stages=(2, 4),
+        ratios=(2, 4),
+        seeds=3,
+        measurements=5,
+        target_frac=0.75,
+        gbps=(0.1, 0.5, float("inf")),
+        workers=2,
+    )
     return config

@@ -13,10 +13,12 @@ import json
 import sys
 from pathlib import Path
 
-from jaxdt.ablation.grid import AblationConfig
 from jaxdt.cli import config_fields
 from jaxdt.run.model import PRESETS, GPTConfig
 from planner.model.file_schemas import schemas
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from experiments.ablation.grid import AblationConfig  # noqa: E402
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
 SCHEMAS = PAGE.parent / "schemas"

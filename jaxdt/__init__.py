@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxdt.api.config import load_config
-    from jaxdt.api.launch import LaunchOptions, Run, launch
-    from jaxdt.api.report import Picture, report
+    from jaxdt.api.launch import LaunchOptions, Picture, Run, launch, report
     from jaxdt.api.simulate import SimulateOptions, Simulation, profile_of_flops, simulate
     from jaxdt.config_file import base_config
     from jaxdt.run.errors import BadInput
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "BadInput": ("jaxdt.run.errors", "BadInput"),
     "LaunchOptions": ("jaxdt.api.launch", "LaunchOptions"),
-    "Picture": ("jaxdt.api.report", "Picture"),
+    "Picture": ("jaxdt.api.launch", "Picture"),
     "Run": ("jaxdt.api.launch", "Run"),
     "SimulateOptions": ("jaxdt.api.simulate", "SimulateOptions"),
     "Simulation": ("jaxdt.api.simulate", "Simulation"),
@@ -43,7 +42,7 @@ _PLACES = {
     "load_plan": ("jaxdt.run.plan", "load"),
     "load_profile": ("jaxdt.run.profile", "load"),
     "profile_of_flops": ("jaxdt.api.simulate", "profile_of_flops"),
-    "report": ("jaxdt.api.report", "report"),
+    "report": ("jaxdt.api.launch", "report"),
     "simulate": ("jaxdt.api.simulate", "simulate"),
 }
 __all__ = [

@@ -7,7 +7,7 @@ Trains every case that has no line in RUN_DIR/results.jsonl yet, so after an int
 the models that were not finished, each from its first step. Then measures the parts of a step (timings.jsonl) and
 writes table.md and curves.png; with --page also README.md, where SWARM's numbers stand beside these and TEXT says
 machine, load and commit. Where no line is missing nothing is trained or measured, and all is written from the two
-files. The fields of `config.ablation` are those of jaxdt.ablation.grid.AblationConfig.
+files. The fields of `config.ablation` are those of experiments.ablation.grid.AblationConfig.
 Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
 """
 
@@ -17,22 +17,23 @@ import check_installed  # noqa: F401
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
+from experiments.ablation import page, results
+from experiments.ablation.grid import AblationConfig, Case, cases, cut
+from experiments.ablation.picture import draw
+from experiments.ablation.predict import step_seconds
+from experiments.ablation.progress import GridProgress
+from experiments.ablation.report import cut_cases, markdown, rows
+from experiments.ablation.workers import SPAWN, WorkerLost, trained
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 
 from jaxdt import build
-from jaxdt.ablation import page, results
-from jaxdt.ablation.grid import AblationConfig, Case, cases, cut
-from jaxdt.ablation.picture import draw
-from jaxdt.ablation.predict import step_seconds
-from jaxdt.ablation.progress import GridProgress
-from jaxdt.ablation.report import cut_cases, markdown, rows
-from jaxdt.ablation.workers import SPAWN, Setup, WorkerLost, trained
 from jaxdt.cli import run_flags, run_inputs
 from jaxdt.model.data import TokenFile
 from jaxdt.run import config as configs
@@ -64,7 +65,8 @@ def main() -> int:
     try:
         if left:
             save = lambda record: results.append(path, record | {"config": mark})  # noqa: E731
-            train(Setup(config, data.path, set_cpus), left, ablation.workers, progress, save)
+            messages = trained(config, data.path, left, ablation.workers)
+            train(messages, left, ablation.workers, progress, save)
     except (KeyboardInterrupt, WorkerLost) as error:
         print(f"{str(error) or 'interrupted'}: {progress.text}", file=sys.stderr)
         return 3 if isinstance(error, WorkerLost) else 130
@@ -80,11 +82,17 @@ def main() -> int:
     return 0
 
 
-def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress, save: Callable[[dict], None]) -> None:
+def train(
+    trained: AbstractContextManager[Iterator[tuple]],
+    left: list[Case],
+    n_workers: int,
+    progress: GridProgress,
+    save: Callable[[dict], None],
+) -> None:
     """Train the cases `left`, show how far they are, and save the record of each that is finished."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     began_s, said_s = time.monotonic(), 0.0
-    with Progress(*columns, disable=not sys.stdout.isatty()) as shown, trained(setup, left, n_workers) as messages:
+    with Progress(*columns, disable=not sys.stdout.isatty()) as shown, trained as messages:
         start = "runs: workers start"
         if shown.disable:
             pace = f"{min(n_workers, len(left))} at a time, {progress.n_steps} steps each"
@@ -138,7 +146,7 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
 
 def parts_of(config: RunConfig, case: Case) -> dict:
     """The measured parts of one kind of step."""
-    from jaxdt.ablation.measure import measure  # imports jax, which counts the CPUs
+    from experiments.ablation.measure import measure  # imports jax, which counts the CPUs
 
     return {"case": vars(case)} | measure(config, case)
 

@@ -14,11 +14,11 @@ from absl import flags
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.run_folder import ADDRESS
-from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
+from jaxdt.runtime.coordinator_process import run_coordinator
+from jaxdt.runtime.process import OwnAddress
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.storage.durable import refusal, write_durably
-from jaxdt.runtime.transport_setup import OwnAddress
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
@@ -33,18 +33,21 @@ def main() -> int:
     environment.keep_off_gpus()
     run_flags.required("run_dir")
     job = run_flags.job()
-    options = CoordinatorOptions(
-        own=OwnAddress(LISTEN.value, ADVERTISE.value),
-        live=LIVE.value,
-        stop_with_parent=run_flags.STOP_WITH_PARENT.value,
-        launched_s=BEGAN_S.value,
-        measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
-    )
     try:
-        code = run_coordinator(job, options, functools.partial(show_address, job.run_dir)).code
+        code = run_coordinator(
+            job,
+            OwnAddress(LISTEN.value, ADVERTISE.value),
+            functools.partial(show_address, job.run_dir),
+            live=LIVE.value,
+            stop_with_parent=run_flags.STOP_WITH_PARENT.value,
+            launched_s=BEGAN_S.value,
+            measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
+        ).code
     except OSError as error:  # a disk that is full, or one that was lost
         raise BadInput(f"{refusal(error, str(job.run_dir))}; {how_to_go_on(job.run_dir)}") from None
-    if code != ExitCode.TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
+    if (
+        code != ExitCode.TERMINATED and not run_flags.STOP_WITH_PARENT.value
+    ):  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
             print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")
         print(how_to_go_on(job.run_dir), flush=True)

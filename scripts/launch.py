@@ -26,7 +26,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.api import launch as api
-from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
+from jaxdt.cli import config_fields, config_sources, environment, gpu_flags, resume_flags, run_flags
 from jaxdt.membership.operations import STOPPED
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.run import plan as plans
@@ -296,5 +296,5 @@ if __name__ == "__main__":
     run_flags.run(
         main,
         complete=resume_flags.with_flags_of_run,
-        help_text=lambda: launch_help.help_text(__doc__ or "", SUBJECTS),
+        help_text=lambda: config_fields.help_text(__doc__ or "", SUBJECTS),
     )

@@ -168,12 +168,14 @@ def be_host(me: int, setup: Setup) -> None:
     from jaxdt.runtime.identity.credential import load
     from jaxdt.runtime.net.shaper import LinkShape
 
-    def shape(dst: int) -> LinkShape:
+    def shape(dst: int) -> LinkShape | None:
+        if setup.network is None:
+            return None
         link = setup.network.link(me, dst)
         return LinkShape(link.latency_s, link.bandwidth_gbps)
 
     credential = load(Path(setup.credential)) if setup.credential else None
-    with MeasuringHost(me, setup.hosts, credential, setup.transfer_s, shape if setup.network else None) as host:
+    with MeasuringHost(me, setup.hosts, credential, setup.transfer_s, shape) as host:
         if me == 0:
             write(host.lead(setup.names, print_link, setup.n_rounds), Path(setup.out))
         else:

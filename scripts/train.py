@@ -33,8 +33,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.process import OwnAddress, StopRequests, requested_stop
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
-from jaxdt.runtime.stop_requests import StopRequests, requested_stop
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
@@ -81,7 +81,6 @@ def member() -> NoReturn:
     from jaxdt.build import replicas_may_differ
     from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.joining import claim_peer
-    from jaxdt.runtime.transport_setup import OwnAddress
 
     coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
     own = OwnAddress.of_peer(coordinator, LISTEN.value, ADVERTISE.value)
@@ -110,15 +109,8 @@ def member() -> NoReturn:
         set_up_jax(name, job.config.platform)
     from jaxdt.runtime import peer_process
 
-    joins = peer_process.JoinedStage(welcome.stage, welcome.n_committed) if welcome else None
-    options = peer_process.PeerOptions(
-        peer=peer,
-        coordinator=JOIN.value or COORDINATOR.value,
-        own=own,
-        n_devices=DEVICES.value or max(1, len(GPUS.value)),
-        joins=joins,
-    )
-    stop = peer_process.run_peer(job, options, log, stop_requests)
+    n_devices = DEVICES.value or max(1, len(GPUS.value))
+    stop = peer_process.run_peer(job, peer, coordinator, own, log, stop_requests, n_devices=n_devices, welcome=welcome)
     if JOIN.value and stop.code == ExitCode.FORGOTTEN:  # the coordinator that had let it in died before a view had it
         print(f"{named(name, stop.reason)}; it asks again", flush=True)
         os.execv(sys.executable, sys.orig_argv)
@@ -131,11 +123,12 @@ def worker() -> NoReturn:
     name = f"worker {welcome.peer}"
     print(f"{name}: gets ready for stage {welcome.stage}", flush=True)
     set_up_jax(name, job.config.platform)
-    from jaxdt.runtime.worker_process import WorkerOptions, run_worker
+    from jaxdt.runtime.worker_process import run_worker
 
     ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
-    n_devices = DEVICES.value or max(1, len(GPUS.value))
-    stop = run_worker(job, welcome, WorkerOptions(JOIN.value, ask, n_devices, run_flags.STOP_WITH_PARENT.value))
+    stop_requests = StopRequests(ev.Leave(), ev.Leave(), run_flags.STOP_WITH_PARENT.value)
+    coordinator, n_devices = parse_address("coordinator", JOIN.value), DEVICES.value or max(1, len(GPUS.value))
+    stop = run_worker(job, welcome, coordinator, ask, stop_requests, n_devices=n_devices)
     end_with(name, stop)
 
 

@@ -12,13 +12,13 @@ import pytest
 from jaxdt.protocol import events as ev
 from jaxdt.runtime.identity import authority, credential
 from jaxdt.runtime.net import frame, handshake, unix_socket
-from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import Payload
 from jaxdt.runtime.net.handshake import HandshakeHello
-from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
+from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.net.outbound_channel import ChunkWriter
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.words import aligned_empty
 
 WAIT_S = 20.0
 LOOPBACK = ("127.0.0.1", 0)
@@ -28,7 +28,7 @@ MB = 1 << 20
 
 class Node:
     """A Transport whose callbacks fill queues; `gate` holds up its receiver inside expect or on_message. `settings` are
-    fields of TransportSettings."""
+    options of Transport."""
 
     def __init__(self, me, cred=None, run="run", listen=LOOPBACK, on_message=None, expect=None, **settings):
         self.inbox = queue.Queue()
@@ -39,15 +39,18 @@ class Node:
         self._on_message = on_message
         self._expect = expect
         self.deaths = []
-        callbacks = TransportCallbacks(
-            self._message,
-            lambda *link: self.links.put(link),
-            self._asked,
-            on_death=lambda *death: self.deaths.append(death),
-        )
-        settings = TransportSettings(**{"limits": QUICK} | settings)
         own = cred.of(me) if isinstance(cred, RunCredentials) else cred
-        self.transport = Transport(me, run, listen, own, callbacks, settings)
+        self.transport = Transport(
+            me,
+            run,
+            on_message=self._message,
+            on_link=lambda *link: self.links.put(link),
+            expect=self._asked,
+            on_death=lambda *death: self.deaths.append(death),
+            listen=listen,
+            credential=own,
+            **{"limits": QUICK} | settings,
+        )
         self.me = me
         self.address = self.transport.start()
 

@@ -8,9 +8,12 @@ with flags.
 A thread of this process looks after the coordinator and the peers, which are its children. They end when it ends.
 """
 
+import functools
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,23 +22,52 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from jaxdt import build
 from jaxdt.api.config import Config, fields_of
-from jaxdt.api.report import Picture, report
-from jaxdt.cli import codec_decision, gpu_flags, resume_flags, run_inputs
+from jaxdt.cli import environment, gpu_flags, resume_flags, run_inputs
 from jaxdt.cli.local_run import SCRIPTS, objects
 from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.run import codec, codec_choice
+from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.cpus import cores_text, usable_cores
 from jaxdt.run.errors import BadInput, require_text
 from jaxdt.run.plan import Plan
+from jaxdt.run.profile import CodecTimes
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
-from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
+from jaxdt.runtime.fleet import LocalFleet
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.sim.stragglers import stalls
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
 COORDINATOR_LOG = "coordinator.log"
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A PNG file; a notebook shows it inline. `text`: what was said when it was drawn."""
+
+    path: Path
+    text: str = ""
+
+    def __repr__(self) -> str:
+        return f"Picture({self.path.name})"
+
+    def _repr_png_(self) -> bytes:
+        return self.path.read_bytes()
+
+
+def report(run_dir: str | Path) -> Picture:
+    """Write trace.jsonl, timeline.json and report.png into the folder of a run that has ended: loss, timeline of a
+    step, bytes per link, predicted and measured step times. BadInput for any other folder.
+
+    A process of its own draws, so that this one need not hold the trace and matplotlib."""
+    command = [sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BadInput((done.stderr.strip().splitlines() or [f"{run_dir}: cannot be reported"])[-1])
+    return Picture(Path(run_dir) / "report.png", done.stdout.strip())
 
 
 @dataclass(frozen=True)
@@ -176,13 +208,34 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
 def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
     """The run with a codec for each link where its plan says auto; `say` hears each choice and its reason."""
     options = checked.options
-    path = options.network or options.emulate
-    network = run_inputs.network_of(str(path), checked.plan) if path else None
-    profile = str(options.profile) if options.profile else None
-    plan, choices = codec_decision.decided(checked.config, checked.plan, network, profile)
+    config, path = checked.config, options.network or options.emulate
+    if not codec_choice.undecided(config, checked.plan):
+        return checked
+    if not path:
+        raise BadInput("codec: auto needs to know the links, expected --emulate=NETWORK.json or --network=NETWORK.json")
+    network = run_inputs.network_of(str(path), checked.plan)
+    if options.profile:
+        times = codec_choice.profiled(config, network, profiles.load(str(options.profile)))
+    else:
+        times = _measured_int8(config)
+    plan, choices = codec_choice.choose(config, checked.plan, network, times, build.follows_plan(config))
     for choice in choices:
-        say(choice)
-    return replace(checked, plan=plan, notes=tuple(choices))
+        say(str(choice))
+    return replace(checked, plan=plan, notes=tuple(map(str, choices)))
+
+
+def _measured_int8(config: RunConfig) -> Callable[[int, int], CodecTimes]:
+    """Seconds of int8 at (peer, layer), measured on this machine and taken for every peer."""
+    from jaxdt.runtime.calibrate.stage_times import time_codec  # imports jax
+
+    environment.keep_off_gpus()
+
+    @functools.cache
+    def timed(width: int) -> CodecTimes:
+        shape = (*config.microbatch_shape, width)
+        return time_codec(codec.parse(codec.INT8), shape, config.dtype)
+
+    return lambda peer, layer: timed(config.model.facts.boundary_width(layer))
 
 
 def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
@@ -223,8 +276,18 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     except BaseException:
         os.close(lock)
         raise
-    launcher = Launcher(SCRIPTS, [*flags, *network_flags(options)], began_s, lock, log)
-    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin or 0, gpus)), lock, output_start)
+    fleet = LocalFleet(
+        run_dir,
+        plan,
+        SCRIPTS,
+        flags=[*flags, *network_flags(options)],
+        began_s=began_s,
+        lock=lock,
+        log=log,
+        n_cpus=options.pin or 0,
+        gpu_flags=gpus,
+    )
+    return Run(run_dir, fleet, lock, output_start)
 
 
 def process_flags(options: LaunchOptions) -> list[str]:

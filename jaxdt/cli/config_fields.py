@@ -8,9 +8,12 @@ the config gives for a value that no field accepts. Needs no jax.
 import dataclasses
 import json
 import re
+import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from absl import flags
 
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
@@ -122,6 +125,14 @@ NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field a
 SIZE = re.compile(r"((?:model\.|data\.)?(?:n_layers|d_model|max_len|seq_len)) \d+")
 
 
+WIDTH = 120
+FLAG_COLUMNS, FIELD_COLUMNS = 24, 44  # of a flag, or of a field as a flag; its text begins behind them
+FIELDS = """The fields of the config, as flags with their defaults
+
+The defaults of the model are those of its preset, --config.model.preset. A config file may set any of them, and a flag
+has the last word; --print_config shows what comes of it. More words on each field: docs/reference/config.md"""
+
+
 @dataclass(frozen=True)
 class ConfigField:
     """One field. `name`: such as train.steps. `default`: as JSON, None where the model preset has it. `accepts`: the
@@ -196,3 +207,44 @@ def _accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
     except BadInput as error:
         return SIZE.sub(r"\1", str(error).partition("expected ")[2])
     return ""
+
+
+# ------------------------------------------------------------------------------------------------------------ --help
+
+
+def help_text(about: str, subjects: Mapping[str, Sequence[str]]) -> str:
+    """The help of a script: what it is `about`, the flags of each subject, and the fields of the config."""
+    parts = [about.strip()]
+    for subject, names in subjects.items():
+        parts.append("\n".join([subject, *(_flag_entry(flags.FLAGS[name]) for name in names)]))
+    parts.append(FIELDS)
+    for section, kind in sections().items():
+        entries = [_field_entry(field) for field in fields_of(kind, section)]
+        parts.append("\n".join([section or "top level", *entries]))
+    return "\n\n".join(parts)
+
+
+def _flag_entry(flag: flags.Flag) -> str:
+    if flag.name == "config":
+        usage = "--config=FILE"
+    elif flag.boolean:
+        usage = f"--{flag.name}" if not flag.default else f"--{flag.name}=true"
+    else:
+        usage = f"--{flag.name}={'...' if flag.default in (None, '', []) else flag.default}"
+    return _entry(usage, flag.help, FLAG_COLUMNS)
+
+
+def _field_entry(field: ConfigField) -> str:
+    value = "..." if field.default is None else field.default.strip('"')
+    meaning = field.meaning or field.type_name
+    text = f"{meaning} ({field.accepts})" if field.accepts else meaning
+    return _entry(f"--config.{field.name}={value}", text, FIELD_COLUMNS)
+
+
+def _entry(usage: str, text: str, columns: int) -> str:
+    """The usage, and the text beside it, or below it where the usage is long."""
+    usage = f"  {usage}"
+    lines = textwrap.wrap(" ".join(text.split()), WIDTH - columns)
+    if len(usage) < columns - 1:
+        usage = f"{usage:{columns}}{lines.pop(0)}"
+    return "\n".join([usage, *(" " * columns + line for line in lines)])

@@ -1,14 +1,12 @@
 """Flags of the scripts that ask a live run's coordinator for something: the run, its address, the operator's file."""
 
-import secrets
 from pathlib import Path
 
 from absl import flags
 
-from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS, RunFolders
-from jaxdt.runtime.coordinator_client import CoordinatorAway, ask_coordinator
+from jaxdt.runtime.coordinator_client import CoordinatorAway, OperatorRefused, ask_as_operator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import format_address, parse_address
@@ -40,11 +38,11 @@ def ask(command: str, peer: int | None = None) -> str:
     address = parse_address("--coordinator", COORDINATOR.value or _known_address())
     path = Path(CREDENTIAL.value) if CREDENTIAL.value else authority.operator_file(folders().job / CREDENTIALS)
     credential = None if PLAINTEXT.value else load(path)
-    own_id = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS)
-    request = ev.OperatorRequest(command, peer)
     patience_s = 0.0 if _known_end() else PATIENCE_S
     try:
-        answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, patience_s)
+        return ask_as_operator(command, address, credential, peer, PLAINTEXT.value, patience_s)
+    except OperatorRefused:
+        raise
     except BadInput as error:
         if ended := _known_end():
             raise BadInput(f"{command}: {ended}") from None
@@ -53,11 +51,6 @@ def ask(command: str, peer: int | None = None) -> str:
             again = f"but the run is under way (process {pid}), and launch.py restarts a coordinator that has died"
             raise BadInput(f"{command}: no answer from {format_address(address)}, {again}: ask again") from None
         raise
-    if not isinstance(answer, ev.OperatorAnswer):
-        raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
-    if not answer.accepted:
-        raise BadInput(answer.text)
-    return answer.text
 
 
 def _known_end() -> str:

@@ -1,13 +1,14 @@
 """The flags of a run that is resumed: those that it was launched with, unless they are given again. Needs no jax."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
+from jaxdt.cli.config_sources import flat
 from jaxdt.run import plan as plans
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
@@ -107,10 +108,10 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     """One line for each field or kept flag in which a resumed run differs from what the run in this folder was."""
     path = run_dir / "config.json"
     try:
-        before = dict(_flat(serialize.parse_json(path.read_bytes())))
+        before = dict(flat(serialize.parse_json(path.read_bytes())))
     except (OSError, ValueError, AttributeError) as error:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected what a run wrote") from None
-    after = dict(_flat(serialize.write(config)))
+    after = dict(flat(serialize.write(config)))
     names = [name for name in after if after[name] != before.get(name)]
     lines = [f"--resume: {name} is {after[name]!r}, it was {before.get(name)!r}" for name in names]
     earlier = plans.load(str(run_dir / "plan.json"))
@@ -121,14 +122,6 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
         if has.get(name) != had.get(name):
             lines.append(f"--resume: --{name} is {has.get(name, NOT_GIVEN)}, it was {had.get(name, NOT_GIVEN)}")
     return lines
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in fields.items():
-        if serialize.is_object(value):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _cut(plan: Plan) -> str:

@@ -11,10 +11,10 @@ from ml_collections import ConfigDict, config_flags
 from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.run import config as configs
-from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.sim.stragglers import stalls
 
@@ -89,26 +89,33 @@ def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
     return run_inputs.config_and_plan(config_dict().to_dict(), plan, PLAN.value or "--config")
 
 
-def emulated(plan: plans.Plan) -> networks.Network | None:
-    """The network to emulate, or None."""
-    return None if EMULATE.value is None else run_inputs.network_of(EMULATE.value, plan)
-
-
 def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
     """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port."""
-    from jaxdt.runtime.run_job import RunJob
-
     config, plan, data = config_and_plan()
     check_run_dir()
+    resume = Path(RESUME.value) if RESUME.value else None
+    return _job(config, plan, data, RUN.value, _credential(coordinator, peer), resume)
+
+
+def _job(
+    config: configs.RunConfig,
+    plan: plans.Plan,
+    data: TokenFile,
+    run: str,
+    credential: Path | None,
+    resume: Path | None = None,
+) -> "RunJob":
+    from jaxdt.runtime.run_job import RunJob
+
     return RunJob(
         config=config,
         plan=plan,
         data=data,
-        run=RUN.value,
+        run=run,
         run_dir=_run_dir(),
-        credential=_credential(coordinator, peer),
-        network=emulated(plan),
-        resume=Path(RESUME.value) if RESUME.value else None,
+        credential=credential,
+        network=None if EMULATE.value is None else run_inputs.network_of(EMULATE.value, plan),
+        resume=resume,
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
         stalls=stalls.parse(STALL.value) if STALL.value else None,
@@ -131,8 +138,6 @@ def newcomer(
     worker of the plan."""
     from jaxdt.build import fingerprint, replicas_may_differ
     from jaxdt.runtime.joining import ask_to_join, check_credential
-    from jaxdt.runtime.net.address import parse_address
-    from jaxdt.runtime.run_job import RunJob
 
     credential = _credential(coordinator)
     check_credential(credential)
@@ -148,25 +153,13 @@ def newcomer(
     own_fingerprint = fingerprint(config, plan, data.checksum)
     if own_fingerprint != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
-    run_job = RunJob(
-        config=config,
-        plan=plan,
-        data=data,
-        run=welcome.run,
-        run_dir=_run_dir(),
-        credential=credential,
-        network=emulated(plan),
-        allow_plaintext=PLAINTEXT.value,
-        forward_s_min=FORWARD_S.value,
-        stalls=stalls.parse(STALL.value) if STALL.value else None,
-    )
+    run_job = _job(config, plan, data, welcome.run, credential)
     return run_job, _placed(coordinator, run_job, welcome)
 
 
 def ask_again(coordinator: str, job: "RunJob", peer: int) -> "ev.Welcome":
     """Ask the coordinator again for the place of the worker `peer` of this job, which has asked before."""
     from jaxdt.runtime.joining import ask_to_join
-    from jaxdt.runtime.net.address import parse_address
 
     welcome = ask_to_join(parse_address("--join", coordinator), job.credential, job.allow_plaintext, True, peer)
     return _placed(coordinator, job, welcome)
@@ -175,7 +168,6 @@ def ask_again(coordinator: str, job: "RunJob", peer: int) -> "ev.Welcome":
 def _placed(coordinator: str, job: "RunJob", welcome: "ev.Welcome") -> "ev.Welcome":
     """The answer with a worker's place, once it has measured its links where it has to."""
     from jaxdt.runtime.joining import ask_to_join, temporary_id
-    from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.server_links import measured_gbps
 
     if not welcome.servers:
@@ -198,6 +190,5 @@ def _credential(coordinator: str | None, peer: int | None = None) -> Path | None
     if CREDENTIAL.value or coordinator is None:
         raise BadInput("--token: is for a peer that has no --credential yet")
     from jaxdt.runtime.joining import credential_for
-    from jaxdt.runtime.net.address import parse_address
 
     return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator), peer)

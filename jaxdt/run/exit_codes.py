@@ -24,7 +24,7 @@ class ExitCode(enum.IntEnum):
         1,
         "something was found: a check that failed, something to mend, orders that deadlock",
         "`doctor.py`, `checkpoint.py verify`, `simulate.py --orders`, `fuzz_protocol.py`, `churn.py`, "
-        "`kill_averaging.py`, `kill_pipelines.py`, `kill_workers.py`, `study.py`",
+        "`averaging.py kill`, `kill_pipelines.py`, `kill_workers.py`, `study.py`",
     )
     BAD_INPUT = (
         2,

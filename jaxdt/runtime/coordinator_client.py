@@ -1,7 +1,7 @@
 """One question to a run's coordinator, from a process that is no peer of the run: a newcomer or an operator."""
 
+import secrets
 import time
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from jaxdt.protocol import events as ev
@@ -9,7 +9,6 @@ from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.reporting.console import print_line
 
@@ -24,18 +23,8 @@ class CoordinatorAway(BadInput):
     """No process answers at the coordinator's address: it may be started again there."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """One side does not speak with the other, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """There is no connection for the moment, for this reason."""
-
-    reason: str
+class OperatorRefused(BadInput):
+    """The coordinator has heard an operator's request, and does not carry it out."""
 
 
 def ask_coordinator(
@@ -50,26 +39,27 @@ def ask_coordinator(
     """The coordinator's answer. BadInput, which begins with `name`, if it refuses; CoordinatorAway if it does not
     answer, or cannot be reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question
     is sent."""
-    answers: SimpleQueue[ev.Message | Refusal | Unreached] = SimpleQueue()
+    answers: SimpleQueue[ev.Message | BadInput] = SimpleQueue()
 
     def on_message(src: int, event: ev.Received, leaves: list) -> None:
         answers.put(event.body)
 
     def on_link(peer: int | None, state: str, reason: str) -> None:
         if state == "refused":
-            answers.put(Refusal(reason))
+            answers.put(BadInput(reason))
         elif state == "gone":
-            answers.put(Unreached(f"nobody listens there: {NOBODY_LISTENS}"))
+            answers.put(CoordinatorAway(f"nobody listens there: {NOBODY_LISTENS}"))
         elif state in ("down", "no way"):
-            answers.put(Unreached(f"not reached: {reason}; {NO_ANSWER}"))
+            answers.put(CoordinatorAway(f"not reached: {reason}; {NO_ANSWER}"))
 
     transport = Transport(
         own_id,
         "",
-        None,
-        credential,
-        TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
-        TransportSettings(allow_plaintext=allow_plaintext),
+        on_message=on_message,
+        on_link=on_link,
+        read=from_plain,
+        credential=credential,
+        allow_plaintext=allow_plaintext,
     )
     where = f"{name}: coordinator {format_address(coordinator)}"
     try:
@@ -78,11 +68,30 @@ def ask_coordinator(
         answer = _first_answer(answers, patience_s)
     finally:
         transport.close(0.0)
-    if isinstance(answer, Unreached):
-        raise CoordinatorAway(f"{where}: {without_address(answer.reason, coordinator)}")
-    if isinstance(answer, ev.Ended | Refusal):
-        raise BadInput(f"{where}: {without_address(answer.reason, coordinator)}")
+    if isinstance(answer, ev.Ended):
+        answer = BadInput(answer.reason)
+    if isinstance(answer, BadInput):
+        raise type(answer)(f"{where}: {without_address(str(answer), coordinator)}")
     return answer
+
+
+def ask_as_operator(
+    command: str,
+    coordinator: Address,
+    credential: Credential | None,
+    peer: int | None = None,
+    allow_plaintext: bool = False,
+    patience_s: float = 0.0,
+) -> str:
+    """The coordinator's answer to an operator's request. BadInput and CoordinatorAway as in ask_coordinator."""
+    own_id = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS)
+    request = ev.OperatorRequest(command, peer)
+    answer = ask_coordinator(command, own_id, request, coordinator, credential, allow_plaintext, patience_s)
+    if not isinstance(answer, ev.OperatorAnswer):
+        raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
+    if not answer.accepted:
+        raise OperatorRefused(answer.text)
+    return answer.text
 
 
 def without_address(reason: str, coordinator: Address) -> str:
@@ -91,11 +100,9 @@ def without_address(reason: str, coordinator: Address) -> str:
     return reason.removeprefix(f"{address}: ").replace(f" {address}:", ":")
 
 
-def _first_answer(
-    answers: "SimpleQueue[ev.Message | Refusal | Unreached]", patience_s: float
-) -> "ev.Message | Refusal | Unreached":
+def _first_answer(answers: SimpleQueue[ev.Message | BadInput], patience_s: float) -> ev.Message | BadInput:
     """The coordinator's answer or refusal. Else, when the patience is over, why it was not reached."""
-    failure = Unreached(f"no answer within {ANSWER_S:.0f} s")
+    failure = CoordinatorAway(f"no answer within {ANSWER_S:.0f} s")
     is_failing = False
     deadline_s = time.monotonic() + ANSWER_S
     quiet_s = SAID_S if patience_s >= SAID_S else ANSWER_S  # before a line says that there is no answer yet
@@ -107,12 +114,12 @@ def _first_answer(
                 print_line(f"has asked the coordinator, waits for its answer for {ANSWER_S:.0f} s at most{MAY_ASK}")
             quiet_s = ANSWER_S
             continue
-        if not isinstance(answer, Unreached):
+        if not isinstance(answer, CoordinatorAway):
             return answer
         failure = answer
         if not is_failing:
             is_failing = True
             deadline_s = min(deadline_s, time.monotonic() + patience_s)
             if patience_s >= SAID_S:
-                print_line(f"waiting for the coordinator, for {patience_s:.0f} s at most: {failure.reason}")
+                print_line(f"waiting for the coordinator, for {patience_s:.0f} s at most: {failure}")
     return failure

@@ -26,6 +26,7 @@ from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, 
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.reporting.run_history import HISTORY
 from jaxdt.runtime.run_dir import n_steps_of
 from jaxdt.runtime.run_end import ended_run, how_to_go_on
@@ -182,6 +183,16 @@ def check_not_ended(job: RunJob) -> None:
     durable = FileStore(folder)
     if _stored(job, durable, ENDED) == job.run and _stored(job, durable, RUN) != job.run:
         raise BadInput(f"run_dir: {ended_run(job.run_dir) or f'the run in {job.run_dir} has ended'}")
+
+
+def end_of_run(job: RunJob) -> ev.Stop | None:
+    """The end of a process that waits for the coordinator, if the coordinator's folder is here and says that the run is
+    over; else None."""
+    try:
+        check_not_ended(job)
+    except BadInput as problem:
+        return ev.Stop(ExitCode.NOT_JOINED, str(problem))
+    return None
 
 
 def check_no_steps(run_dir: Path) -> None:

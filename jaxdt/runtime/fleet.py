@@ -3,24 +3,22 @@
 import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
-from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
 from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, older_part
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
-from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.coordinator_client import ask_as_operator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import parse_address
@@ -41,49 +39,45 @@ STEADY_S = 30.0  # a coordinator that has lived for so long did not die of its s
 DESERTED_S = 10.0  # a run of which no process was heard for so long has none that lives
 
 
-@dataclass(frozen=True)
-class PeerDevices:
-    """The devices that each peer may use. `n_cpus`: CPUs of each peer; 0 shares out those of this machine.
-    `gpu_flags[peer]`: the flags of train.py that name its GPUs; none where the machine has no GPUs."""
-
-    n_cpus: int
-    gpu_flags: Mapping[int, list[str]]
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """The options that the process which starts a run gives to all of the run's processes.
-
-    scripts: the folder of train.py and coordinate.py.
-    flags: flags of all processes, beside those of the run's job.
-    began_s: when the launcher began, on the monotonic clock.
-    lock: a file descriptor that every process inherits.
-    log: the file for the coordinator's output and the launcher's own lines; None: both go to the terminal."""
-
-    scripts: Path
-    flags: list[str]
-    began_s: float
-    lock: int
-    log: Path | None = None
-
-
 class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
     Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. The run ends when
     all peers of this launcher have ended, and no other process of the run is there or on its way. A coordinator that is
-    killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another."""
+    killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another.
 
-    def __init__(self, run_dir: Path, plan: Plan, launcher: Launcher, devices: PeerDevices):
+    scripts: the folder of train.py and coordinate.py.
+    flags: flags of all processes, beside those of the run's job.
+    began_s: when the launcher began, on the monotonic clock.
+    lock: a file descriptor that every process inherits.
+    log: the file for the coordinator's output and the launcher's own lines; None: both go to the terminal.
+    n_cpus: CPUs of each peer; 0 shares out those of this machine.
+    gpu_flags[peer]: the flags of train.py that name its GPUs; none where the machine has no GPUs."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: Plan,
+        scripts: Path,
+        *,
+        flags: Sequence[str],
+        began_s: float,
+        lock: int,
+        log: Path | None = None,
+        n_cpus: int = 0,
+        gpu_flags: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    ):
         self._run_dir = run_dir
         self._plan = plan
-        self._launcher = launcher
-        self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *launcher.flags]
+        self._scripts = scripts
+        self._began_s = began_s
+        self._lock = lock
+        self._log_file = log
+        self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *flags]
         self._all = sorted([*plan.peers, *plan.workers])
-        self._n_cpus = devices.n_cpus or int(usable_cores()) // len(self._all)
-        self._gpu_flags = devices.gpu_flags
-        self._peers: dict[int, subprocess.Popen] = {}
-        self._workers: dict[int, subprocess.Popen] = {}
+        self._n_cpus = n_cpus or int(usable_cores()) // len(self._all)
+        self._gpu_flags = gpu_flags
+        self._started: dict[int, subprocess.Popen] = {}  # peers, and workers of a pool
         self._coordinator: subprocess.Popen | None = None
         self._coordinator_since_s = 0.0
         self._restart_pause_s = 0.0  # before the next restart, unless the coordinator lives for long
@@ -108,13 +102,16 @@ class LocalFleet:
                 for peer in self._all:
                     if self._interrupted:
                         break
-                    if self._plan.is_worker(peer):
-                        self._workers[peer] = self._start(peer, [f"--peer={peer}", f"--join={address}", "--as=worker"])
-                    else:
-                        self._peers[peer] = self._start(peer, [f"--peer={peer}", f"--coordinator={address}"])
+                    goes_to = [f"--join={address}", "--as=worker"]
+                    self._start(peer, goes_to if self._plan.is_worker(peer) else [f"--coordinator={address}"])
             return self._wait(address)
         finally:
             self._end()
+
+    @property
+    def _peers(self) -> dict[int, subprocess.Popen]:
+        """The processes of peers that have been started, without workers."""
+        return {peer: child for peer, child in self._started.items() if not self._plan.is_worker(peer)}
 
     @property
     def _started_coordinator(self) -> subprocess.Popen:
@@ -126,31 +123,35 @@ class LocalFleet:
         one stays where others read it, since this one gets the same."""
         address_file = self._run_dir / ADDRESS
         written_before = _identity(address_file)
-        own_flags = [f"--began_s={self._launcher.began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
+        own_flags = [f"--began_s={self._began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
         own_flags += [] if has_own_terminal() else ["--nolive"]
-        command = [sys.executable, str(self._launcher.scripts / "coordinate.py"), *own_flags, *self._flags]
         self._release([self._coordinator] if self._coordinator else [])
         with self._log() as log:
-            self._coordinator = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=[self._launcher.lock],
-            )
-        deadline_s = time.monotonic() + ADDRESS_S
+            child = self._coordinator = self._popen("coordinate.py", [*own_flags, *self._flags], log)
         self._coordinator_since_s = time.monotonic()
-        while (is_unwritten := _identity(address_file) == written_before) and time.monotonic() < deadline_s:
-            if self._coordinator.poll() is not None:
-                break
-            time.sleep(POLL_S)
-        return "" if is_unwritten else address_file.read_text()
+        wait_for(lambda: _identity(address_file) != written_before or child.poll() is not None, ADDRESS_S)
+        return "" if _identity(address_file) == written_before else address_file.read_text()
 
-    def _start(self, peer: int, flags: Sequence[str]) -> subprocess.Popen:
+    def _popen(
+        self, script: str, flags: Sequence[str], log: IO[str] | None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen:
+        """Start a script in a session of its own, which signals of a terminal do not reach. Its output goes to `log`.
+        The pipe to its standard input tells it to end."""
+        return subprocess.Popen(
+            [sys.executable, str(self._scripts / script), *flags],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,
+            pass_fds=[self._lock],
+        )
+
+    def _start(self, peer: int, flags: Sequence[str]) -> None:
         """Start the process of a peer, or of a pool's worker."""
         flags = [
+            f"--peer={peer}",
             *flags,
             peer_credential(self._run_dir, peer),
             *self._flags,
@@ -163,16 +164,7 @@ class LocalFleet:
         for part in (path, older_part(path)):
             part.unlink(missing_ok=True)
         with path.open("a") as log:  # `cut_log` needs a file that is appended to
-            return subprocess.Popen(
-                [sys.executable, str(self._launcher.scripts / "train.py"), *flags],
-                stdin=subprocess.PIPE,
-                bufsize=0,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[self._launcher.lock],
-            )
+            self._started[peer] = self._popen("train.py", flags, log, environment)
 
     def _cpus(self, peer: int) -> list[str]:
         """The flag that gives a peer its own CPUs; no flag if this process may use too few CPUs for all peers."""
@@ -185,11 +177,12 @@ class LocalFleet:
         code of the run."""
         while self._started_coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
-            for peer in (*self._peers, *self._workers):
+            for peer in self._started:
                 cut_log(self._log_path(peer))
-            ended = [peer for peer, child in self._peers.items() if child.poll() is not None]
+            peers = self._peers
+            ended = [peer for peer, child in peers.items() if child.poll() is not None]
             if self._first_view.exists():
-                if len(ended) < len(self._peers):
+                if len(ended) < len(peers):
                     self._heard_s = time.monotonic()
                 elif self._is_deserted(address):
                     self._end_deserted(ended)
@@ -200,7 +193,7 @@ class LocalFleet:
                 self._end_for_lost_peer(ended[0])
                 self._coordinator_ends_within(GRACE_S)
                 break
-        for peer, child in (self._peers | self._workers).items():
+        for peer, child in self._started.items():
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
@@ -224,10 +217,7 @@ class LocalFleet:
         pause_s = self._restart_pause_s
         self._restart_pause_s = min(max(RESTART_PAUSE_S, 2 * pause_s), RESTART_PAUSE_S_MAX)
         self._say(f"coordinator: {RESTARTED_CODES[code]}, started again{f' in {pause_s:.0f} s' if pause_s else ''}")
-        deadline_s = time.monotonic() + pause_s
-        while time.monotonic() < deadline_s and not self._interrupted:
-            time.sleep(POLL_S)
-        if not self._interrupted:
+        if not wait_for(lambda: self._interrupted, pause_s):
             self._start_coordinator(address)
         return not self._interrupted
 
@@ -236,17 +226,12 @@ class LocalFleet:
         if time.monotonic() - self._asked_s < ASKS_EVERY_S:
             return False
         try:
-            own_id, question = ev.OPERATOR_IDS + secrets.randbelow(ev.OPERATOR_IDS), ev.OperatorRequest("status")
             credential = load(authority.operator_file(self._run_dir / CREDENTIALS))
-            coordinator = parse_address("coordinator", address)
-            answer = ask_coordinator("status", own_id, question, coordinator, credential, False, patience_s=0.0)
+            status = json.loads(ask_as_operator("status", parse_address("coordinator", address), credential))
         except BadInput:
             return False  # it ends, or is started again
         finally:
             self._asked_s = time.monotonic()
-        if not isinstance(answer, ev.OperatorAnswer) or not answer.accepted:
-            return False
-        status = json.loads(answer.text)
         silences_s = [member["silent_s"] for member in status["members"] if member["silent_s"] is not None]
         if min(silences_s, default=DESERTED_S) < DESERTED_S or status["coming"] or status["candidates"]:
             self._heard_s = time.monotonic()
@@ -254,7 +239,7 @@ class LocalFleet:
 
     def _end_deserted(self, ended: Sequence[int]) -> None:
         """All peers have ended: tell the coordinator to end the run."""
-        crashed = [peer for peer in ended if self._peers[peer].returncode not in EXPECTED_CODES]
+        crashed = [peer for peer in ended if self._started[peer].returncode not in EXPECTED_CODES]
         last = f"; of peer {crashed[0]}: {self._last_line(crashed[0])}" if crashed else ""
         self._tell(
             [self._started_coordinator], f"{ExitCode.LOST} all peers have ended, and no other is on its way{last}"
@@ -269,17 +254,19 @@ class LocalFleet:
 
     def _end_for_lost_peer(self, peer: int) -> None:
         """A peer has ended before the coordinator knew of it: tell all other processes to end."""
-        code = self._peers[peer].returncode
+        code = self._started[peer].returncode
         how = f"lost, its process ended with exit code {code}" if code else "left before it was admitted"
         reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): {how}"
         if code == ExitCode.BAD_INPUT:
             reason = self._last_line(peer)
-        children = [self._started_coordinator, *self._peers.values(), *self._workers.values()]
-        self._tell(children, f"{ExitCode.BAD_INPUT if code == ExitCode.BAD_INPUT else ExitCode.LOST} {reason}")
+        self._tell(
+            [self._started_coordinator, *self._started.values()],
+            f"{ExitCode.BAD_INPUT if code == ExitCode.BAD_INPUT else ExitCode.LOST} {reason}",
+        )
 
     def _log(self) -> contextlib.AbstractContextManager[IO[str] | None]:
         """The file for what would be printed, if it is not printed."""
-        return self._launcher.log.open("a") if self._launcher.log else contextlib.nullcontext()
+        return self._log_file.open("a") if self._log_file else contextlib.nullcontext()
 
     def _say(self, line: str) -> None:
         with self._log() as log:
@@ -287,7 +274,7 @@ class LocalFleet:
 
     def _print_exit(self, peer: int) -> None:
         """Print the exit code of a peer that crashed, and the last line of its log."""
-        code = (self._peers | self._workers)[peer].returncode
+        code = self._started[peer].returncode
         self._say(f"peer {peer}: exit code {code}, in its log: {self._last_line(peer)}")
 
     def _log_path(self, peer: int) -> Path:
@@ -297,11 +284,7 @@ class LocalFleet:
         return (self._log_path(peer).read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
 
     def _coordinator_ends_within(self, timeout_s: float) -> bool:
-        """Wait for at most timeout_s. Returns whether the coordinator has ended."""
-        deadline_s = time.monotonic() + timeout_s
-        while self._started_coordinator.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-        return self._started_coordinator.poll() is not None
+        return wait_for(lambda: self._started_coordinator.poll() is not None, timeout_s)
 
     def interrupt(self) -> None:
         """Interrupt the coordinator, which then ends the run for all peers. Before the first view there is nothing to
@@ -314,16 +297,16 @@ class LocalFleet:
 
     def _end(self) -> None:
         """End the children that still run: first through the coordinator, then by force."""
-        children = [child for child in (self._coordinator, *self._peers.values(), *self._workers.values()) if child]
+        children = [child for child in (self._coordinator, *self._started.values()) if child]
         if self._interrupted and not self._first_view.exists():
-            for child in (*self._peers.values(), *self._workers.values()):
+            for child in self._started.values():
                 child.kill()
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:
                 self._started_coordinator.send_signal(signal.SIGINT)
             elif self._interrupted:
-                self._release([*self._peers.values(), *self._workers.values()])  # no coordinator tells them
+                self._release(self._started.values())  # no coordinator tells them
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:
@@ -336,6 +319,16 @@ class LocalFleet:
         for child in children:
             if child.stdin:
                 child.stdin.close()
+
+
+def wait_for(has_happened: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait for at most timeout_s. Returns whether it has happened."""
+    deadline_s = time.monotonic() + timeout_s
+    while not has_happened():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

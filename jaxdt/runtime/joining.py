@@ -18,13 +18,11 @@ from jaxdt.membership.claimant import Claimant
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.reports import Report
-from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import COORDINATORS_CLOCK, PEER, TOKEN, new_key, now, signing_request, stamp
 from jaxdt.runtime.identity.credential import Credential
-from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import handshake
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.authentication import Authentication
@@ -33,11 +31,9 @@ from jaxdt.runtime.net.dialer import connect
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.process import OwnAddress, StopRequests, run_machine
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.reporting.end_watch import EndWatch
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.stop_requests import StopRequests
-from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 
 PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"
@@ -159,13 +155,8 @@ def claim_peer(
     coordinator is away."""
     own_id = temporary_id(peer)
     machine = Claimant(job.run, peer, own_id, _where(own.advertise or own.listen or "no address"))
-    watch = EndWatch(job, report)
-    loop = Loop(own_id, machine, Trace(lambda text: None), watch.report)
-    watch.post = loop.post
-    start_transport(job, loop, own_id, OwnAddress(""))
-    loop.transport.connect(ev.COORDINATOR, coordinator)
-    stop_requests.deliver_to(loop)
-    answer = loop.run("")
+    dials = (ev.COORDINATOR, coordinator)
+    answer = run_machine(job, own_id, machine, dials=dials, report=report, stop_requests=stop_requests)
     assert isinstance(answer, ev.Stop), "only a peer moves to another stage"
     return answer if answer.code or answer.reason else None
 

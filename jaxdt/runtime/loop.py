@@ -19,19 +19,19 @@ import numpy as np
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.message import tensor_key, to_plain
+from jaxdt.protocol.message import from_plain, tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, Report, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput, ThreadDied
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.work import REPLACES_STATE, Work, WorkKind
-from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.address import Address, parse_address
 from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import FileStore, refusal
-from jaxdt.runtime.storage.words import WORD, check_slice
+from jaxdt.runtime.storage.words import WORD, aligned_empty, check_slice
 from jaxdt.sim.tensors import Tensors
 
 Computation = ev.Run | ev.Restore | ev.Install | ev.DigestState | ev.Free  # for the compute thread
@@ -55,44 +55,6 @@ class LoopTensors(Tensors, Protocol):
         ...
 
 
-class CheckpointWriter(Protocol):
-    """The keeper of a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later,
-    by calling `post`."""
-
-    @property
-    def disk(self) -> str:
-        """The id of the disk, equal for processes that see one another's parts."""
-        ...
-
-    def save(self, write_checkpoint: ev.WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
-        """Write the state of `store`."""
-        ...
-
-    def find(self, action: ev.FindPart, post: Callable[[Any], None], /) -> None:
-        """Look for a whole part."""
-        ...
-
-    def keep(self, part: ev.Part, post: Callable[[Any], None], /) -> None:
-        """Make a part that has been fetched durable."""
-        ...
-
-    def read_slice(self, key: ev.StateKey) -> np.ndarray:
-        """A slice of a part that has been found, to be sent; BadInput if it cannot be read any more."""
-        ...
-
-    def put_slice(self, key: ev.StateKey, words: np.ndarray) -> None:
-        """Hold a slice that was received; BadInput if it is damaged."""
-        ...
-
-    def mark_complete(self, checkpoint: ev.Checkpoint, post: Callable[[Any], None], /) -> object:
-        """Every stage's part is on enough disks. `post` hears later what follows."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the state that `save` was last called with may change."""
-        ...
-
-
 def may_be_last(event: ev.Event) -> bool:
     """Whether a member may have done its part of the run with this event: what it then says has its last counters."""
     return isinstance(event, ev.WroteCheckpoint) or (isinstance(event, ev.Ran) and event.work.kind in REPLACES_STATE)
@@ -101,23 +63,23 @@ def may_be_last(event: ev.Event) -> bool:
 class Loop:
     """Drives `machine` until it stops. `report` is called with every report of the machine, on the loop's thread.
 
-    `transport` is set before `run`, and `process` where this machine is to count as another process of the peer. A peer
-    has `tensors` as soon as its compute thread has made them, and that thread takes the loop's `work`
-    (jaxdt.runtime.compute). A coordinator has a `durable` store, and no compute thread."""
+    `open_transport` is called before `run`, and `process` is set before it where this machine is to count as another
+    process of the peer. A peer has `tensors` as soon as its compute thread has made them, and that thread takes the
+    loop's `work` (jaxdt.runtime.process.compute). A coordinator has a `durable` store, and no compute thread."""
 
     def __init__(
         self,
         peer: int,
         machine: DrivenMachine,
-        trace: Trace,
-        report: Callable[[Report], None],
-        checkpointer: CheckpointWriter | None = None,
+        trace: Trace = Trace(lambda line: None),
+        report: Callable[[Report], None] = lambda report: None,
+        checkpointer: Checkpointer | None = None,
         durable: FileStore | None = None,
     ):
         self._peer = peer
         self._machine = machine
-        self._trace = trace
-        self._report = report
+        self.trace = trace
+        self.report = report
         self._checkpointer = checkpointer
         self._durable = durable
         self._events: SimpleQueue[ev.Event | ev.Stop | Report | BaseException] = SimpleQueue()
@@ -133,14 +95,27 @@ class Loop:
         self._awake_s = 0.0  # when this loop was last seen to run
         self.process = PROCESS
         self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
-        self._fetching: dict[
-            ev.StateKey, int
-        ] = {}  # each requested slice of a state -> the peer that it is fetched from
+        self._fetching: dict[ev.StateKey, int] = {}  # each requested slice of a state -> the peer that sends it
         self.work: SimpleQueue[Computation | None] = SimpleQueue()  # None ends that thread
         self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
         self.running: Work | None = None  # what the compute thread does at this moment
-        self.transport: Transport  # set before `run`
+        self.transport: Transport
+
+    def open_transport(self, run: str, **options: Any) -> Address | None:
+        """Give this loop a transport that has started. Returns the address that it is bound to, if it listens.
+        `options`: those of a Transport."""
+        self.transport = Transport(
+            self._peer,
+            run,
+            on_message=self.on_message,
+            on_link=self.on_link,
+            expect=self.expect,
+            on_death=self.on_death,
+            read=from_plain,
+            **options,
+        )
+        return self.transport.start()
 
     @property
     def tensors(self) -> LoopTensors:
@@ -179,7 +154,7 @@ class Loop:
         """A slice of a part of a checkpoint. A disk that refuses it fails this copy alone."""
         self._fetching.pop(key, None)
         try:
-            self._checkpoint_writer.put_slice(key, words)
+            self._parts.put_slice(key, words)
         except OSError as error:
             self._events.put(ev.LostPart(key.part, refusal(error, "run_dir")))
 
@@ -316,11 +291,11 @@ class Loop:
             self._last_step = event.work.step
             if event.work.kind in (WorkKind.UPDATE, WorkKind.LOCAL_STEP):
                 usage = UsageReport(event.work.step, time.process_time())
-                self._trace.report(self._peer, time.monotonic(), usage)
-                self._report(usage)
-            self._trace.run(self._peer, event.started_s, event.seconds, event.work)
+                self.trace.report(self._peer, time.monotonic(), usage)
+                self.report(usage)
+            self.trace.run(self._peer, event.started_s, event.seconds, event.work)
         elif isinstance(event, ev.Received) and (key := tensor_key(event.body)):
-            self._trace.recv(self._peer, time.monotonic(), event.header.src, key)
+            self.trace.recv(self._peer, time.monotonic(), event.header.src, key)
 
     def _handle(self, event: ev.Event) -> None:
         actions = self._machine.handle(time.monotonic(), event)
@@ -368,11 +343,11 @@ class Loop:
             case ev.Persist(name, value):
                 self._durable_writes.put((name, value))
             case ev.WriteCheckpoint():
-                self._checkpoint_writer.save(action, self.tensors, self.post)
+                self._parts.save(action, self.tensors, self.post)
             case ev.FindPart():
-                self._checkpoint_writer.find(action, self.post)
+                self._parts.find(action, self.post)
             case ev.KeepPart(part):
-                self._checkpoint_writer.keep(part, self.post)
+                self._parts.keep(part, self.post)
             case ev.Restore() | ev.Install():
                 self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
                 self._hand_over(action)
@@ -380,20 +355,21 @@ class Loop:
                 self._mark_complete(checkpoint)
             case Report():
                 if not isinstance(action, HeartbeatReport):
-                    self._trace.report(self._peer, time.monotonic(), action)
-                self._report(action)
+                    self.trace.report(self._peer, time.monotonic(), action)
+                self.report(action)
             case ev.Stop() | ev.MoveTo():
                 self._stop = action
 
     def _mark_complete(self, checkpoint: ev.Checkpoint) -> None:
         """A disk that refuses costs this host the checkpoint, and not the run."""
         try:
-            self._checkpoint_writer.mark_complete(checkpoint, self.post)
+            self._parts.mark_complete(checkpoint, self.post)
         except OSError as error:
             self._perform(WriteFailedReport(f"checkpoint of {checkpoint.version} steps: {refusal(error, 'run_dir')}"))
 
     @property
-    def _checkpoint_writer(self) -> CheckpointWriter:
+    def _parts(self) -> Checkpointer:
+        """The keeper of this process's parts of checkpoints."""
         assert self._checkpointer is not None, "a run that writes checkpoints gives every loop a checkpointer"
         return self._checkpointer
 
@@ -410,7 +386,7 @@ class Loop:
                 self._handle(ev.LostPart(key.part, str(error)))
                 continue
             if key:
-                self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
+                self.trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
             self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
 
     def _pack(self, header: ev.Header, body: ev.Message) -> PackedHead:
@@ -422,7 +398,7 @@ class Loop:
     def _tensor_to_send(self, body: ev.Message) -> Any:
         """The tensor to send with a message; BadInput for a part of a checkpoint that cannot be read any more."""
         if isinstance(body, ev.State) and body.key.part:
-            return self._checkpoint_writer.read_slice(body.key)
+            return self._parts.read_slice(body.key)
         return self.tensors.tensor_to_send(body)
 
     def _connect(self, peer: int, address: str, process: int | None = None) -> None:

@@ -8,14 +8,12 @@ a link counts for at most GBPS_MAX.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from jaxdt.membership.link_echo import PADDING_BYTES_MAX
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_job import RunJob
@@ -26,43 +24,6 @@ GBPS_MAX = 10.0  # a faster link is as good: its bytes take less than half a mil
 NO_LINK_GBPS = 0.0  # of a server that does not answer
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Probes of one process, `own_id`, whose answers come in `answers` with the server that sent them."""
-
-    transport: Transport
-    run: str
-    own_id: int
-    answers: SimpleQueue[tuple[int, ev.LinkProbed]]
-
-    def gbps(self, server: int) -> float:
-        """The bandwidth of the link to a server, there and back, in 1e9 bit/s; NO_LINK_GBPS if the server does not
-        answer."""
-        shortest_s: list[float] = []
-        for n_bytes in (0, PADDING_BYTES_MAX):
-            trips_s: list[float] = []
-            for number in range(N_PROBES):
-                trip_s = self._round_trip_s(server, n_bytes + number, n_bytes)
-                if trip_s is None:
-                    return NO_LINK_GBPS
-                trips_s.append(trip_s)
-            shortest_s.append(min(trips_s))
-        return gbps_of(shortest_s[1] - shortest_s[0])
-
-    def _round_trip_s(self, server: int, number: int, n_bytes: int) -> float | None:
-        began_s = time.monotonic()
-        head = to_plain(ev.Header(self.run, 0, 0, self.own_id), ev.ProbeLink(number, n_bytes, "." * n_bytes))
-        self.transport.send(server, head)
-        while (left_s := began_s + ANSWER_S - time.monotonic()) > 0:
-            try:
-                src, answer = self.answers.get(timeout=left_s)
-            except Empty:
-                break
-            if (src, answer.number) == (server, number):
-                return time.monotonic() - began_s
-        return None
-
-
 def gbps_of(seconds: float) -> float:
     """The bandwidth of a link on which the bytes of a probe and of its answer take so long, at most GBPS_MAX; also for
     a time of 0 or less, where a trip with the bytes was no longer than one without."""
@@ -71,8 +32,9 @@ def gbps_of(seconds: float) -> float:
 
 
 def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[int, float]:
-    """The bandwidth to each server, one after the other, whose address is given; '' for one that cannot be dialed.
-    `own_id`: the temporary id under which this process asks."""
+    """The bandwidth to each server, one after the other, there and back, in 1e9 bit/s; NO_LINK_GBPS for one that does
+    not answer. `servers`: their addresses, '' for one that cannot be dialed. `own_id`: the temporary id under which
+    this process asks."""
     dialable = {server: address for server, address in servers.items() if address}
     print_line(f"measures its links to {len(dialable)} servers, for {ANSWER_S:.0f} s at most where one does not answer")
     answers: SimpleQueue[tuple[int, ev.LinkProbed]] = SimpleQueue()
@@ -81,16 +43,45 @@ def measured_gbps(job: RunJob, own_id: int, servers: Mapping[int, str]) -> dict[
         if isinstance(event.body, ev.LinkProbed):
             answers.put((src, event.body))
 
-    callbacks = TransportCallbacks(
-        on_message, lambda peer, state, reason: None, expect=lambda src, event, table: None, read=from_plain
+    transport = Transport(
+        own_id,
+        job.connection_name,
+        on_message=on_message,
+        read=from_plain,
+        credential=job.load_credential(),
+        allow_plaintext=job.allow_plaintext,
     )
-    settings = TransportSettings(allow_plaintext=job.allow_plaintext)
-    transport = Transport(own_id, job.connection_name, None, job.load_credential(), callbacks, settings)
+
+    def round_trip_s(server: int, number: int, n_bytes: int) -> float | None:
+        """Seconds until a probe with so many bytes is answered; None without an answer."""
+        began_s = time.monotonic()
+        head = to_plain(ev.Header(job.run, 0, 0, own_id), ev.ProbeLink(number, n_bytes, "." * n_bytes))
+        transport.send(server, head)
+        while (left_s := began_s + ANSWER_S - time.monotonic()) > 0:
+            try:
+                src, answer = answers.get(timeout=left_s)
+            except Empty:
+                break
+            if (src, answer.number) == (server, number):
+                return time.monotonic() - began_s
+        return None
+
+    def gbps(server: int) -> float:
+        shortest_s: list[float] = []
+        for n_bytes in (0, PADDING_BYTES_MAX):
+            trips_s: list[float] = []
+            for number in range(N_PROBES):
+                trip_s = round_trip_s(server, n_bytes + number, n_bytes)
+                if trip_s is None:
+                    return NO_LINK_GBPS
+                trips_s.append(trip_s)
+            shortest_s.append(min(trips_s))
+        return gbps_of(shortest_s[1] - shortest_s[0])
+
     try:
         for server, address in dialable.items():
             transport.connect(server, parse_address(f"server {server}", address))
-        probes = Probes(transport, job.run, own_id, answers)
-        found = {server: probes.gbps(server) if server in dialable else NO_LINK_GBPS for server in servers}
+        found = {server: gbps(server) if server in dialable else NO_LINK_GBPS for server in servers}
     finally:
         transport.close(0.0)
     told = ", ".join(f"{server}: {gbps:.3g} Gb/s" if gbps else f"{server}: no answer" for server, gbps in found.items())

@@ -41,7 +41,6 @@ from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.identity.authority import create_missing, peer_file
 from jaxdt.runtime.identity.credential import load as load_credential
-from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
 
@@ -93,14 +92,10 @@ class FakePeer:
         self._transport = Transport(
             peer,
             f"{fleet.run}, {fleet.fingerprint}",
-            ("127.0.0.1", 0),
-            load_credential(peer_file(fleet.credentials, peer)),
-            TransportCallbacks(
-                on_message=lambda src, event, leaves: self._on_message(event),
-                on_link=lambda *link: None,
-                expect=lambda *message: None,
-                read=fleet.read,
-            ),
+            on_message=lambda src, event, leaves: self._on_message(event),
+            read=fleet.read,
+            listen=("127.0.0.1", 0),
+            credential=load_credential(peer_file(fleet.credentials, peer)),
         )
 
     def start(self) -> None:

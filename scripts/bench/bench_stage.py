@@ -23,7 +23,7 @@ from jaxdt.cli import environment, run_flags, script_main
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import stage_memory
 from jaxdt.run.work import WorkKind
-from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
+from jaxdt.runtime.calibrate.stage_times import time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 
 STAGE = flags.DEFINE_integer("stage", 0, "Index of the stage.", 0)
@@ -42,10 +42,9 @@ def main() -> None:
     if stage >= plan.n_stages:
         raise BadInput(f"--stage: got {stage}, the plan has the stages 0..{plan.n_stages - 1}")
     (lo, hi), peer = plan.stages[stage], plan.placement[stage][0]
-    sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
     store = Store(config, plan, peer, data, stage_functions(config, plan, stage))
-    timed = TimedStage(peer, stage, sizes, evaluates=False, step=config.data.seq_growth_steps)
-    seconds = time_stage(store, timed)
+    step, groups = config.data.seq_growth_steps, sync_groups(config, plan)
+    seconds = time_stage(store, peer, stage, groups, evaluates=False, step=step)
     shape, on_accelerator = config.microbatch_shape, jax.default_backend() != "cpu"
     options = memory_options(config, plan.schedule, lo, hi)
     memory = stage_memory(config.model, lo, hi, shape, 1, options, on_accelerator=on_accelerator)

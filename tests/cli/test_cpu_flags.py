@@ -31,8 +31,7 @@ def test_peers_get_their_cpus_out_of_the_mask_and_no_more_than_a_quota_pays(
 ):
     monkeypatch.setattr(fleet, "usable_cores", lambda: cores)
     (tmp_path / "run").write_text("r")
-    launcher, devices = fleet.Launcher(tmp_path, [], 0.0, 0), fleet.PeerDevices(pin, {})
-    local = fleet.LocalFleet(tmp_path, TWO_PEERS, launcher, devices)
+    local = fleet.LocalFleet(tmp_path, TWO_PEERS, tmp_path, flags=[], began_s=0.0, lock=0, n_cpus=pin)
     assert [local._cpus(peer) for peer in (0, 1)] == flags
 
 

@@ -168,7 +168,7 @@ def test_each_child_of_the_launcher_gets_its_gpus_and_its_callers_platform(
     flags = gpu_flags.flags_of_peers(FOUR_PEERS.peers, TWO, Fraction(1, 2))
     (tmp_path / "logs").mkdir()
     (tmp_path / "run").write_text("r")
-    local = fleet.LocalFleet(tmp_path, FOUR_PEERS, fleet.Launcher(tmp_path, [], 0.0, 0), fleet.PeerDevices(0, flags))
+    local = fleet.LocalFleet(tmp_path, FOUR_PEERS, tmp_path, flags=[], began_s=0.0, lock=0, gpu_flags=flags)
     for peer in FOUR_PEERS.peers:
         local._start(peer, [])
     gpus = [next(word for word in command if word.startswith("--gpus=")) for command, _ in started]
@@ -185,7 +185,7 @@ from jaxdt.api import launch as api
 from jaxdt.cli import run_flags
 
 class Fleet:
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **options):
         jax = sys.modules.get("jax")
         print("launcher on", jax and jax.config.jax_platforms, "children on", os.environ.get("JAX_PLATFORMS"))
 

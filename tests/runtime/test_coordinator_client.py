@@ -14,7 +14,6 @@ from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_ad
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.joining import credential_for
-from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.storage.checkpoint import mark_complete
@@ -49,8 +48,7 @@ def coordinator(tmp_path):
     """The address of a coordinator of another run."""
     authority.create_missing(tmp_path / "theirs")
     credential = load(authority.coordinator_file(tmp_path / "theirs"))
-    callbacks = TransportCallbacks(lambda *_: None, lambda *_: None, lambda *_: None)
-    transport = Transport(-1, "theirs", ("127.0.0.1", 0), credential, callbacks)
+    transport = Transport(-1, "theirs", on_message=lambda *_: None, listen=("127.0.0.1", 0), credential=credential)
     yield transport.start()
     transport.close(0.0)
 

@@ -22,7 +22,7 @@ from jaxdt.runtime.coordinator_folder import (
     load_beginning,
     lock_folder,
 )
-from jaxdt.runtime.reporting.end_watch import EndWatch
+from jaxdt.runtime.process import ending_with_the_run
 from jaxdt.runtime.storage.checkpoint import mark_complete
 from jaxdt.runtime.storage.durable import FileStore
 
@@ -117,13 +117,12 @@ def test_a_peer_of_a_run_that_has_ended_does_not_wait_for_its_coordinator(tmp_pa
 def test_a_peer_that_waits_ends_once_the_run_has_ended(tmp_path, waits):
     """It may have loaded jax, or have been paused, while the coordinator told the others."""
     store, reports, ends = begun(tmp_path), [], []
-    watch = EndWatch(job(tmp_path), reports.append)
-    watch.post = ends.append
-    watch.report(waits)
+    report = ending_with_the_run(job(tmp_path), reports.append, ends.append)
+    report(waits)
     assert (reports, ends) == ([waits], [])
     end_run(store)
-    watch.report(ReadyReport("cpu"))
-    watch.report(waits)
+    report(ReadyReport("cpu"))
+    report(waits)
     assert reports == [waits, ReadyReport("cpu")]
     assert [(end.code, "has ended" in end.reason) for end in ends] == [(ExitCode.NOT_JOINED, True)]
 

@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 
-from jaxdt.protocol import events as ev
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS
@@ -53,8 +52,8 @@ def fleet_of(tmp_path, monkeypatch):
     def make(peer, *deaths):
         (tmp_path / "coordinate.py").write_text(f"DEATHS = {deaths!r}\n{COORDINATOR}")
         (tmp_path / "train.py").write_text(peer)
-        launcher = fleet.Launcher(tmp_path, [], 0.0, lock.fileno(), tmp_path / "log")
-        return fleet.LocalFleet(run_dir, TWO_STAGES, launcher, fleet.PeerDevices(1, {}))
+        options = dict(flags=[], began_s=0.0, lock=lock.fileno(), log=tmp_path / "log", n_cpus=1)
+        return fleet.LocalFleet(run_dir, TWO_STAGES, tmp_path, **options)
 
     with (tmp_path / "lock").open("w") as lock:
         yield make
@@ -98,9 +97,9 @@ def test_a_run_ends_when_all_its_peers_have_ended_and_no_other_is_there(fleet_of
 
     def ask(*arguments, **options):
         asked.append(answers.pop() if answers else nobody)
-        return ev.OperatorAnswer(True, json.dumps(asked[-1]))
+        return json.dumps(asked[-1])
 
-    monkeypatch.setattr(fleet, "ask_coordinator", ask)
+    monkeypatch.setattr(fleet, "ask_as_operator", ask)
     monkeypatch.setattr(fleet, "DESERTED_S", 0.5)
     assert fleet_of(DIES, "told").run() == ExitCode.LOST
     told = (tmp_path / "run" / "told").read_text()

@@ -14,7 +14,6 @@ from forks import run_scripts
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
@@ -26,8 +25,6 @@ from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.joining import ask_to_join, credential_for
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
-from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import job_flags, peer_credential, token_flag
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 
@@ -55,11 +52,12 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> ev.Stop
     machine.membership.identity = fitting
     checkpointer = Checkpointer(run_dir, welcome.run, {}, 1, (plan.n_stages, welcome.stage))
     loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, checkpointer)
-    callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
-    name = f"{welcome.run}, {welcome.fingerprint}"
-    settings = TransportSettings(incarnation=loop.process)
-    loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks, settings)
-    host, port = loop.transport.start()
+    host, port = loop.open_transport(
+        f"{welcome.run}, {welcome.fingerprint}",
+        listen=("127.0.0.1", 0),
+        credential=load_credential(credential),
+        incarnation=loop.process,
+    )
     loop.transport.connect(ev.COORDINATOR, parse_address("coordinator", address))
     loop.tensors = Keeps()
     loop.post(ev.Ready({}, 1000))

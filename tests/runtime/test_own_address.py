@@ -7,8 +7,6 @@ from pathlib import Path
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.options import TransportCallbacks
-from jaxdt.runtime.net.transport import Transport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,8 +26,7 @@ class ConnectsTo:
 def test_a_peer_that_gives_a_bad_address_ends_no_other_process():
     for address in ("0.0.0.0:7", "10.0.0.1:7", "host", "host:port", "[::1"):
         loop = Loop(0, ConnectsTo(address), Trace(lambda line: None, 0), lambda report: None)
-        callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect)
-        loop.transport = Transport(0, "run", None, None, callbacks)
+        loop.open_transport("run")
         stop = loop.run("127.0.0.1:1")
         assert isinstance(stop, ev.Stop) and stop.reason.startswith("peer 5: got "), stop
 

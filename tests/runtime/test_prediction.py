@@ -15,8 +15,8 @@ from jaxdt.run.config import default_plan, parse
 from jaxdt.run.network import Device, Host, uniform
 from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction, processor_use
+from jaxdt.runtime.reporting.counts import MembershipChanges
 from jaxdt.runtime.reporting.journal import Journal
-from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.testing.cases import draw_case

@@ -10,7 +10,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.network import Link
-from jaxdt.runtime.compute import compute
+from jaxdt.runtime.process import compute
 from jaxdt.sim.predict import Conditions, predict_step_s, simulate
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 
@@ -68,7 +68,7 @@ def test_both_pause_before_the_same_work(draws):
     for peer, works in simulated.items():
         stalled = [seconds == pytest.approx(SECONDS[work.kind] + STALL_S) for work, seconds in works]
         loop = FakeLoop([work for work, _ in works])
-        with mock.patch("jaxdt.runtime.compute.time.sleep") as sleep:
+        with mock.patch("jaxdt.runtime.process.time.sleep") as sleep:
             compute(loop, lambda: "ready", stalls=PeerStalls(stalls, peer))
         assert [type(event) for event in loop.posted[1:]] == [ev.Ran] * len(works)
         assert [call.args[0] == STALL_S for call in sleep.call_args_list] == stalled

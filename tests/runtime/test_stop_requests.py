@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from jaxdt.protocol import events as ev
-from jaxdt.runtime.stop_requests import StopRequests, requested_stop
+from jaxdt.runtime.process import StopRequests, requested_stop
 
 
 class Loop:

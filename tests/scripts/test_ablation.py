@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.ablation import results, workers
+from experiments.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
+from experiments.ablation.predict import step_seconds
+from experiments.ablation.progress import GridProgress
+from experiments.ablation.report import cost, cut_cases, quality, rows, steps_to, value_at
+from experiments.ablation.train import chain_of
 from report_fields import report_fields
 
-from jaxdt.ablation import results, workers
-from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
-from jaxdt.ablation.predict import step_seconds
-from jaxdt.ablation.progress import GridProgress
-from jaxdt.ablation.report import cost, cut_cases, quality, rows, steps_to, value_at
-from jaxdt.ablation.train import chain_of
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
@@ -262,7 +262,7 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
             on_step(step)
         return {"case": vars(case)}
 
-    monkeypatch.setattr("jaxdt.ablation.train.train", train)
+    monkeypatch.setattr("experiments.ablation.train.train", train)
     monkeypatch.setattr(workers, "open_data", lambda path: None)
     monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
     monkeypatch.setattr(workers.multiprocessing, "parent_process", multiprocessing.current_process)
@@ -270,7 +270,7 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
     tasks, messages = queue.Queue(), queue.Queue()
     for case in (first, second, None):
         tasks.put(case)
-    workers._work(workers.Setup(make_config(), Path("x"), lambda cpus: None), [], tasks, messages)
+    workers._work(make_config(), Path("x"), [], tasks, messages)
     progress, said = GridProgress(39, 0, 2), []
     for message in list(messages.queue)[:-1]:
         progress.heard(0.0, *message)

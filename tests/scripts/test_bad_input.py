@@ -316,7 +316,7 @@ REFUSALS = [
     ("bench/bench_codec", "--codecs=auto", "--codecs: got auto"),
     ("bench/bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
     ("bench/bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
-    ("bench/bench_averaging", "--n_peers=1", "n_peers"),
+    ("bench/averaging", "time --n_peers=1", "n_peers"),
     ("bench/bench_simulator", "--rounds=0", "rounds"),
     ("experiments/delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
 ]

@@ -27,9 +27,7 @@ joining.claim_peer = lambda *_: ev.Stop(2, refused) if refused else None
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = lambda *_: print("sets up jax", flush=True)
 jax_setup.check_platform = lambda *_: None
-peer_process.PeerOptions = lambda **fields: SimpleNamespace(**fields)
-peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
-peer_process.run_peer = lambda job, options, log, stop_requests: ev.Stop(int(code), "its end")
+peer_process.run_peer = lambda *_, **options: ev.Stop(int(code), "its end")
 sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
 def again(program, words):
     print("again" if (program, words) == (sys.executable, sys.orig_argv) else words)

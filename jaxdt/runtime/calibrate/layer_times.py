@@ -22,7 +22,7 @@ from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes
 from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import WorkKind
-from jaxdt.runtime.calibrate.stage_times import TimedStage, time_codec, time_stage
+from jaxdt.runtime.calibrate.stage_times import time_codec, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 
 STAGES = ((0, 1), (1, 2), (2, 5), (5, 6))
@@ -70,12 +70,13 @@ def _rounds(
     """The seconds of these stages of a plan, in each round."""
     plan = Plan(config.model.facts.n_layers, ranges, tuple((peer,) for peer in range(len(ranges))), (1,))
     stores = [Store(config, plan, stage, data, stage_functions(config, plan, stage)) for stage in timed]
-    options: list[TimedStage] = []
-    for stage in timed:
-        group_sizes = {group.stage: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
-        options.append(TimedStage(stage, stage, group_sizes, evaluates=True, step=config.data.seq_growth_steps))
+    groups, step = sync_groups(config, plan), config.data.seq_growth_steps
     return [
-        [time_stage(store, of_stage) for store, of_stage in zip(stores, options, strict=True)] for _ in range(n_rounds)
+        [
+            time_stage(store, stage, stage, groups, evaluates=True, step=step)
+            for stage, store in zip(timed, stores, strict=True)
+        ]
+        for _ in range(n_rounds)
     ]
 
 

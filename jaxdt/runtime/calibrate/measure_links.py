@@ -19,7 +19,6 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import BandwidthPercentile, Device, Matrix, Network, to_json
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 
@@ -75,7 +74,7 @@ class MeasuringHost:
         addresses: list[Address],
         credential: Credential | None,
         transfer_s: float = 1.0,
-        shape: Callable[[int], LinkShape | None] | None = None,
+        shape: Callable[[int], LinkShape | None] = lambda dst: None,
     ):
         self._index = index
         self._addresses = addresses
@@ -85,10 +84,11 @@ class MeasuringHost:
         self._transport = Transport(
             index,
             "measure links",
-            addresses[index],
-            credential,
-            TransportCallbacks(self._on_message, on_link=lambda peer, state, reason: None, expect=self._expect),
-            TransportSettings(shape),
+            on_message=self._on_message,
+            expect=self._expect,
+            listen=addresses[index],
+            credential=credential,
+            shape=shape,
         )
 
     def __enter__(self) -> "MeasuringHost":

@@ -9,16 +9,13 @@ from typing import cast
 import numpy as np
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.message import from_plain
-from jaxdt.protocol.trace import Trace
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.loop import Loop, LoopTensors
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.address import Address
 from jaxdt.runtime.net.shaper import LinkShape
-from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.words import aligned_empty
 
 N_BYTES = 1 << 18  # the tensor's size; waking up threads costs more than copying these
 LINK = LinkShape(latency_s=1e-3, bandwidth_gbps=1.0)  # slow enough that threads sleep between messages, as in a run
@@ -35,13 +32,13 @@ class MessageCostProbe:
     def __init__(self, encrypted: bool):
         self._finished: SimpleQueue[None] = SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
-            self._loops = [self._make_loop(end, Path(folder) if encrypted else None) for end in (0, 1)]
+            made = [self._make_loop(end, Path(folder) if encrypted else None) for end in (0, 1)]
+        self._loops, self._addresses = zip(*made, strict=True)
         self._threads = [threading.Thread(target=loop.run, args=("",), daemon=True) for loop in self._loops]
 
     def __enter__(self) -> "MessageCostProbe":
-        addresses = [loop.transport.start() for loop in self._loops]
-        self._loops[0].transport.connect(1, addresses[1])
-        self._loops[1].transport.connect(0, addresses[0])
+        self._loops[0].transport.connect(1, self._addresses[1])
+        self._loops[1].transport.connect(0, self._addresses[0])
         for thread in self._threads:
             thread.start()
         self.begin()  # the first messages make the connections
@@ -63,17 +60,16 @@ class MessageCostProbe:
         except Empty:
             raise BadInput(f"127.0.0.1: a message to this process itself is lost for {PATIENCE_S:.0f} s") from None
 
-    def _make_loop(self, end: int, credentials: Path | None) -> Loop:
+    def _make_loop(self, end: int, credentials: Path | None) -> tuple[Loop, Address | None]:
         credential = None
         if credentials is not None:
             authority.create_missing(credentials, [end])
             credential = load(authority.peer_file(credentials, end))
-        loop = Loop(end, _EndMachine(end, self._finished), Trace(lambda line: None), lambda report: None)
+        loop = Loop(end, _EndMachine(end, self._finished))
         loop.tensors = cast(LoopTensors, _OneTensor())  # its machine only sends and receives
-        callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
-        settings = TransportSettings(shape=lambda dst: LINK)
-        loop.transport = Transport(end, "message cost", ("127.0.0.1", 0), credential, callbacks, settings)
-        return loop
+        listen = ("127.0.0.1", 0)
+        address = loop.open_transport("message cost", listen=listen, credential=credential, shape=lambda dst: LINK)
+        return loop, address
 
 
 class _EndMachine:

@@ -10,8 +10,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.profile import CodecTimes
+from jaxdt.run.sizes import Group
 from jaxdt.run.work import MESSAGE, Work, WorkKind
 from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
 from jaxdt.runtime.compute_environment import ONE_THREAD
@@ -55,35 +55,26 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
     return CodecTimes(seconds(lambda: encode(spec, x)), seconds(lambda: decode(spec, wire, shape, x.dtype)))
 
 
-@dataclass(frozen=True)
-class TimedStage:
-    """The stage to time, and the options of timing.
+def time_stage(
+    store: Store,
+    peer: int,
+    stage: int,
+    groups: Sequence[Group],
+    *,
+    evaluates: bool,
+    step: int,
+    microbatch: int = 0,
+    is_brief: bool = False,
+    probe: MessageCostProbe | None = None,
+) -> dict[str, float]:
+    """Mean seconds of each kind of Work, through the store's own code, so with decoding and encoding. Means, not
+    medians, because a step also waits for the slow ones. Inputs are zeros.
 
-    group_sizes: stage of each sync group (jaxdt.run.sizes) -> numbers of its vector.
+    groups: the sync groups of the run (jaxdt.run.sizes).
     evaluates: time evaluation too.
     step: the step whose tensors' length is used.
     microbatch: a microbatch of the pipeline whose codecs are used.
     is_brief: no step is predicted from the seconds, so a few rounds will do.
-    """
-
-    peer: int
-    stage: int
-    group_sizes: dict[int, int]
-    evaluates: bool
-    step: int
-    microbatch: int = 0
-    is_brief: bool = False
-
-    def is_enough(self, n_done: int, elapsed_s: float) -> bool:
-        """Whether so many rounds, in so many seconds, are enough."""
-        if self.is_brief:
-            return n_done >= N_WARM_UP + N_BRIEF
-        return n_done >= N_WARM_UP + N_TIMED and elapsed_s > STAGE_S
-
-
-def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None = None) -> dict[str, float]:
-    """Mean seconds of each kind of Work, through the store's own code, so with decoding and encoding. Means, not
-    medians, because a step also waits for the slow ones. Inputs are zeros.
 
     The sums of the sync groups are timed with the update: over all slices, a member adds up as many numbers as it
     holds. With a probe, the CPU seconds of a MESSAGE are measured too: how much longer a backward takes while the probe
@@ -92,34 +83,36 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
     kinds = [
         WorkKind.FORWARD,
         WorkKind.BACKWARD,
-        *([WorkKind.EVALUATE] if timed.evaluates else []),
+        *([WorkKind.EVALUATE] if evaluates else []),
         WorkKind.GATHER,
         WorkKind.UPDATE,
     ]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     message_s: list[float] = []
+    group_sizes = {group.stage: group.n_elements for group in groups if stage in group.stages}
+    n_rounds_min, seconds_min = (N_WARM_UP + N_BRIEF, 0.0) if is_brief else (N_WARM_UP + N_TIMED, STAGE_S)
     started_s = time.monotonic()
-    with _at_version(store, timed.step):
+    with _at_version(store, step):
         for n_done in range(N_WARM_UP + N_STAGE_MAX):
-            if timed.is_enough(n_done, time.monotonic() - started_s):
+            if n_done >= n_rounds_min and time.monotonic() - started_s > seconds_min:
                 break
-            step = timed.step + n_done
-            rounds = tuple(RoundId(RoundKind.GRADIENT, stage, step) for stage in timed.group_sizes)
+            rounds = tuple(RoundId(RoundKind.GRADIENT, of_stage, step) for of_stage in group_sizes)
             for kind in kinds:
-                work = Work(timed.stage, kind, timed.microbatch, timed.peer, step)
+                work = Work(stage, kind, microbatch, peer, step)
                 _put_inputs(store, work)
                 work_started_s = clock()
                 if kind == WorkKind.UPDATE:
                     for round in rounds:
-                        store.sum(ev.SliceKey(round, 0, timed.group_sizes[round.stage]), (timed.peer,))
+                        store.sum(ev.SliceKey(round, 0, group_sizes[round.stage]), (peer,))
                 store.run(work, 1.0, rounds if kind in (WorkKind.GATHER, WorkKind.UPDATE) else ())
                 seconds[kind].append(clock() - work_started_s)
             if probe and len(message_s) < N_TIMED and time.monotonic() - started_s <= STAGE_S:
-                backward = Work(timed.stage, WorkKind.BACKWARD, timed.microbatch, timed.peer, step)
+                backward = Work(stage, WorkKind.BACKWARD, microbatch, peer, step)
                 alone_s = _cpu_s(store, backward, None)
                 with_messages_s = _cpu_s(store, backward, probe)
                 message_s.append((with_messages_s - alone_s) / N_ENDS)
             store.free(step, rounds)
+            step += 1
     means = {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
     return means | ({MESSAGE: max(0.0, statistics.fmean(message_s))} if message_s else {})
 

@@ -157,11 +157,11 @@ def secure(connection: Connection, credential: Credential, is_dialer: bool) -> S
     shown = connection.certificate_of_other_side()
     own_share = secrets.token_bytes(SHARE_BYTES)
     if is_dialer:
-        _send_key_share(connection, own_share)
+        _write(connection, frame.KEYS, {"share": own_share})
         peer_share = _read_key_share(connection)
     else:
         peer_share = _read_key_share(connection)
-        _send_key_share(connection, own_share)
+        _write(connection, frame.KEYS, {"share": own_share})
     connection.leave_tls(AeadRecords(own_share, peer_share, is_dialer))
     try:
         return credential.read_certificate(shown)
@@ -172,23 +172,18 @@ def secure(connection: Connection, credential: Credential, is_dialer: bool) -> S
 def request_certificate(connection: Connection, request: bytes) -> bytes:
     """Ask for the certificate of a key, from the side of a token's holder; returns the chain (PEM). HandshakeRefused,
     FrameError or OSError."""
-    connection.write(frame.pack(frame.REQUEST, frame.pack_head({"request": request}, _LIMITS)))
-    chain = _read_answer(connection, frame.CERTIFICATE).head.get("chain")
-    if type(chain) is not bytes:
-        raise FrameError("certificate: expected bytes")
-    return chain
+    _write(connection, frame.REQUEST, {"request": request})
+    return _bytes_of(_read_answer(connection, frame.CERTIFICATE), "chain")
 
 
 def answer_request(connection: Connection, issue: Callable[[bytes], bytes]) -> None:
     """Answer a token's holder; `issue` raises BadInput to refuse. HandshakeRefused, FrameError or OSError."""
-    request = read_frame(connection, (frame.REQUEST,)).head.get("request")
-    if type(request) is not bytes:
-        raise FrameError("request: expected bytes")
+    request = _bytes_of(read_frame(connection, (frame.REQUEST,)), "request")
     try:
         chain = issue(request)
     except BadInput as error:
         raise HandshakeRefused(str(error)) from None
-    connection.write(frame.pack(frame.CERTIFICATE, frame.pack_head({"chain": chain}, _LIMITS)))
+    _write(connection, frame.CERTIFICATE, {"chain": chain})
 
 
 def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
@@ -204,13 +199,13 @@ def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
 def send_hello(connection: Connection, kind: int, hello: HandshakeHello) -> None:
     """Write a GREETING or a WELCOME."""
     head = {name: getattr(hello, field) for name, field, _ in _FIELDS} | {"dial_back": hello.dial_back}
-    connection.write(frame.pack(kind, frame.pack_head(head, _LIMITS)))
+    _write(connection, kind, head)
 
 
 def send_refusal(connection: Connection, reason: str) -> None:
     """Write a REFUSED. It is no error if the peer does not wait for it and has ended the connection."""
     with contextlib.suppress(OSError):
-        connection.write(frame.pack(frame.REFUSED, frame.pack_head({"reason": reason}, _LIMITS)))
+        _write(connection, frame.REFUSED, {"reason": reason})
 
 
 def read_frame(connection: Connection, kinds: Sequence[int]) -> frame.Frame:
@@ -230,12 +225,19 @@ def _read_answer(connection: Connection, kind: int) -> frame.Frame:
     return answer
 
 
-def _send_key_share(connection: Connection, share: bytes) -> None:
-    connection.write(frame.pack(frame.KEYS, frame.pack_head({"share": share}, _LIMITS)))
-
-
 def _read_key_share(connection: Connection) -> bytes:
-    share = _read_answer(connection, frame.KEYS).head.get("share")
-    if type(share) is not bytes or len(share) != SHARE_BYTES:
+    share = _bytes_of(_read_answer(connection, frame.KEYS), "share")
+    if len(share) != SHARE_BYTES:
         raise FrameError(f"share of the keys: expected {SHARE_BYTES} bytes")
     return share
+
+
+def _write(connection: Connection, kind: int, head: dict) -> None:
+    connection.write(frame.pack(kind, frame.pack_head(head, _LIMITS)))
+
+
+def _bytes_of(answer: frame.Frame, name: str) -> bytes:
+    value = answer.head.get(name)
+    if type(value) is not bytes:
+        raise FrameError(f"{frame.KINDS[answer.kind]}: {name}: expected bytes")
+    return value

@@ -22,7 +22,7 @@ from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import DTYPES, Frame, FrameError, Leaf, Payload
 from jaxdt.runtime.net.handshake import N_RANGES, HandshakeHello
-from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportLimits
+from jaxdt.runtime.net.options import Expect, LinkState, OnMessage, Read, TransportLimits
 
 _N_SESSIONS = 4  # remembered per channel: a late connection of an earlier session must not erase the present one
 _SCRATCH_BYTES = 1 << 16
@@ -85,12 +85,14 @@ class InboundSession:
 class InboundChannel:
     """One channel from one peer, over all its connections. It serves at most one connection at a time."""
 
-    def __init__(self, peer: int, name: str, callbacks: TransportCallbacks, limits: TransportLimits):
+    def __init__(
+        self, peer: int, name: str, limits: TransportLimits, *, on_message: OnMessage, expect: Expect, read: Read
+    ):
         self.peer = peer
         self._name = name
-        self._parse_head = callbacks.read
-        self._on_message = callbacks.on_message
-        self._expect = callbacks.expect
+        self._parse_head = read
+        self._on_message = on_message
+        self._expect = expect
         self._limits = limits
         self._sessions: dict[int, InboundSession] = {}
         self._connection: Connection | None = None

@@ -1,4 +1,4 @@
-"""Between a transport and its owner: callbacks, settings, the limits of connections, and the state of each link."""
+"""Between a transport and its owner: the types of its callbacks, the limits of connections, the state of each link."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jaxdt.runtime.identity.certificate import SignedCertificate
-from jaxdt.runtime.net.shaper import LinkShape
 
 Read = Callable[[dict], Any]
 OnMessage = Callable[[int, Any, list[np.ndarray]], None]
@@ -16,32 +15,6 @@ OnDeath = Callable[[str, Exception], None]
 OnLink = Callable[[int | None, str, str], None]
 Issue = Callable[[SignedCertificate, bytes], bytes]
 Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
-
-
-@dataclass(frozen=True)
-class TransportCallbacks:
-    """Functions that a transport calls from its own threads. They must return soon.
-
-    on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
-        message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host refuses connections at
-        its address, "refused", or "no way" when messages wait for a peer and neither side can dial the other ("no way"
-        is repeated). `reason` is one line. `peer` is None for an accepted connection that was refused here: the other
-        side has not shown that it is the peer whose id it gave.
-    expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
-        to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
-    on_death(thread, error): a thread without which the transport does not work has died of a bug.
-    read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
-
-    When `on_message`, `expect` or `read` raises BadInput, the sender is at fault: the message is dropped, and `on_link`
-    reports "refused".
-    """
-
-    on_message: OnMessage
-    on_link: OnLink
-    expect: Expect
-    read: Read = lambda head: head
-    on_death: OnDeath = lambda thread, error: None
 
 
 @dataclass(frozen=True)
@@ -75,20 +48,6 @@ class TransportLimits:
     n_greeting_max: int = 64  # accepted connections that have not identified themselves yet
     n_greeting_stranger_max: int = 32  # those from addresses from which no member has come
     n_greeting_source_max: int = 16  # those from one address
-
-
-@dataclass(frozen=True)
-class TransportSettings:
-    """`shape(dst)` is the link to emulate towards peer dst, or None. `allow_plaintext` permits addresses other
-    than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
-    coordinator is its term. `issue(token, request)` is for a coordinator: the certificate chain for a token's holder,
-    or BadInput."""
-
-    shape: Callable[[int], LinkShape | None] | None = None
-    limits: TransportLimits = TransportLimits()
-    allow_plaintext: bool = False
-    incarnation: int = 0
-    issue: Issue | None = None
 
 
 class LinkState:

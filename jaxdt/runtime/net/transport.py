@@ -21,9 +21,9 @@ from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
 from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
-from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
-from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
-from jaxdt.runtime.net.shaper import Shaper
+from jaxdt.runtime.net.options import Expect, Issue, LinkState, OnDeath, OnLink, OnMessage, Read, TransportLimits
+from jaxdt.runtime.net.outbound_channel import OutboundChannel
+from jaxdt.runtime.net.shaper import LinkShape, Shaper
 
 _DROPPED_MAX = 128  # dropped peers whose received messages stay known
 _COUNTERS = (
@@ -68,27 +68,58 @@ class Transport:
 
     listen: (host, port) to accept on, port 0 for any free one. None for a peer that cannot be dialed: it opens the
         connections of both directions itself.
-    credential: the credential of this peer. None means plaintext, which is for loopback addresses only, unless the
-        settings allow others.
+    credential: the credential of this peer. None means plaintext, which is for loopback addresses only, unless
+        `allow_plaintext`.
+    shape(dst): the link to emulate towards a peer, or None.
+    incarnation: tells this process from others of the same peer id; that of a coordinator is its term.
+    issue(token, request): for a coordinator, the certificate chain for a token's holder, or BadInput.
+
+    The transport calls these functions from its own threads. They must return soon.
+
+    on_message(src, head, leaves): a whole message has arrived. This is called once per message, also when the message
+        needed several connections.
+    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host refuses connections at
+        its address, "refused", or "no way" when messages wait for a peer and neither side can dial the other ("no way"
+        is repeated). `reason` is one line. `peer` is None for an accepted connection that was refused here: the other
+        side has not shown that it is the peer whose id it gave.
+    expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
+        to drop the message. This is called once per message with leaves, before anything is allocated for it.
+    on_death(thread, error): a thread without which the transport does not work has died of a bug.
+    read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
+
+    When `on_message`, `expect` or `read` raises BadInput, the sender is at fault: the message is dropped, and `on_link`
+    reports "refused".
     """
 
     def __init__(
         self,
         peer_id: int,
         run: str,
-        listen: Address | None,
-        credential: Credential | None,
-        callbacks: TransportCallbacks,
-        settings: TransportSettings = TransportSettings(),
+        *,
+        on_message: OnMessage,
+        on_link: OnLink = lambda peer, state, reason: None,
+        expect: Expect = lambda src, head, table: None,
+        on_death: OnDeath = lambda thread, error: None,
+        read: Read = lambda head: head,
+        listen: Address | None = None,
+        credential: Credential | None = None,
+        allow_plaintext: bool = False,
+        shape: Callable[[int], LinkShape | None] = lambda dst: None,
+        limits: TransportLimits = TransportLimits(),
+        incarnation: int = 0,
+        issue: Issue | None = None,
     ):
         self._peer_id = peer_id
         self._run = run
+        self._on_link = on_link
+        self._on_death = on_death
+        self._receiving = {"on_message": on_message, "expect": expect, "read": read}
         self._listen = listen
-        self._is_encrypted = credential is not None
-        self._authentication = Authentication(credential, settings.issue)
-        self._callbacks = callbacks
-        self._settings = settings
-        self._limits = settings.limits
+        self._allows_plaintext = allow_plaintext or credential is not None
+        self._authentication = Authentication(credential, issue)
+        self._shape = shape
+        self._limits = limits
+        self._incarnation = incarnation
         if listen is not None:
             self._check_address("listen", listen)
         self._lock = threading.RLock()  # guards everything below
@@ -113,7 +144,7 @@ class Transport:
             check=self._check_hello,
             welcome=self._welcome,
             # A process that is refused here has not shown that it is the peer whose id it gave.
-            refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
+            refused=lambda _, reason: self._on_link(None, "refused", reason),
             spawn=self._spawn,
         )
         self._spawn("accept", self._acceptor.run, is_vital=True)
@@ -259,22 +290,26 @@ class Transport:
     def _known_peer(self, peer: int) -> _Peer:
         self._dropped.pop(peer, None)
         if peer not in self._peers:
-            shape = self._settings.shape(peer) if self._settings.shape else None
+            shape = self._shape(peer)
             shaper = Shaper(shape, self._peer_id, peer) if shape else None
-            self._peers[peer] = _Peer(LinkState(peer, self._callbacks.on_link), shaper)
+            self._peers[peer] = _Peer(LinkState(peer, self._on_link), shaper)
         return self._peers[peer]
 
     def _inbound_channel(self, peer: int, name: str) -> InboundChannel:
         if (peer, name) not in self._inbound:
-            self._inbound[peer, name] = InboundChannel(peer, name, self._callbacks, self._limits)
+            self._inbound[peer, name] = InboundChannel(peer, name, self._limits, **self._receiving)
         return self._inbound[peer, name]
 
     def _start_channel(self, peer: int, known: _Peer, name: str) -> OutboundChannel:
-        incarnation = self._settings.incarnation
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True, incarnation=incarnation)
-        way_back = WayBack(functools.partial(self._ask_back, peer), functools.partial(self._open_both, peer))
         channel = OutboundChannel(
-            name, hello, self._authentication, known.link_state, known.shaper, self._limits, way_back
+            name,
+            self._hello(peer, name, sends=True),
+            self._authentication,
+            known.link_state,
+            known.shaper,
+            self._limits,
+            ask_back=functools.partial(self._ask_back, peer),
+            dial_back=functools.partial(self._open_both, peer),
         )
         known.channels[name] = channel
         if known.address is not None:
@@ -283,12 +318,17 @@ class Transport:
         return channel
 
     def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
-        incarnation = self._settings.incarnation
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
-        channel = self._inbound_channel(peer, name)
+        hello, channel = self._hello(peer, name, sends=False), self._inbound_channel(peer, name)
         reverse_dialer = ReverseDialer(address, hello, self._authentication, channel, known.link_state, self._limits)
         self._start_thread(f"receive-{name}-{peer}", reverse_dialer.run, peer)
         return reverse_dialer
+
+    def _hello(self, peer: int, channel: str, sends: bool) -> Callable[..., HandshakeHello]:
+        """Makes this side's greeting, when it has a session and its first sequence."""
+        incarnation = self._incarnation
+        return functools.partial(
+            HandshakeHello, self._run, self._peer_id, peer, channel, sends, incarnation=incarnation
+        )
 
     def _start_thread(self, name: str, target: Callable[[], None], peer: int) -> None:
         """Start a thread that a peer's messages need. If the system has no room for it, try again with each `send`."""
@@ -296,7 +336,7 @@ class Transport:
             self._spawn(name, target, peer, is_vital=True)
         except RuntimeError as error:
             self._unstarted.append((name, target, peer))
-            self._callbacks.on_link(peer, "refused", f"{name}: {error}, tried again")
+            self._on_link(peer, "refused", f"{name}: {error}, tried again")
 
     def _start_waiting_threads(self) -> None:
         while self._unstarted:
@@ -338,9 +378,9 @@ class Transport:
             target()
         except Exception as error:
             state = "refused" if peer is None else "down"
-            self._callbacks.on_link(peer, state, f"bug in {threading.current_thread().name}: {error!r}")
+            self._on_link(peer, state, f"bug in {threading.current_thread().name}: {error!r}")
             if is_vital:
-                self._callbacks.on_death(threading.current_thread().name, error)
+                self._on_death(threading.current_thread().name, error)
             raise
         finally:
             with self._lock:
@@ -383,7 +423,7 @@ class Transport:
 
     def _check_address(self, name: str, address: Address) -> None:
         check_address(name, address)
-        if not self._is_encrypted and not self._settings.allow_plaintext and not is_loopback(address[0]):
+        if not self._allows_plaintext and not is_loopback(address[0]):
             raise BadInput(f"{name}: got {address[0]} without a credential, expected a loopback address")
 
 

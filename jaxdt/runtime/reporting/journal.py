@@ -46,11 +46,9 @@ from jaxdt.run.errors import shell_line
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, RunFolders
+from jaxdt.runtime.reporting.counts import LinkCodecs, MembershipChanges, PoolSummary, Totals, link_bytes
 from jaxdt.runtime.reporting.display import Display
-from jaxdt.runtime.reporting.links import LinkBytes, LinkCodecs
-from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
-from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.processor_use import ProcessorUse
 from jaxdt.runtime.reporting.run_history import RunHistory
@@ -91,7 +89,7 @@ class Journal:
         self.post: Callable[[Report], None]
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
-        self._links = LinkBytes()
+        self._links = Totals()
         self._pool = PoolSummary()
         self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
@@ -245,7 +243,7 @@ class Journal:
 
     def _heartbeat(self, report: HeartbeatReport) -> None:
         if report.bytes_to is not None:
-            self._links.counted(report.peer, report.bytes_to, report.bytes_from)
+            self._links.counted(report.peer, link_bytes(report.peer, report.bytes_to, report.bytes_from))
         self._pool.counted(report.peer, report.status)
         self._processors.counted(report.peer, report.status)
         for worker, cpu_s in (report.worker_cpu_s or {}).items():
@@ -254,7 +252,7 @@ class Journal:
 
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
-        self._links.counted(report.peer, report.bytes_to, report.bytes_from)
+        self._links.counted(report.peer, link_bytes(report.peer, report.bytes_to, report.bytes_from))
         self._pool.counted(report.peer, report.totals)
         self._processors.counted(report.peer, report.totals)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
@@ -292,7 +290,7 @@ class Journal:
         steps = list(self._metrics)
         evaluated = [step for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
-        bytes_on_links = self._links.totals()
+        bytes_on_links = self._links.by_name()
         summary = {
             "code": code,
             "reason": reason,

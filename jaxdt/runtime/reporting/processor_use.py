@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus
+from jaxdt.runtime.reporting.counts import Totals
 
 
 class ProcessorUse:
@@ -21,17 +22,12 @@ class ProcessorUse:
         except FileNotFoundError:  # not a Linux
             self._idle_before_s = None
         self._own_before_s = _own_s()
-        self._ended_s = 0.0
-        self._latest_s: dict[int, float] = {}
+        self._of_peers = Totals()
 
     def counted(self, peer: int, values: Mapping[str, float]) -> None:
-        """Take the count in a peer's heartbeat, or in the totals at its end. It is smaller than the last one when the
-        peer has been started again."""
+        """Take the count in a peer's heartbeat, or in the totals at its end."""
         if ev.CPU_S in values:
-            last_s = self._latest_s.get(peer, 0.0)
-            if values[ev.CPU_S] < last_s:
-                self._ended_s += last_s
-            self._latest_s[peer] = values[ev.CPU_S]
+            self._of_peers.counted(peer, {ev.CPU_S: values[ev.CPU_S]})
 
     def others_cores(self, seconds: float) -> float:
         """How many of the CPUs that this process may use others used on average in the `seconds` since this began; 0
@@ -40,7 +36,7 @@ class ProcessorUse:
         if self._idle_before_s is None:
             return 0.0
         used_s = len(allowed_cpus()) * seconds - (idle_s() - self._idle_before_s)
-        own_s = _own_s() - self._own_before_s + self._ended_s + sum(self._latest_s.values())
+        own_s = _own_s() - self._own_before_s + self._of_peers.by_name().get(ev.CPU_S, 0.0)
         return max(0.0, (used_s - own_s) / seconds)
 
 

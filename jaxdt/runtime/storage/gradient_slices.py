@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.words import aligned_empty
 
 
 def sq_norm(vector: np.ndarray) -> float:

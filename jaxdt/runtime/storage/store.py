@@ -31,13 +31,12 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
-from jaxdt.runtime.storage.words import WORD, joined
+from jaxdt.runtime.storage.words import WORD, aligned_empty, joined
 from jaxdt.sync.transfer import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from

@@ -1,5 +1,6 @@
-"""Slices of states and of checkpoints' parts as 4-byte words, with a checksum at their end."""
+"""Memory for received tensors; slices of states and of checkpoints as 4-byte words, with a checksum at their end."""
 
+import math
 import zlib
 
 import numpy as np
@@ -8,6 +9,18 @@ from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 
 WORD = np.dtype(np.int32)
+ALIGNMENT_BYTES = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array that starts on a 64-byte boundary, so that `jax.device_put` takes it over without a copy.
+
+    The array must not be written after that.
+    """
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(n_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + n_bytes].view(dtype).reshape(shape)
 
 
 def with_checksum(words: np.ndarray) -> np.ndarray:

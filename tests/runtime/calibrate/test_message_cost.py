@@ -1,5 +1,6 @@
 """The cost of handling a message: measured by a probe, counted in Ready. The clock that stages are timed with."""
 
+import functools
 import os
 import time
 
@@ -14,7 +15,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import MESSAGE, WorkKind
 from jaxdt.runtime.calibrate import message_cost, stage_times
-from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
+from jaxdt.runtime.calibrate.stage_times import time_stage
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store, stage_functions
 
@@ -47,13 +48,12 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
     plan, path = default_plan(config), tmp_path / "tokens.tok"
     write_tokens(path, "x", 16, np.arange(400, dtype=np.uint16) % 16, np.zeros(100, np.uint16))
     store = Store(config, plan, 0, open_data(path), stage_functions(config, plan, 0))
-    groups = {group.stage: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
     before = jax.tree.map(np.array, store.parameter_versions.state)
     kinds = {WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.GATHER, WorkKind.UPDATE}
-    timed = TimedStage(0, 0, groups, evaluates=False, step=0)
-    assert set(time_stage(store, timed)) == kinds
+    timed = functools.partial(time_stage, store, 0, 0, sync_groups(config, plan), evaluates=False, step=0)
+    assert set(timed()) == kinds
     with message_cost.MessageCostProbe(encrypted=False) as probe:
-        seconds = time_stage(store, timed, probe)
+        seconds = timed(probe=probe)
     assert set(seconds) == kinds | {MESSAGE} and all(s > 0 for s in seconds.values())
     jax.tree.map(np.testing.assert_array_equal, store.parameter_versions.state, before)
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import address as addresses
 from jaxdt.runtime.net.address import advertised, bind, format_address, parse_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.transport_setup import OwnAddress
+from jaxdt.runtime.process import OwnAddress
 
 start = transport_nodes.start  # fixture
 
@@ -175,7 +174,6 @@ def test_a_peer_that_does_not_listen_advertises_nothing():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_nobody_dials_a_wildcard(host):
-    callbacks = TransportCallbacks(*[lambda *_: None] * 3)
-    transport = Transport(0, "run", None, None, callbacks, TransportSettings(allow_plaintext=True))
+    transport = Transport(0, "run", on_message=lambda *_: None, allow_plaintext=True)
     with pytest.raises(BadInput, match="^peer 1: got .*, expected an address that can be dialled"):
         transport.connect(1, (host, 7))

@@ -13,7 +13,7 @@ from transport_nodes import message_frame
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.frame import DTYPES, FrameError, FrameFeed, Leaf, Payload
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.words import aligned_empty
 
 LIMITS = TransportLimits(chunk_bytes=64)
 ALL_KINDS = tuple(frame.KINDS)

@@ -28,9 +28,9 @@ from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
-from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.storage.words import aligned_empty
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 
@@ -257,12 +257,12 @@ def test_a_broken_frame_ends_its_connection_only(start):
 
 
 def test_plaintext_stays_on_loopback(start):
-    callbacks = TransportCallbacks(*[lambda *_: None] * 3)
+    everywhere = dict(on_message=lambda *_: None, listen=("0.0.0.0", 0))
     with pytest.raises(BadInput, match="listen: got 0.0.0.0 without a credential"):
-        Transport(0, "run", ("0.0.0.0", 0), None, callbacks)
+        Transport(0, "run", **everywhere)
     with pytest.raises(BadInput, match="peer 1: got 10.0.0.1 without a credential"):
         start(0).transport.connect(1, ("10.0.0.1", 5))
-    Transport(0, "run", ("0.0.0.0", 0), None, callbacks, TransportSettings(allow_plaintext=True))
+    Transport(0, "run", **everywhere, allow_plaintext=True)
 
 
 @pytest.mark.parametrize("address", [("", 5), ("a..b", 5), ("x" * 99, 5), ("a\0b", 5), ("localhost", 1 << 16)])

@@ -16,13 +16,12 @@ from transport_nodes import QUICK, WAIT_S, cred, eventually, message_bytes, n_fd
 from jaxdt.runtime.net import frame, handshake, transport
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.aead_records import AeadRecords
-from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
 from jaxdt.runtime.net.inbound_channel import InboundChannel, InboundSession, PartialMessage, ReverseDialer
 from jaxdt.runtime.net.options import LinkState
-from jaxdt.runtime.net.outbound_channel import OutboundChannel
+from jaxdt.runtime.net.outbound_channel import ChunkWriter, OutboundChannel
 from jaxdt.runtime.net.send_queue import QueuedMessage, SendQueue
 
 __all__ = ["cred", "run_credential", "start"]  # fixtures

@@ -11,7 +11,7 @@ from test_equivalence import Tokens
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.compute import compute
+from jaxdt.runtime.process import compute
 from jaxdt.runtime.storage.state_vector import StateVector
 from jaxdt.runtime.storage.store import Store, stage_functions
 

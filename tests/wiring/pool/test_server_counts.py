@@ -7,7 +7,7 @@ from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.reporting.pool_summary import PoolSummary, summary_lines
+from jaxdt.runtime.reporting.counts import PoolSummary, summary_lines
 from jaxdt.wiring.pool.server_counts import CountedServer
 
 ROUND = RoundId(RoundKind.CONTRIBUTION, 0, 0, peer=5, view=1, attempt=1)

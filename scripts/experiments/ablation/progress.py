@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
-from jaxdt.ablation.grid import Case
+from experiments.ablation.grid import Case
 
 
 @dataclass
@@ -22,7 +22,7 @@ class GridProgress:
         self.n_finished_before = self.n_finished
 
     def heard(self, now_s: float, what: str, case: Case, value: int | dict) -> None:
-        """Count a message of a worker (jaxdt.ablation.workers.trained)."""
+        """Count a message of a worker (experiments.ablation.workers.trained)."""
         if what == "done":
             self.under_way.pop(case, None)
             self._times.pop(case, None)

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_what_survivors_hold_is_one_of_the_two_right_sums():
     command = [
         sys.executable,
-        str(ROOT / "scripts/experiments/kill_averaging.py"),
+        str(ROOT / "scripts/bench/averaging.py"),
+        "kill",
         "--tries=3",
         "--n_elements=1000000",
         "--seed=1",

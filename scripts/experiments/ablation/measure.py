@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from experiments.ablation.grid import LAYERS, Case, codec_of
+from experiments.ablation.train import chain_of
 
-from jaxdt.ablation.grid import LAYERS, Case, codec_of
-from jaxdt.ablation.train import chain_of
 from jaxdt.codec.base import decode, encode
 from jaxdt.model.base import model_of
 from jaxdt.model.chain import Chain

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
+from experiments.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
 
-from jaxdt.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
 from jaxdt.codec.base import decode, encode
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile

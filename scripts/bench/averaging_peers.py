@@ -1,34 +1,46 @@
-"""Peers that only average a synthetic vector, each in a process of its own; for kill_averaging.py.
+"""Processes that only average a synthetic vector, through the real machines, loop and sockets; for averaging.py.
 
 Peer m owns microbatch m of a step. When that peer is gone, the member with the least id owns it. The vector that a peer
 adds for a microbatch depends on the peer: two sums of one step by different peers differ in every element, so a vector
 that is partly one sum and partly the other equals neither.
 """
 
+import multiprocessing
+import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
-from jaxdt.cli.averaging_loop import RUN, open_loop, run_peer_loop
+from jaxdt.membership.commit import TwoPhaseCommit
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import Membership, PeerIdentity
-from jaxdt.membership.peer import Peer
+from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.reports import Report
 from jaxdt.protocol.round_id import RoundId
+from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net.address import Address, format_address, parse_address
+from jaxdt.runtime.process import compute
+from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
+from jaxdt.runtime.storage.words import aligned_empty
 from jaxdt.sync.allreduce import AllReduce
 
-STAGE = 0
-HEARTBEAT_S = 0.2
-DEADLINE_FLOOR_S = 20.0  # long: a dead peer is noticed by its broken connections, not by its silence
+RUN, STAGE = "averaging", 0
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,14 @@ class Options:
     n_steps: int
     slice_bytes: int
     credentials: Path | None
+    heartbeat_s: float
+    deadline_floor_s: float
+
+    @property
+    def of_run(self) -> dict[str, Any]:
+        """The fields that the configs of the coordinator and of a peer have in common."""
+        times = dict(heartbeat_s=self.heartbeat_s, deadline_floor_s=self.deadline_floor_s)
+        return times | dict(run=RUN, fingerprint="", start_version=0, start_generation=0, n_steps=self.n_steps)
 
 
 def owned(peer: int, members: Sequence[int], n_peers: int) -> list[int]:
@@ -104,12 +124,14 @@ class OwnedMicrobatches:
 
 
 class Vectors:
-    """The tensors of a peer. `began_s[step]` is set to the moment at which the exchange of the step's vector begins."""
+    """The tensors of a peer. `began_s[step]` is set to the moment at which the exchange of the step's vector begins,
+    `ended_s[step]` to that at which the last slice of the result has arrived or is added up."""
 
-    def __init__(self, peer: int, options: Options, began_s):
+    def __init__(self, peer: int, options: Options, began_s, ended_s):
         self._peer = peer
         self._options = options
         self._began_s = began_s
+        self._ended_s = ended_s
         self._slices = GradientSlices(peer)
         self._accumulators: dict[int, np.ndarray] = {}
 
@@ -135,13 +157,16 @@ class Vectors:
 
     def put(self, body, src, part) -> None:
         self._slices.put(tensor_key(body), part)
+        self._ended_s[tensor_key(body).round.number] = time.monotonic()
 
     def expect(self, body, table) -> list[np.ndarray]:
         key = tensor_key(body)
         return [aligned_empty((key.hi - key.lo,), np.dtype(np.float32))]
 
     def sum(self, key, members) -> tuple[int, float]:
-        return self._slices.sum(key, members)
+        result = self._slices.sum(key, members)
+        self._ended_s[key.round.number] = time.monotonic()
+        return result
 
     def reopen(self, round: RoundId) -> None:
         self._slices.reopen(round)
@@ -186,27 +211,101 @@ class Observed:
         self._out.send((what, time.monotonic(), round, crc))
 
 
-def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, out: Connection) -> None:
+class NoCheckpoints:
+    """Accepts every checkpoint and writes nothing."""
+
+    disk = ""
+
+    def save(self, write_checkpoint: ev.WriteCheckpoint, store, post) -> None:
+        post(ev.WroteCheckpoint(write_checkpoint.version, generation=write_checkpoint.generation))
+
+    def find(self, action: ev.FindPart, post) -> None:
+        post(ev.FoundPart(action.digest, 0))
+
+    def mark_complete(self, checkpoint: ev.Checkpoint, post) -> None:
+        return None
+
+    def wait(self) -> None:
+        return None
+
+
+def open_loop(
+    peer: int, machine: DrivenMachine, credentials: Path | None, durable: FileStore | None = None
+) -> tuple[Loop, str]:
+    """A loop for `machine` whose transport listens on loopback, and the address of that transport."""
+    loop = Loop(peer, machine, checkpointer=cast(Any, NoCheckpoints()), durable=durable)
+    loaded = None
+    if credentials is not None:
+        is_peer = peer != ev.COORDINATOR
+        loaded = load(authority.peer_file(credentials, peer) if is_peer else authority.coordinator_file(credentials))
+    address = loop.open_transport(RUN, listen=("127.0.0.1", 0), credential=loaded, incarnation=loop.process)
+    assert address is not None  # it listens
+    return loop, format_address(address)
+
+
+def be_peer(peer: int, options: Options, coordinator: Address, began_s, ended_s, out: Connection, observed: bool):
     """Run one peer in this process, until its run ends."""
-    identity = PeerIdentity(
-        run=RUN,
-        fingerprint="",
-        peer=peer,
-        stage=0,
-        start_version=0,
-        start_generation=0,
-        n_steps=options.n_steps,
-        checkpoint_every_steps=0,
-        heartbeat_s=HEARTBEAT_S,
-        deadline_floor_s=DEADLINE_FLOOR_S,
-        outage_s=60.0,
-    )
+    identity = PeerIdentity(peer=peer, stage=0, checkpoint_every_steps=0, outage_s=60.0, **options.of_run)
     group = Group(STAGE, (STAGE,), options.n_elements)
     sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes)
-    tensors = Vectors(peer, options, began_s)
+    tensors = Vectors(peer, options, began_s, ended_s)
     machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
-    loop, address = open_loop(peer, Observed(machine, tensors, out), options.credentials, lambda report: None)
-    loop.tensors = tensors
+    loop, address = open_loop(peer, Observed(machine, tensors, out) if observed else machine, options.credentials)
+    loop.tensors = cast(Any, tensors)
     loop.transport.connect(ev.COORDINATOR, coordinator)
-    run_peer_loop(loop, address)
+    threading.Thread(target=compute, args=(loop, lambda: ev.Ready({})), name="compute", daemon=True).start()
+    loop.run(address)
     out.close()
+
+
+class Fleet:
+    """The processes of one run; its coordinator runs in this process. By peer: `began_s` and `ended_s` of each step (as
+    Vectors has them), and in `pipes` what was `observed` (Observed)."""
+
+    def __init__(self, options: Options, observed: bool):
+        self._options = options
+        self._observed = observed
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["jaxdt.runtime.loop"])
+        peers = range(options.n_peers)
+        self.began_s, self.ended_s = ([context.RawArray("d", options.n_steps) for _ in peers] for _ in range(2))
+        self._ends = [context.Pipe(duplex=False) for _ in peers]
+        self.pipes = [reader for reader, _ in self._ends]
+        self._process = context.Process
+        self.peers: list[Any] = []
+
+    def run(self, timeout_s: float, report: Callable[[Report], None], beside: Sequence[Callable[[], None]]) -> ev.Stop:
+        """Run the fleet to its end, with threads of these functions `beside` it, which begin when all peers have been
+        started."""
+        n_peers = self._options.n_peers
+        config = CoordinatorConfig(
+            stage_of=dict.fromkeys(range(n_peers), STAGE),
+            n_stages=1,
+            tokens_per_sample=SeqLengths(1),
+            on_nonfinite="stop",
+            **self._options.of_run,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            machine, durable = Coordinator(config, TwoPhaseCommit(config)), FileStore(Path(folder))
+            loop, address = open_loop(ev.COORDINATOR, machine, self._options.credentials, durable)
+            loop.report = report
+            for peer, (_, out) in enumerate(self._ends):
+                moments = self.began_s[peer], self.ended_s[peer]
+                coordinator = parse_address("coordinator", address)
+                arguments = (peer, self._options, coordinator, *moments, out, self._observed)
+                self.peers.append(self._process(target=be_peer, args=arguments, daemon=True))
+                self.peers[-1].start()
+                out.close()  # the process now holds the only copy, so the pipe ends with the process
+            threads = [threading.Thread(target=target) for target in beside]
+            timeout = threading.Timer(timeout_s, loop.post, [ev.Stop(3, "did not end")])
+            for thread in (*threads, timeout):
+                thread.start()
+            stop = loop.run(address)
+            timeout.cancel()
+            for process in self.peers:
+                process.join(10.0)
+                process.kill()
+            for thread in threads:
+                thread.join()
+        assert isinstance(stop, ev.Stop), "only a peer moves to another stage"
+        return stop

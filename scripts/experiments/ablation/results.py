@@ -5,7 +5,8 @@ import json
 import os
 from pathlib import Path
 
-from jaxdt.ablation.grid import Case
+from experiments.ablation.grid import Case
+
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput

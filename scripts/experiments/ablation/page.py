@@ -4,8 +4,9 @@ numbers are written from the rows."""
 import statistics
 from collections.abc import Iterable
 
-from jaxdt.ablation.grid import BASELINE, AblationConfig
-from jaxdt.ablation.report import Row, markdown, markdown_table, spread
+from experiments.ablation.grid import BASELINE, AblationConfig
+from experiments.ablation.report import Row, markdown, markdown_table, spread
+
 from jaxdt.run.config import RunConfig
 
 CUTS = ((2, 2), (4, 2), (2, 4), (4, 4))  # stages, ratio

@@ -3,7 +3,8 @@
 A stage encodes what it sends and decodes what it receives on its own device, as part of its Work. The measured seconds
 of a stage contain its compression layers already."""
 
-from jaxdt.ablation.grid import LAYERS, Case, run_of
+from experiments.ablation.grid import LAYERS, Case, run_of
+
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind

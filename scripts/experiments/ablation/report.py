@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.ablation.grid import BASELINE, EIGHT_BIT, AblationConfig, Case, bytes_per_step, kinds
+from experiments.ablation.grid import BASELINE, EIGHT_BIT, AblationConfig, Case, bytes_per_step, kinds
+
 from jaxdt.run.config import RunConfig
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from experiments.ablation.grid import BASELINE, METHODS, AblationConfig, Case
+from experiments.ablation.report import Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from jaxdt.ablation.grid import BASELINE, METHODS, AblationConfig, Case
-from jaxdt.ablation.report import Row
 
 COLOURS: dict[str, str] = dict(zip(METHODS, ("#000000", "#4c78a8", "#72b7b2", "#e45756", "#f58518"), strict=True))
 DASHES = {1: "-", 2: "-", 4: "--"}

@@ -4,17 +4,18 @@ import multiprocessing
 import queue
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from jaxdt.ablation.grid import Case
+from experiments.ablation.grid import Case
+
 from jaxdt.model.data import open_data
 from jaxdt.run.config import RunConfig
 from jaxdt.run.cpus import allowed_cpus
+from jaxdt.runtime.compute_environment import set_cpus
 
 POLL_S = 1.0
 SPAWN = multiprocessing.get_context("spawn")  # a fork would share the parent's threads and locks
@@ -24,18 +25,8 @@ class WorkerLost(Exception):
     """A worker ended before its cases were done."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The inputs of all workers. `set_cpus` confines a process to some CPUs; the process must call it before jax is
-    imported. It is a function of a module, so that it can be sent to another process."""
-
-    config: RunConfig
-    data: Path
-    set_cpus: Callable[[list[str]], None]
-
-
 @contextmanager
-def trained(setup: Setup, cases: list[Case], n_workers: int) -> Iterator[Iterator[tuple]]:
+def trained(config: RunConfig, data: Path, cases: list[Case], n_workers: int) -> Iterator[Iterator[tuple]]:
     """The messages of workers that train the cases: ("steps", case, number of steps done), the first time with 0 before
     the case is compiled, and ("done", case, record). The iterator raises WorkerLost when a worker was lost and no
     message is left. Leaving the context ends all workers."""
@@ -45,7 +36,7 @@ def trained(setup: Setup, cases: list[Case], n_workers: int) -> Iterator[Iterato
         tasks.put(case)
     allowed = allowed_cpus()
     cpus = [[str(allowed[index % len(allowed)])] if n_workers > 1 else [] for index in range(n_workers)]
-    workers = [SPAWN.Process(target=_work, args=(setup, own, tasks, messages), daemon=True) for own in cpus]
+    workers = [SPAWN.Process(target=_work, args=(config, data, own, tasks, messages), daemon=True) for own in cpus]
     for worker in workers:
         worker.start()
     try:
@@ -68,11 +59,11 @@ def _received(messages: Queue, workers: list, n_left: int) -> Iterator[tuple]:
         yield message
 
 
-def _work(setup: Setup, cpus: list[str], tasks: Queue, messages: Queue) -> None:
+def _work(config: RunConfig, data: Path, cpus: list[str], tasks: Queue, messages: Queue) -> None:
     """The main function of a worker. Only its parent reacts to Ctrl-C; the worker ends when its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    setup.set_cpus(cpus)
-    from jaxdt.ablation.train import train  # imports jax, which counts the CPUs
+    set_cpus(cpus)
+    from experiments.ablation.train import train  # imports jax, which counts the CPUs
 
     def on_step(case: Case, step: int) -> None:
         parent = multiprocessing.parent_process()
@@ -81,7 +72,7 @@ def _work(setup: Setup, cpus: list[str], tasks: Queue, messages: Queue) -> None:
             sys.exit(1)
         messages.put(("steps", case, step + 1))
 
-    tokens = open_data(setup.data)
+    tokens = open_data(data)
     while (case := tasks.get()) is not None:
         messages.put(("steps", case, 0))
-        messages.put(("done", case, train(setup.config, case, tokens, partial(on_step, case))))
+        messages.put(("done", case, train(config, case, tokens, partial(on_step, case))))

@@ -1,13 +1,25 @@
-"""Kill one of several processes with SIGKILL while they average a vector, many times, and check every result.
+"""Average a vector among local peers: time it, or kill one of them meanwhile and check every result.
 
-    python scripts/experiments/kill_averaging.py [--tries=50] [--n_peers=4] [--n_elements=10000000] [--seed=0]
+    python scripts/bench/averaging.py time [--n_peers=4] [--n_elements=25000000] [--tls] [--rival "CMD"]
+    python scripts/bench/averaging.py kill [--tries=50] [--n_peers=4] [--n_elements=10000000] [--seed=0]
 
-Real machines, loop and sockets over TLS. Each try starts a new fleet that does three rounds. In the first or second
-round one peer, drawn from the seed, is killed at a random moment between the beginning of the exchange and shortly
-after the last update. A result must then equal one of two vectors, bit by bit: the sum of all peers, or the sum of the
-survivors, who redo the microbatches of the dead peer. All survivors must apply the same vector, in this step and in the
-next. Each result is checked before the coordinator is told of it, and again when it is applied. Prints a line a try and
-one JSON object:
+Both go through the real machines, loop and sockets, and print one JSON object at the end.
+
+time
+
+  allreduce_s   seconds from the frozen vectors to the complete averaged result of the slowest peer, median of rounds
+  rival_s       with --rival: an external baseline that runs in turn with ours. CMD is its command; the value is the
+                median of --rival_key in the JSON object on the last line of its output
+
+Quote the results from an otherwise idle machine only.
+
+kill
+
+Each try starts a new fleet that does three rounds over TLS. In the first or second round one peer, drawn from the seed,
+gets SIGKILL at a random moment between the beginning of the exchange and shortly after the last update. A result must
+then equal one of two vectors, bit by bit: the sum of all peers, or the sum of the survivors, who redo the microbatches
+of the dead peer. All survivors must apply the same vector, in this step and in the next. Each result is checked before
+the coordinator is told of it, and again when it is applied. Prints a line a try, too.
 
   whole     tries in which the step was finished with the sum of all peers, from a survivor or from the slices' owners
   redone    tries in which the vector was averaged again among the survivors
@@ -17,10 +29,10 @@ one JSON object:
 
 import functools
 import json
-import multiprocessing
+import os
 import random
+import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,29 +40,68 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from absl import flags
-from averaging_peers import DEADLINE_FLOOR_S, HEARTBEAT_S, Options, be_peer, whole_sum
+from averaging_peers import Fleet, Options, whole_sum
+from external_baseline import baseline_seconds, check_command
 
 from jaxdt.cli import environment, script_main
-from jaxdt.cli.averaging_loop import RUN, open_loop
-from jaxdt.membership.commit import TwoPhaseCommit
-from jaxdt.membership.coordinator import Coordinator
-from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import Report, StepReport, ViewReport
-from jaxdt.run.seq_lengths import SeqLengths
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
-from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.storage.durable import FileStore
 
-TRIES = flags.DEFINE_integer("tries", 50, "Number of fleets, each of which loses a peer.", 1)
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
-N_ELEMENTS = flags.DEFINE_integer("n_elements", 10_000_000, "fp32 numbers of the vector.", 1)
-SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 20, "Unit of the exchange.", 4)
-SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
+N_ELEMENTS = flags.DEFINE_integer("n_elements", None, "fp32 numbers of the vector; 25 million, with kill 10.", 1)
+N_ROUNDS = flags.DEFINE_integer("rounds", 6, "time: rounds of one start; the first is not counted.", 2)
+N_STARTS = flags.DEFINE_integer("starts", 3, "time: how many times all are started, in turn with the baseline.", 1)
+TLS = flags.DEFINE_bool("tls", False, "time: with a credential, as runs have by default: TLS, then AEAD records.")
+RIVAL = flags.DEFINE_string("rival", None, "time: command of an external baseline that averages the same vector.")
+RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Key of its seconds in the baseline's JSON.")
+TRIES = flags.DEFINE_integer("tries", 50, "kill: number of fleets, each of which loses a peer.", 1)
+SEED = flags.DEFINE_integer("seed", 0, "kill: seed of the victims and the moments.")
 
-N_STEPS = 3
+TIMED = dict(slice_bytes=1 << 22, heartbeat_s=1.0, deadline_floor_s=60.0)
+# A dead peer is noticed by its broken connections, not by its silence: the deadline is long.
+KILLED = dict(slice_bytes=1 << 20, heartbeat_s=0.2, deadline_floor_s=20.0)
+N_STEPS = 3  # of a fleet that loses a peer
 MARGIN = 1.3  # over the seconds of a step, so that some moments are after the update
 TIMEOUT_S = 120.0  # of a fleet
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+def timed() -> int:
+    os.environ.update(MALLOC_ENVIRONMENT)  # for the peers, which are child processes, as train.py has it
+    check_command(RIVAL.value)
+    ours: list[float] = []
+    baseline: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        credentials = Path(folder) if TLS.value else None
+        if credentials:
+            authority.create_missing(credentials, range(N_PEERS.value))
+        options = Options(
+            N_PEERS.value, N_ELEMENTS.value or 25_000_000, N_ROUNDS.value, credentials=credentials, **TIMED
+        )
+        for _ in range(N_STARTS.value):
+            ours.append(statistics.median(rounds_s(options)))
+            if RIVAL.value:
+                baseline.append(baseline_seconds(RIVAL.value, RIVAL_KEY.value))
+    result = {"allreduce_s": statistics.median(ours), "starts": ours, "tls": TLS.value}
+    if baseline:
+        result |= {"rival_s": statistics.median(baseline), "rival_starts": baseline}
+    print(json.dumps(result))
+    return 0
+
+
+def rounds_s(options: Options) -> list[float]:
+    """Start all processes once. Seconds of each counted round."""
+    fleet = Fleet(options, observed=False)
+    fleet.run(TIMEOUT_S * options.n_steps, lambda report: None, ())
+    steps = zip(zip(*fleet.began_s, strict=True), zip(*fleet.ended_s, strict=True), strict=True)
+    return [max(ended_s) - max(began_s) for began_s, ended_s in steps][1:]
+
+
+# ---------------------------------------------------------------------------------------------------------------- kill
 
 
 @dataclass
@@ -117,104 +168,45 @@ def problems(attempt: Try, correct_crc: Callable[[int, tuple[int, ...]], int]) -
     return errors
 
 
-class Fleet:
-    """The processes of one try. The coordinator runs in this process."""
+def attempted(options: Options, victim: int | None, step: int, after_s: float = 0.0) -> Try:
+    """Run a fleet to its end. The victim is killed after_s after the first peer begins the exchange of the step."""
+    fleet, attempt = Fleet(options, observed=True), Try(victim, step)
 
-    def __init__(self, options: Options, victim: int | None, step: int):
-        self._try = Try(victim, step)
-        self._options = options
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["jaxdt.runtime.loop"])
-        self._began_s = [context.RawArray("d", N_STEPS) for _ in range(options.n_peers)]
-        self._pipes = [context.Pipe(duplex=False) for _ in range(options.n_peers)]
-        self._process = context.Process
-        self._peers: list = []
-
-    def run(self, after_s: float) -> Try:
-        """Run the fleet to its end. The victim is killed after_s after the first peer begins the exchange of the
-        step."""
-        n_peers = self._options.n_peers
-        config = coordinator_config(n_peers)
-        with tempfile.TemporaryDirectory() as folder:
-            loop, address = open_loop(
-                ev.COORDINATOR,
-                Coordinator(config, TwoPhaseCommit(config)),
-                self._options.credentials,
-                self._try.report,
-                FileStore(Path(folder)),
-            )
-            for peer in range(n_peers):
-                self._start(peer, parse_address("coordinator", address))
-            threads = [threading.Thread(target=self._listen, args=(peer,)) for peer in range(n_peers)]
-            threads.append(threading.Thread(target=self._kill, args=(after_s,)))
-            timeout = threading.Timer(TIMEOUT_S, loop.post, [self._try.stop])
-            for thread in (*threads, timeout):
-                thread.start()
-            self._try.stop = loop.run(address)
-            timeout.cancel()
-            for process in self._peers:
-                process.join(10.0)
-                process.kill()
-            for thread in threads:
-                thread.join()
-        return self._try
-
-    def _start(self, peer: int, coordinator: tuple[str, int]) -> None:
-        out = self._pipes[peer][1]
-        arguments = (peer, self._options, coordinator, self._began_s[peer], out)
-        self._peers.append(self._process(target=be_peer, args=arguments, daemon=True))
-        self._peers[-1].start()
-        out.close()  # the process now holds the only copy, so the pipe ends with the process
-
-    def _kill(self, after_s: float) -> None:
-        step = self._try.step
+    def kill() -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
-        while not any(began[step] for began in self._began_s) and time.monotonic() < deadline_s:
+        while not any(began[step] for began in fleet.began_s) and time.monotonic() < deadline_s:
             time.sleep(1e-4)
-        self._try.began_s = min((began[step] for began in self._began_s if began[step]), default=deadline_s)
-        if self._try.victim is not None:
-            time.sleep(max(0.0, self._try.began_s + after_s - time.monotonic()))
-            self._peers[self._try.victim].kill()
-            self._try.died_s = time.monotonic()
+        attempt.began_s = min((began[step] for began in fleet.began_s if began[step]), default=deadline_s)
+        if victim is not None:
+            time.sleep(max(0.0, attempt.began_s + after_s - time.monotonic()))
+            fleet.peers[victim].kill()
+            attempt.died_s = time.monotonic()
 
-    def _listen(self, peer: int) -> None:
-        results = self._try.results.setdefault(peer, [])
+    def listen(peer: int) -> None:
+        results = attempt.results.setdefault(peer, [])
         try:
             while True:
-                results.append(self._pipes[peer][0].recv())
+                results.append(fleet.pipes[peer].recv())
         except (EOFError, OSError):
             return  # the process has ended, perhaps in the middle of a message
 
-
-def coordinator_config(n_peers: int) -> CoordinatorConfig:
-    return CoordinatorConfig(
-        run=RUN,
-        fingerprint="",
-        stage_of=dict.fromkeys(range(n_peers), 0),
-        n_stages=1,
-        start_version=0,
-        start_generation=0,
-        n_steps=N_STEPS,
-        tokens_per_sample=SeqLengths(1),
-        on_nonfinite="stop",
-        heartbeat_s=HEARTBEAT_S,
-        deadline_floor_s=DEADLINE_FLOOR_S,
-    )
+    listening = [functools.partial(listen, peer) for peer in range(options.n_peers)]
+    attempt.stop = fleet.run(TIMEOUT_S, attempt.report, [*listening, kill])
+    return attempt
 
 
 def undisturbed(options: Options, step: int) -> tuple[Try, float]:
     """A try without a victim, and the seconds from the beginning of a step's exchange to its last update."""
-    calm = Fleet(options, None, step).run(0.0)
+    calm = attempted(options, None, step)
     ends_s = [at_s for results in calm.results.values() for _, at_s, round, _ in results if round.number == step]
     return calm, max(ends_s) - calm.began_s
 
 
-def main() -> int:
-    environment.compute_on_cpu()
+def kill() -> int:
     rng = random.Random(SEED.value)
     with tempfile.TemporaryDirectory() as folder:
         authority.create_missing(Path(folder), range(N_PEERS.value))
-        options = Options(N_PEERS.value, N_ELEMENTS.value, N_STEPS, SLICE_BYTES.value, Path(folder))
+        options = Options(N_PEERS.value, N_ELEMENTS.value or 10_000_000, N_STEPS, credentials=Path(folder), **KILLED)
         correct_crc = functools.lru_cache(maxsize=None)(lambda step, members: whole_sum(step, members, options))
         calm = [undisturbed(options, step) for step in range(N_STEPS - 1)]
         step_s = [seconds for _, seconds in calm]
@@ -224,7 +216,7 @@ def main() -> int:
             victim = rng.randrange(options.n_peers)
             step = rng.randrange(N_STEPS - 1)
             after_s = rng.uniform(0.0, MARGIN * step_s[step])
-            attempt = Fleet(options, victim, step).run(after_s)
+            attempt = attempted(options, victim, step, after_s)
             errors = problems(attempt, correct_crc)
             if errors:
                 bad[f"try {n}"] = errors
@@ -247,5 +239,13 @@ def main() -> int:
     return 1 if bad else 0
 
 
+COMMANDS = {"time": timed, "kill": kill}
+
+
+def main(command: str) -> int:
+    environment.compute_on_cpu()
+    return COMMANDS[command]()
+
+
 if __name__ == "__main__":
-    script_main.run(main)
+    script_main.run(main, COMMANDS)
