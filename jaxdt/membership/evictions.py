@@ -29,6 +29,7 @@ from jaxdt.protocol.reports import (
 )
 
 LEFT_EARLY = "left before it was admitted"
+NOT_BEGUN = "the run has not begun, and needs all peers of its plan to begin"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 SAID_BY = "said by peer"  # in the reason of an eviction that another member has asked for
 SAVE_FAILURES_MAX = 3  # checkpoints in a row that a peer may fail to write
@@ -228,7 +229,7 @@ class Evictions:
         line = f"{self._roster.name(header.src)}: {LEFT_EARLY}"
         if header.src not in self._config.stage_of:
             return self._dismiss(header.src, line)
-        return self._run.end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
+        return self._run.end(3, f"{line}; {NOT_BEGUN}")
 
     def on_leaving(self, now_s: float, header: ev.Header, leaving: ev.Leaving) -> list[ev.Action]:
         src = header.src
@@ -267,7 +268,7 @@ class Evictions:
         if self._roster.peers[peer].is_given_up:
             return self.on_dead(now_s, peer) if is_dead else []
         if self._roster.view is None:
-            return self._run.end(3, reason)
+            return self._run.end(3, f"{reason}; {NOT_BEGUN}")
         if problem := self._agreement.cannot_lose(peer, self._roster.present):
             return self._run.end(3, f"{reason}; {problem}")
         self._roster.peers[peer].lease = None

@@ -368,10 +368,13 @@ class Roster:
         return [(peer, lease) for peer, lease in down if (lease.down_since_s or 0.0) + RECONNECT_S <= now_s]
 
     def overdue(self, now_s: float) -> tuple[int, str] | None:
-        """One peer that has been silent, or a joining member that has made no progress, for too long; and why."""
+        """One peer that has been silent, or a joining member that has made no progress, for too long; and why. Before
+        the first view no peer can be done without, and nothing is lost while the run waits: a peer that its host keeps
+        too busy to speak, since all load and compile, has the grace period of the last replica of a stage."""
         for peer, lease in self.leases:
-            if lease.silence.passed(now_s):
-                return peer, f"silent for {lease.silence.silence_s(now_s):.1f} s"
+            silence_s = lease.silence.silence_s(now_s)
+            if lease.silence.passed(now_s) and (self.view is not None or silence_s >= self._grace_s):
+                return peer, f"silent for {silence_s:.1f} s"
         return self._stalled(now_s)
 
     def _stalled(self, now_s: float) -> tuple[int, str] | None:

@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -491,6 +492,22 @@ def test_a_peer_of_the_plan_that_leaves_before_the_run_begins_ends_it_and_is_not
     (stop,) = of(run.message(1, ev.Leaving()), ev.Stop)
     assert stop.code == 3
     assert stop.reason.startswith("peer 1 (stage 1): left before it was admitted; the run has not begun")
+
+
+def test_a_peer_that_is_silent_before_the_run_begins_has_the_grace_period():
+    """All load and compile, and some host is too busy to speak; nothing is lost while the run waits."""
+    run = Driver(stage_grace_s=60.0)
+    for peer in (0, 1, 2):
+        run.join(peer)
+    for second in range(1, 60):
+        for peer in (0, 2):
+            run.message(peer, ev.Heartbeat(1, {}), float(second))
+        assert not of(run.event(ev.Woke("tick"), float(second)), ev.Stop)
+    run.message(0, ev.Heartbeat(1, {}), 61.0)
+    run.message(2, ev.Heartbeat(1, {}), 61.0)
+    (stop,) = of(run.event(ev.Woke("tick"), 61.0), ev.Stop)
+    assert stop.code == 3
+    assert re.fullmatch(r"peer 1 \(stage 1\): lost, silent for 6\d\.\d s; the run has not begun, and .+", stop.reason)
 
 
 def test_nothing_happens_after_the_end():
