@@ -142,11 +142,12 @@ class Case:
 
     @property
     def _waits_s(self) -> float:
+        grace_s = self.config.wiring.stage_grace_s  # for a peer that is silent before the first view
         if not self.are_replicas_equal:
-            return 0.0
-        waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
+            return grace_s
+        waits_s = grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
         hangs = any(fault.kind == SLOW and fault.factor >= OVERDUE_FACTOR for fault in self.faults)
-        return 2 * waits_s + (UNKNOWN_S if hangs else 0.0)
+        return grace_s + 2 * waits_s + (UNKNOWN_S if hangs else 0.0)
 
     def __str__(self) -> str:
         config, (sync, train, wiring) = self.config, (self.config.sync, self.config.train, self.config.wiring)
