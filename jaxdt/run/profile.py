@@ -160,6 +160,7 @@ def from_flops(
     memory_gbps: float = 8000.0,
     dtype: str = "float32",
     remat: str = "recompute",
+    *,
     seq_len: int = 0,
 ) -> Profile:
     """A profile of devices that were not measured: `flops[kind]` peak FLOP/s, of which the maths reaches the share

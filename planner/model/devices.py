@@ -119,7 +119,9 @@ def profile_of_catalogue(run: RunConfig, kinds: Collection[str], utilisation: fl
         spec = spec_of(kind)
         rates = {kind: spec.peak_flops(run.dtype)}
         memory_gbps = spec.memory_bytes_per_s * 8 / 1e9
-        derived = from_flops(run.model, size, rates, utilisation, memory_gbps, run.dtype, run.remat, run.data.seq_len)
+        derived = from_flops(
+            run.model, size, rates, utilisation, memory_gbps, run.dtype, run.remat, seq_len=run.data.seq_len
+        )
         found[kind] = replace(derived.kinds[kind], memory_bytes=spec.memory_bytes, accelerator=spec.accelerator)
     source = f"derived: {utilisation:g} of the catalogue's FLOP/s of {', '.join(found)}"
     return Profile(run.model, size, found, run.dtype, run.remat, source, run.data.seq_len)

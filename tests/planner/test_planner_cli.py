@@ -11,8 +11,8 @@ from planner_cases import NETWORKS, case
 
 from jaxdt.run import plan as plans
 from jaxdt.run.config import WiringConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory_bytes
-from jaxdt.run.model import gpt_config
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.network import parse, to_json
 from planner.__main__ import main
@@ -185,7 +185,7 @@ def test_a_missing_link_is_avoided_where_a_plan_can(tmp_path):
 
 
 def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
-    model = gpt_config("small")
+    model = GPTConfig.of("small")
     shape = MicrobatchShape(1, model.max_len)
 
     def needs(lo, hi, in_flight):
@@ -301,7 +301,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
     flags = ["--config", config_file, "--evaluations", "500", "--out", str(out)]
     assert main(["solve", "--network", str(NETWORKS / "four_cities.json"), *flags]) == 0
     plan = plans.load(out)
-    model = gpt_config("small", vocab_size=256)
+    model = GPTConfig.of("small", vocab_size=256)
     assert (plan.n_stages, plan.n_pipelines, plan.n_microbatches) == (2, 2, 6)
     assert plan.codec == ("int8",)
     numbers = model.facts.boundary_numbers(2 * model.max_len)
@@ -314,7 +314,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
 
 def test_memory_of_a_delayed_run_is_what_its_plan_must_fit(config_file, tmp_path, capsys):
     """Devices for the run without delay do not hold the run with it."""
-    model = gpt_config("small", vocab_size=256)
+    model = GPTConfig.of("small", vocab_size=256)
     shape = MicrobatchShape(2, model.max_len)
 
     def need(delay):

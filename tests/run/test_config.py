@@ -12,7 +12,8 @@ from jaxdt.run.errors import BadInput
 STABLE_NAMES = {
     "model": {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size", "positions", "activation",
-        "tied_head", "n_shared_blocks", "compression", "compression_after",
+        "tied_head", "n_shared_blocks", "compression", "compression_after", "family", "n_kv_heads", "d_head",
+        "rope_theta", "rope_scaling", "norm_eps", "qkv_bias", "o_bias", "qk_norm", "window",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
     "data": {"path", "seq_len", "seq_start", "seq_growth_steps"},
@@ -153,7 +154,7 @@ def test_the_length_of_samples_was_once_an_option_of_the_model():
         ("remat", "dot", "remat: got 'dot', expected one of recompute, dots"),
         ("platform", "cuda", "platform: got 'cuda', expected one of any, cpu, gpu, tpu"),
         ("train", None, "train: got None, expected an object with the fields of TrainConfig"),
-        ("model", [], "model: got [], expected an object with a preset or all of n_layers"),
+        ("model", [], "model: got [], expected an object with a preset, or with all fields of a family"),
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_field_in_one_line(path, value, message):

@@ -7,6 +7,7 @@ from jaxdt.build import worker_vectors
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.run.config import default_plan, parse
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.memory import (
     MemoryOptions,
     ReplicaCopies,
@@ -18,7 +19,6 @@ from jaxdt.run.memory import (
     update_bytes,
     working_bytes,
 )
-from jaxdt.run.model import gpt_config
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.optim import OptimConfig
 
@@ -31,7 +31,7 @@ ONE, SIXTEEN = MicrobatchShape(1, 16), MicrobatchShape(16, 16)
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
 @pytest.mark.parametrize(("lo", "hi"), [(1, 4), (2, 3)])
 def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype, remat):
-    model = gpt_config("small", activation=activation, **SHAPE)
+    model = GPTConfig.of("small", activation=activation, **SHAPE)
     stage = build_stage(model, lo, hi, optimizer(OptimConfig()), StageOptions(2, remat, dtype))
     params = jax.eval_shape(lambda: stage.init(0))
     _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
@@ -41,7 +41,7 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
 
 def test_bytes_of_a_parameter():
     """16 with Adam in fp32, 18 with bf16 copies; 16 more at the update."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_params = model.facts.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
@@ -50,7 +50,7 @@ def test_bytes_of_a_parameter():
 
 
 def test_the_last_stage_holds_logits_and_no_dots():
-    model = gpt_config("small", **(SHAPE | {"vocab_size": 50000}))
+    model = GPTConfig.of("small", **(SHAPE | {"vocab_size": 50000}))
     assert working_bytes(model, 3, 5, ONE, "float32") - working_bytes(model, 2, 4, ONE, "float32") == 8 * 16 * 50000
     assert residual_bytes(model, 3, 5, ONE, "float32", "dots") == residual_bytes(
         model, 3, 5, ONE, "float32", "recompute"
@@ -59,7 +59,7 @@ def test_the_last_stage_holds_logits_and_no_dots():
 
 def test_memory_grows_with_what_is_held():
     """With 16 samples computing needs more than the update."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     plain, dots, delayed = MemoryOptions(), MemoryOptions(remat="dots"), MemoryOptions(delay=1)
     boundary_numbers = model.facts.boundary_numbers(SIXTEEN.n_tokens)
     one = stage_memory_bytes(model, 1, 3, SIXTEEN, 1, plain)
@@ -73,14 +73,14 @@ def test_memory_grows_with_what_is_held():
 
 
 def test_with_few_samples_the_update_needs_most():
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_bytes = stage_memory_bytes(model, 1, 3, ONE, 1, MemoryOptions())
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
 
 
 def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
     """24 bytes of a parameter at the update, in place of 32; the kinds of number add up to the whole."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_params = model.facts.stage_params(1, 3)
     memory = stage_memory(model, 1, 3, ONE, 1, MemoryOptions(), retained=3, on_accelerator=True)
     boundary_bytes = 2 * model.facts.boundary_numbers(ONE.n_tokens) * 4
@@ -93,7 +93,7 @@ def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
 
 def test_versions_of_stashed_parameters_are_counted():
     """One for each microbatch in flight but the newest."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     bytes_of = lambda n_in_flight, stashes: stage_memory_bytes(  # noqa: E731
         model, 1, 3, ONE, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
     )
