@@ -4,7 +4,7 @@ run that goes on from it. All of it is bit for bit the replay of the servers' lo
 import json
 import signal
 
-from fleets import QUICK, replayed, versions
+from fleets import replayed, versions
 
 from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.parts import step_folder
@@ -22,7 +22,6 @@ SERVERS = (
     "--config.train.eval_every_steps=3",
     "--config.train.eval_microbatches=2",
     "--emulate_forward_s=0.05",
-    *QUICK,
 )
 
 
