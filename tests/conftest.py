@@ -26,10 +26,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # compiles twice a
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the caller's come last and win
 
-# Functions with the same program are compiled once, also those of other tests, processes and earlier sessions. Programs
-# are written in place, so each process of a session has a folder of its own.
+# Functions with the same program are compiled once, also those of other tests, processes and earlier sessions. All
+# processes of a session share the folder: a program is written with one call, and who reads it before that compiles it.
 PROGRAMS = Path(__file__).resolve().parents[1] / ".pytest_cache" / "programs"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS / os.environ.get("PYTEST_XDIST_WORKER", "one")))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -37,7 +37,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too (ten minutes)")
     parser.addoption("--stuck", action="store_true", help="run real processes until they stand still (three minutes)")
-    parser.addoption("--pool_seeds", type=int, default=3, help="seeds of pools that train while workers come and go")
+    parser.addoption("--pool_seeds", type=int, default=2, help="seeds of pools that train while workers come and go")
 
 
 def pytest_collection_finish():

@@ -1,4 +1,4 @@
-"""Fleets of real processes as a user starts them, and what they are compared with."""
+"""Fleets of real processes, and what they are compared with."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from fork_server import Forked
 
 from jaxdt.model.data import write_tokens
 from jaxdt.runtime.compute_environment import ONE_THREAD
@@ -74,14 +75,19 @@ def write_config(folder: Path) -> Path:
     return path
 
 
-def with_changes(folder: Path, changes: Mapping[str, str]) -> list[str]:
-    """The command of a launcher whose processes do `changes[script]` first. Writes variants of the scripts."""
+def with_changes(folder: Path, changes: Mapping[str, str]) -> Path:
+    """The folder, with variants of the scripts that do `changes[script]` first."""
     for script in ("train.py", "coordinate.py"):
         path = str(ROOT / "scripts" / script)
         paths = [str(ROOT / "tests"), str(ROOT / "scripts")]
         change = changes.get(script, "")
         (folder / script).write_text(CHANGED.format(paths=paths, change=change, script=path))
-    return [str(ROOT / "tests/launch_from.py"), str(folder)]
+    return folder
+
+
+def one_thread() -> dict[str, str]:
+    """The variable with which processes compute on one thread each."""
+    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
 
 
 class Finished:
@@ -97,9 +103,9 @@ class Finished:
 
 
 class Launched(Finished):
-    """A local fleet as a user starts it; leaves nothing behind. `changes[script]` is done before a script of its
-    processes. Peers compute on one thread each, on a machine with many cores too, so that their sums are those of a
-    replay."""
+    """A local fleet, whose processes are forks (fork_server.py); leaves nothing behind. `changes[script]` is done
+    before a script of its processes. Peers compute on one thread each, on a machine with many cores too, so that their
+    sums are those of a replay."""
 
     def __init__(
         self,
@@ -111,16 +117,15 @@ class Launched(Finished):
     ):
         super().__init__(tmp_path / run_dir)
         config = write_config(tmp_path)
-        launcher = [str(ROOT / "scripts/launch.py")] if changes is None else with_changes(tmp_path, changes)
-        self.process = subprocess.Popen(
-            [sys.executable, *launcher, f"--config={config}", f"--run_dir={self.run_dir}", "--report=false", *flags],
+        scripts = with_changes(tmp_path, changes) if changes else ROOT / "scripts"
+        launcher = [sys.executable, str(ROOT / "tests/launch_from.py"), str(scripts), str(file_bytes_max)]
+        self.process = Forked(
+            [*launcher, f"--config={config}", f"--run_dir={self.run_dir}", "--report=false", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"},
+            env=os.environ | one_thread(),
         )
-        # Not in the child before its program starts: that would fork this process, in which jax has threads.
-        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
 
     def ended(self, timeout_s: float = 120) -> int:
         self.output = self.process.communicate(timeout=timeout_s)[0]
@@ -201,7 +206,7 @@ class Churning(Launched):
         command += [token_flag(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}", *flags]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
-            self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)
+            self.newcomer = Forked(command, stdout=log, stderr=log)
 
     def reported(self, kind: str) -> bool:
         """Whether the coordinator has reported this, as its trace says."""
@@ -215,7 +220,9 @@ class Churning(Launched):
 
 
 def alive(pids) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Those that have not ended, whether or not somebody has asked for their exit codes."""
+    stats = [(pid, Path(f"/proc/{pid}/stat")) for pid in pids]
+    return [pid for pid, stat in stats if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"]
 
 
 def parameters(run_dir: Path, version: int = N_STEPS) -> dict:
@@ -236,6 +243,16 @@ def assert_equal(fleet: Finished, one: Finished) -> None:
     assert fleet.losses()[:n_steps] == pytest.approx(one.losses()[:n_steps], rel=1e-5)
     version = max(version for version in versions(fleet.run_dir) if version <= N_STEPS)
     assert relative_l2(parameters(fleet.run_dir, version), parameters(one.run_dir, version)) < 1e-4
+
+
+def replayed(run_dir: Path, *flags: str) -> str:
+    """What scripts/tools/replay.py prints of a run, which must be equal to its replay. It finds the programs that the
+    peers have compiled."""
+    command = [sys.executable, str(ROOT / "scripts/tools/replay.py"), f"--run_dir={run_dir}", *flags]
+    environment = os.environ | one_thread() | {"JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/jaxdt")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0 and "are equal" in done.stdout, done.stdout + done.stderr
+    return done.stdout
 
 
 def versions(run_dir: Path) -> list[int]:

@@ -1,16 +1,30 @@
-"""launch.py with other variants of train.py and coordinate.py: launch_from.py FOLDER FLAGS, with the folder of both."""
+"""launch.py whose processes are forks: launch_from.py FOLDER BYTES FLAGS, with the folder of their train.py and
+coordinate.py, and how far a file may grow. Started as a fork_server.Forked."""
 
+import resource
+import runpy
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import fork_server
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    sys.argv = [sys.argv[0], *sys.argv[2:]]
+    folder, file_bytes_max = Path(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
+    if script := fork_server.divide():
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    sys.argv[:3] = sys.argv[:1]
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import launch
 
     from jaxdt.api import launch as api
     from jaxdt.cli import run_flags
+    from jaxdt.runtime import fleet
 
     api.SCRIPTS = folder
+    popen = {"Popen": fork_server.Forked, "PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
+    fleet.subprocess = SimpleNamespace(**popen)
     run_flags.run(launch.main)

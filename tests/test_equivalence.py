@@ -55,10 +55,11 @@ LAYERS = {1: "4", 2: "1,3", 3: "1,2,1", 4: "1,1,1,1"}
 N_MICROBATCHES = 5
 
 # The last stage runs each forward in its backward: one that is alone computes the same in either schedule, and keeps
-# nothing.
+# nothing. Of the rest every second combination: any four of the five options still come in all theirs.
+OPTIONS = (2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied")
 CASES = [
     *itertools.product((1,), (1, 2), ("1f1b",), ("recompute",), ("tied", "untied")),
-    *itertools.product((2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied")),
+    *(case for case in itertools.product(*OPTIONS) if sum(map(tuple.index, OPTIONS, case)) % 2 == 0),
 ]
 GRID = [pytest.param(*case, id="{}x{}-{}-{}-{}".format(*case)) for case in CASES]
 
@@ -124,6 +125,11 @@ def functions_of():
         return COMPILED[key]
 
     return of
+
+
+@functools.cache
+def loss_of(model):
+    return jax.jit(partial(mean_loss, model))
 
 
 @functools.cache
@@ -277,8 +283,8 @@ def assert_held_out_losses(config, outcome):
     assert list(measured) == due
     options = config.model, config.optim, config.seq_lengths, config.sync
     _, _, versions = train_in_one_process(*options, max(N_STEPS, n_steps))
-    batches = [Tokens().eval_batch(m % 3, BATCH, config.model.max_len) for m in range(config.train.eval_microbatches)]
-    expected = [float(mean_loss(config.model, versions[n], np.concatenate(batches))) for n in due]
+    batches = [Tokens().eval_batch(m % 3, BATCH, config.seq_len) for m in range(config.train.eval_microbatches)]
+    expected = [float(loss_of(config.model)(versions[n], np.concatenate(batches))) for n in due]
     np.testing.assert_allclose(list(measured.values()), expected, rtol=1e-4)
 
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleets import QUICK, ROOT
+from fleets import QUICK, ROOT, replayed
 
 from jaxdt.runtime.run_dir import token_flag
 
@@ -20,12 +20,6 @@ DIFFERING = (
     "--config.train.steps=100000",
     "--emulate_forward_s=0.1",
 )
-
-
-def assert_equals_replay(fleet):
-    replay = [sys.executable, str(ROOT / "scripts/tools/replay.py"), f"--run_dir={fleet.run_dir}"]
-    done = subprocess.run(replay, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "are equal" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_pipeline_is_lost_and_comes_back_and_the_run_equals_the_replay_of_its_log(churning, tmp_path):
@@ -55,7 +49,7 @@ def test_a_pipeline_is_lost_and_comes_back_and_the_run_equals_the_replay_of_its_
     assert "view 2: peers 0 and 1" in fleet.output, fleet.output
     assert fleet.output.count("pipeline 1 is back, with the states of pipeline 0") == 2, fleet.output
     assert "peer 3: joins for stage 1, after " in (tmp_path / "newcomer.log").read_text()
-    assert_equals_replay(fleet)
+    replayed(fleet.run_dir)
 
 
 def wait_for(fleet, kind, n):

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from fleets import ROOT, write_config
+from fork_server import Forked
 
 from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_dir import token_flag
@@ -43,9 +44,9 @@ class OwnFolders:
         self.start("coordinator", "coordinate.py", f"--flagfile={tmp_path / 'job/coordinator.flags'}", emulate)
 
     def start(self, name: str, script: str, *flags: str) -> None:
-        command = [sys.executable, "-u", str(ROOT / "scripts" / script), *flags, f"--run_dir={self.tmp_path / name}"]
+        command = [sys.executable, str(ROOT / "scripts" / script), *flags, f"--run_dir={self.tmp_path / name}"]
         with (self.tmp_path / f"{name}.log").open("w") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+            self.processes[name] = Forked(command, stdout=log, stderr=log)
 
     def start_peer(self, peer: int) -> None:
         self.start(f"peer{peer}", "train.py", f"--flagfile={self.tmp_path / f'job/host_{peer}.flags'}", self.emulate)

@@ -64,8 +64,7 @@ def test_a_run_that_loses_a_stage_ends_for_all():
     cases = (draw_case(seed) for seed in range(N_SEEDS))
     stop = [case for case in cases if case.config.wiring.on_stage_lost == "stop"]
     fatal = [case for case in stop if not spares_every_stage(case.faults, case.plan.placement)]
-    codes = {play(case)[0].stopped[ev.COORDINATOR].code for case in fatal}
-    assert 3 in codes
+    assert any(play(case)[0].stopped[ev.COORDINATOR].code == 3 for case in fatal)
 
 
 def test_a_run_that_waits_sees_its_last_replicas_return_take_over_and_end():

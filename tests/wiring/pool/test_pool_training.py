@@ -127,28 +127,27 @@ def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # 
 
 
 LIES = {
-    "not finite": (lambda gradient: gradient * np.nan, "not finite"),
-    "infinite norm": (lambda gradient: gradient * np.float32(1e30), "not finite"),
+    "not finite": lambda gradient: gradient * np.nan,
+    "infinite norm": lambda gradient: gradient * np.float32(1e30),
 }
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize(("lie", "reason"), LIES.values(), ids=LIES)
-def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, reason, delay, functions_of, one_process, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize(("lie", "delay"), [("not finite", 0), ("infinite norm", 1)])
+def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, delay, functions_of, one_process, monkeypatch):  # noqa: F811
     """What it has sent never counts; the server computes it again."""
 
     class Lying(Store):
         def tensor_to_send(self, body):
             tensor = super().tensor_to_send(body)
-            return lie(tensor) if isinstance(body, ev.Shard) and body.key.src == BROKEN else tensor
+            return LIES[lie](tensor) if isinstance(body, ev.Shard) and body.key.src == BROKEN else tensor
 
     monkeypatch.setattr(test_equivalence, "Store", Lying)
     config = pool(1, 2)
     outcome, _ = train(delayed(config) if delay else config, functions_of, one_process)
-    refused = [fields for fields in report_fields(outcome, "worker_lost") if reason in fields["reason"]]
+    refused = [fields for fields in report_fields(outcome, "worker_lost") if "not finite" in fields["reason"]]
     assert len(refused) == REFUSED_MAX and {fields["worker"] for fields in refused} == {BROKEN}
     assert all("\n" not in fields["reason"] for fields in refused)
-    assert outcome.stopped[BROKEN].code == 3 and reason in outcome.stopped[BROKEN].reason
+    assert outcome.stopped[BROKEN].code == 3 and "not finite" in outcome.stopped[BROKEN].reason
 
 
 def coded(config, codec):
@@ -197,8 +196,7 @@ def test_servers_that_are_lost_change_nothing_either(seed, functions_of, one_pro
     assert report_fields(outcome, "lost") and report_fields(outcome, "download")
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(("stages", "delay"), [(1, 1), (3, 0)])
 def test_servers_that_take_tasks_of_one_another_change_nothing(stages, delay, functions_of, one_process):  # noqa: F811
     """The first server of each stage has a worker, which is lost again and again; the second one has none."""
     config = pool(stages, 1, servers=2, head="tied", steps=30, eval_every_steps=4, eval_microbatches=3)
@@ -213,8 +211,7 @@ def delayed(config, after_steps=0):
     return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
 
 
-@pytest.mark.parametrize("after_steps", [0, 7])
-@pytest.mark.parametrize(("stages", "workers"), [(1, 2), (2, 0), (3, 2)])
+@pytest.mark.parametrize(("stages", "workers", "after_steps"), [(1, 2, 7), (2, 0, 0), (3, 2, 0), (3, 2, 7)])
 def test_delayed_updates(stages, workers, after_steps, functions_of, one_process):  # noqa: F811
     """Two steps are under way, each with its version, at servers and workers."""
     config = pool(stages, workers, head="tied", steps=10, eval_every_steps=4, eval_microbatches=3)
