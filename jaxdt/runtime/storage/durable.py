@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -140,6 +141,21 @@ class LateFile:
         self._appends = True
         self._size = self._file.tell()
         return self._file
+
+
+def lock_file(path: Path, how: int, holder: str) -> int:
+    """Lock a file, which is made if it is missing, and say in it who holds it. `how`: of flock. Returns the descriptor
+    that keeps others out while this process lives, or a child that inherits it. BlockingIOError if another process has
+    locked the file."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, how)
+    except OSError:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{holder}\n".encode(), 0)
+    return lock
 
 
 def append_whole(file: BinaryIO, content: bytes) -> None:
