@@ -12,7 +12,6 @@ from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
-from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.net.address import parse_address
@@ -146,7 +145,7 @@ def newcomer(
     welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker, peer)
     if peer not in (None, welcome.peer):
         raise BadInput(f"--peer: got {peer}, expected {welcome.peer}, whose credential {credential} is")
-    config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
+    config = configs.parse(json.loads(welcome.job["config"]))
     plan = plans.parse(welcome.job["plan"], "the run's plan")
     if welcome.peer in plan.peers and not replicas_may_differ(config):
         raise BadInput(f"--join: {credential} is that of peer {welcome.peer} of the plan, expected a newcomer's")

@@ -17,7 +17,6 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
-from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
@@ -46,7 +45,7 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> ev.Stop
     """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
     credential = credential_for(token, parse_address("coordinator", address))
     welcome = ask_to_join(parse_address("coordinator", address), credential)
-    config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
+    config = configs.parse(json.loads(welcome.job["config"]))
     plan = plans.parse(welcome.job["plan"], "plan")
     machine = build_newcomer(config, plan, welcome.peer, welcome.stage, RunStart(welcome.run))
     fitting = dataclasses.replace(machine.membership.identity, fingerprint=welcome.fingerprint)
