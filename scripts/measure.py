@@ -33,6 +33,7 @@ from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.runtime.compute_environment import set_cpus
+from jaxdt.runtime.storage.durable import write_durably
 
 OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; by default its name in jax.")
@@ -195,10 +196,7 @@ def check_out() -> None:
 
 
 def write(content: dict, path: Path) -> None:
-    """Write JSON to a file, whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.rename(path)
+    write_durably(path, (json.dumps(content, indent=1) + "\n").encode())
     print(f"wrote {path}", flush=True)
 
 

@@ -79,7 +79,6 @@ def job_flags(folder: Path) -> list[str]:
 
 
 def coordinator_credential(folder: Path) -> str:
-    """The flag with the coordinator's credential."""
     return f"--credential={authority.coordinator_file(folder / CREDENTIALS)}"
 
 
@@ -90,7 +89,6 @@ def peer_credential(folder: Path, peer: int) -> str:
 
 
 def token_file(folder: Path, name: str) -> Path:
-    """The token of this name."""
     return folder / CREDENTIALS / f"{name}.token"
 
 

@@ -87,7 +87,6 @@ def summary(losses: dict[str, list[tuple[float, float]]]) -> dict[str, dict]:
 
 
 def _compared(prompt: list[float], delayed: list[float]) -> dict[str, float | bool]:
-    """Compare the losses with delay 0 and with delay 1."""
     spread = max(prompt) - min(prompt)
     gap = statistics.mean(delayed) - statistics.mean(prompt)
     return {"spread": spread, "deviation": statistics.stdev(prompt), "gap": gap, "within": gap <= spread}

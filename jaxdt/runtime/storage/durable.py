@@ -120,13 +120,7 @@ class LateFile:
 
     def _append(self, content: bytes) -> None:
         file = self._file or self._open()
-        try:
-            append_whole(file, content)
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(self._size)
-                file.seek(self._size)
-            raise
+        append_whole(file, content, self._size)
         self._size += len(content)
         if self._size >= LOG_BYTES_MAX:
             file.close()
@@ -158,11 +152,18 @@ def lock_file(path: Path, how: int, holder: str) -> int:
     return lock
 
 
-def append_whole(file: BinaryIO, content: bytes) -> None:
-    """Write all of the content to a file without a buffer."""
+def append_whole(file: BinaryIO, content: bytes, size: int) -> None:
+    """Write all of the content to a file of this size that has no buffer, or nothing: no half line stays after an
+    OSError."""
     rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+            file.seek(size)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -76,12 +76,10 @@ class Manifest:
 
 
 def part_name(stage: int, digest: str) -> str:
-    """The name of a part's folder."""
     return f"stage_{stage}-{digest[:16]}"
 
 
 def step_folder(run_dir: Path, version: int) -> Path:
-    """The folder of the checkpoint of `version`."""
     return run_dir / "checkpoints" / f"{version:08d}"
 
 
