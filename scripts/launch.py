@@ -20,7 +20,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from absl import flags
@@ -114,34 +114,29 @@ def say(line: str) -> None:
 
 
 def options_of_flags() -> api.LaunchOptions:
-    return api.LaunchOptions(
-        plan=plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None,
-        emulate=run_flags.EMULATE.value,
-        network=NETWORK.value,
-        profile=PROFILE.value,
-        emulate_forward_s=run_flags.FORWARD_S.value,
-        stall=run_flags.STALL.value,
-        pin=PIN.value,
-        gpus_per_peer=GPUS_PER_PEER.value,
-        overwrite=OVERWRITE.value,
-        resume=RESUME.value,
-        show=True,
-    )
+    """Most options have the names of flags."""
+    named = {
+        field.name: flags.FLAGS[field.name].value for field in fields(api.LaunchOptions) if field.name in flags.FLAGS
+    }
+    plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
+    return api.LaunchOptions(**named | {"plan": plan, "show": True})
 
 
 def config_table(config: RunConfig, plan: Plan) -> str:
     """Every field of the config and every flag that is not at its default, with where its value comes from."""
     folders = resume_flags.folders(run_flags.RUN_DIR.value, EMIT.value)
     is_of_run = RESUME.value and run_flags.PLAN.value == str(folders.run_dir / "plan.json")
-    given = config_sources.Given(
-        fields=run_flags.config_dict().to_dict(),
+    others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "plan", "print_config")]
+    kept = launch_flags(folders.job) if RESUME.value else {}
+    rows = config_sources.sourced(
+        config,
+        plan,
+        run_flags.config_dict().to_dict(),
         by_flag=flags.FLAGS["config"].override_values,
         file_source=config_sources.RESUME if RESUME.value else "config file",
         plan_source=(config_sources.RESUME if is_of_run else "plan") if run_flags.PLAN.value else None,
     )
-    others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "plan", "print_config")]
-    kept = launch_flags(folders.job) if RESUME.value else {}
-    rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
+    rows += config_sources.sourced_flags(others, kept)
     return config_sources.table(rows)
 
 

@@ -21,7 +21,7 @@ import json
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
@@ -34,6 +34,7 @@ from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.runtime.compute_environment import set_cpus
+from jaxdt.runtime.storage.durable import write_durably
 
 OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; by default its name in jax.")
@@ -106,9 +107,12 @@ def links() -> int:
         raise BadInput(f"--me: got {ME.value}, expected an index of the {len(hosts)} hosts in --hosts, at least two")
     if ME.value == 0:
         check_out()
-    credential = run_flags.CREDENTIAL.value
-    be_host(ME.value, Setup(hosts, names(len(hosts)), credential, TRANSFER_S.value, OUT.value, REPEATS.value))
+    be_host(ME.value, hosts, names(len(hosts)), run_flags.CREDENTIAL.value, **host_options())
     return 0
+
+
+def host_options() -> dict:
+    return {"transfer_s": TRANSFER_S.value, "out": OUT.value, "n_rounds": REPEATS.value}
 
 
 def names(n: int) -> list[str]:
@@ -130,12 +134,14 @@ def local_links() -> int:
         raise BadInput(f"{run_flags.EMULATE.value}: has {network.n_devices} devices, expected {LOCAL.value}")
     device_names = [device.name for device in network.devices[: LOCAL.value]] if network else names(LOCAL.value)
     addresses = free_addresses(LOCAL.value)
-    setup = Setup(addresses, device_names, None, TRANSFER_S.value, OUT.value, REPEATS.value, network)
-    context = multiprocessing.get_context("spawn")
-    followers = [context.Process(target=be_host, args=(me, setup), daemon=True) for me in range(1, LOCAL.value)]
+    context, options = multiprocessing.get_context("spawn"), host_options() | {"network": network}
+    followers = [
+        context.Process(target=be_host, args=(me, addresses, device_names), kwargs=options, daemon=True)
+        for me in range(1, LOCAL.value)
+    ]
     for process in followers:
         process.start()
-    be_host(0, setup)
+    be_host(0, addresses, device_names, **options)
     for process in followers:
         process.join()
     return 0
@@ -148,36 +154,30 @@ def free_addresses(n: int) -> list[tuple[str, int]]:
         return [server.getsockname() for server in servers]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A measurement of links, equal on all its hosts. `names` are those of the hosts in the network that is written to
-    `out`, after `n_rounds` measurements of each link; `network` is emulated, if it is not None."""
-
-    hosts: list[tuple[str, int]]
-    names: list[str]
-    credential: str | None
-    transfer_s: float
-    out: str | None
-    n_rounds: int = 1
-    network: Network | None = None
-
-
-def be_host(me: int, setup: Setup) -> None:
-    """Take part in the measurement as host `me`, until host 0 ends it."""
+def be_host(
+    me: int,
+    hosts: list[tuple[str, int]],
+    names: list[str],
+    credential: str | None = None,
+    network: Network | None = None,
+    **options,
+) -> None:
+    """Take part in the measurement as host `me`, until host 0 ends it. Host 0 writes the network, in which the hosts
+    have these names. `network` is emulated, if it is not None. `options`: of the measurement, equal on all hosts."""
     from jaxdt.runtime.calibrate.measure_links import MeasuringHost
     from jaxdt.runtime.identity.credential import load
     from jaxdt.runtime.net.shaper import LinkShape
 
     def shape(dst: int) -> LinkShape | None:
-        if setup.network is None:
+        if network is None:
             return None
-        link = setup.network.link(me, dst)
+        link = network.link(me, dst)
         return LinkShape(link.latency_s, link.bandwidth_gbps)
 
-    credential = load(Path(setup.credential)) if setup.credential else None
-    with MeasuringHost(me, setup.hosts, credential, setup.transfer_s, shape) as host:
+    loaded = load(Path(credential)) if credential else None
+    with MeasuringHost(me, hosts, loaded, options["transfer_s"], shape) as host:
         if me == 0:
-            write(host.lead(setup.names, print_link, setup.n_rounds), Path(setup.out))
+            write(host.lead(names, print_link, options["n_rounds"]), Path(options["out"]))
         else:
             host.follow()
 
@@ -200,10 +200,7 @@ def check_out() -> None:
 
 
 def write(content: dict, path: Path) -> None:
-    """Write JSON to a file, whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.rename(path)
+    write_durably(path, (json.dumps(content, indent=1) + "\n").encode())
     print(f"wrote {path}", flush=True)
 
 

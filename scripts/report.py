@@ -107,7 +107,6 @@ def read_summary(path: Path) -> dict:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -118,7 +118,6 @@ def member() -> NoReturn:
 
 
 def worker() -> NoReturn:
-    """Be a worker of a pool."""
     job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
     name = f"worker {welcome.peer}"
     print(f"{name}: gets ready for stage {welcome.stage}", flush=True)

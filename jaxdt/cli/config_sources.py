@@ -22,18 +22,6 @@ FLAG, RESUME, DEFAULT = "flag", "resume", "default"
 
 
 @dataclass(frozen=True)
-class Given:
-    """The values that a command line gives. `fields`: the fields of the config file, with the flags applied. `by_flag`:
-    names of the fields that flags gave. `file_source`, `plan_source`: the names under which to show the config file and
-    the plan file, RESUME for those of a run that is resumed; `plan_source` is None without a plan file."""
-
-    fields: Mapping[str, Any]
-    by_flag: Collection[str]
-    file_source: str
-    plan_source: str | None = None
-
-
-@dataclass(frozen=True)
 class SourcedValue:
     """A field or flag, its value and where the value comes from."""
 
@@ -42,17 +30,31 @@ class SourcedValue:
     source: str
 
 
-def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
-    """Every field of the config, in the order of the reference. A field that a plan file decides has its value."""
+def sourced(
+    config: RunConfig,
+    plan: Plan,
+    fields: Mapping[str, Any],
+    *,
+    by_flag: Collection[str] = (),
+    file_source: str,
+    plan_source: str | None = None,
+) -> list[SourcedValue]:
+    """Every field of the config, in the order of the reference. A field that a plan file decides has its value.
+
+    fields: those of the config file, with the flags applied.
+    by_flag: names of the fields that flags gave.
+    file_source, plan_source: the names under which to show the config file and the plan file, RESUME for those of a run
+        that is resumed; `plan_source` is None without a plan file."""
     values = dict(flat(serialize.write(config)))
-    own = dict(flat(given.fields))
-    of_plan = _of_plan(plan) if given.plan_source else {}
+    own = dict(flat(fields))
+    of_plan = _of_plan(plan) if plan_source else {}
     found: list[SourcedValue] = []
     for name in _in_order(values):
-        if given.plan_source and name in of_plan:
-            found.append(SourcedValue(name, of_plan[name], given.plan_source))
+        if plan_source and name in of_plan:
+            found.append(SourcedValue(name, of_plan[name], plan_source))
         else:
-            found.append(SourcedValue(name, values[name], _source(name, values[name], own, given, config.model)))
+            source = FLAG if name in by_flag else _source(name, values[name], own, file_source, config.model)
+            found.append(SourcedValue(name, values[name], source))
     return found
 
 
@@ -84,22 +86,20 @@ def _in_order(names: Collection[str]) -> list[str]:
     return sorted(names, key=lambda name: order.index(name.rpartition(".")[0]))
 
 
-def _source(name: str, value: Any, own: Mapping[str, Any], given: Given, model: ModelSpec) -> str:
-    if name in given.by_flag:
-        return FLAG
-    if given.file_source == RESUME:
+def _source(name: str, value: Any, own: Mapping[str, Any], file_source: str, model: ModelSpec) -> str:
+    if file_source == RESUME:
         return RESUME
     section, _, field = name.rpartition(".")
     if section == "model":
-        return _model_source(field, value, own, given, model)
-    return DEFAULT if name not in own or value == _default(section, field) else given.file_source
+        return _model_source(field, value, own, file_source, model)
+    return DEFAULT if name not in own or value == _default(section, field) else file_source
 
 
-def _model_source(field: str, value: Any, own: Mapping[str, Any], given: Given, model: ModelSpec) -> str:
+def _model_source(field: str, value: Any, own: Mapping[str, Any], file_source: str, model: ModelSpec) -> str:
     if field == "vocab_size" and own.get("model.vocab_size") is None:
         return "token file"
     if serialize.write(own.get(f"model.{field}")) == value:
-        return given.file_source
+        return file_source
     preset = str(own.get("model.preset", "debug"))
     shape = model.presets[preset]
     if field == "family" or serialize.write(shape.get(field)) == value:

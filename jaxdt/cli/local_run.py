@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import peer_credential, token_flag
 
+POLL_S = 0.05
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CONFIG = '''"""Written by a script for a run of its own."""
 
@@ -69,7 +71,6 @@ def _of_one_thread() -> dict[str, str]:
 
 
 def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> None:
-    """End all processes of a run."""
     if launcher.poll() is None:
         launcher.send_signal(signal.SIGINT)
     launcher.wait()
@@ -117,6 +118,19 @@ def objects(path: Path) -> list[dict]:
 def losses(run_dir: Path) -> list[float]:
     """The losses of the committed steps of a run."""
     return [step["loss"] for step in objects(run_dir / "metrics.jsonl")]
+
+
+def wait_for_steps(run_dir: Path, launcher: subprocess.Popen, n_steps: int) -> bool:
+    """Wait until the metrics of a run have so many steps; False if it is over before."""
+    while len(losses(run_dir)) < n_steps:
+        if launcher.poll() is not None:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def config_flags() -> list[str]:
+    return [word for word in sys.argv[1:] if word.startswith("--config")]
 
 
 def losses_alone(run_dir: Path, config: Sequence[str], n_steps: int) -> list[float]:

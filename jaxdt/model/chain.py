@@ -64,12 +64,13 @@ class Chain:
             gx, accs[s] = backward(params_of[s], residuals[s], self._transmit(gx), accs[s])
         return loss, accs
 
-    def step(self, microbatches: list[Int[np.ndarray, "B T+1"]]) -> float:
-        """One update. Returns the mean loss of its samples before the update."""
+    def step(self, microbatches: list[Int[np.ndarray, "B T+1"]], params_of: Sequence[Params] | None = None) -> float:
+        """One update. Returns the mean loss of its samples before the update. `params_of`: the parameters of each stage
+        whose gradient is applied, if not its own."""
         accs = [stage.zeros() for stage in self.stages]
         losses = []
         for tokens_BT in microbatches:
-            loss, accs = self.accumulate(tokens_BT, accs)
+            loss, accs = self.accumulate(tokens_BT, accs, params_of)
             losses.append(loss)
         n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
         vectors = [stage.gradient_vectors(acc) for stage, acc in zip(self.stages, accs, strict=True)]

@@ -31,7 +31,7 @@ from jaxdt.runtime.reporting.run_history import HISTORY
 from jaxdt.runtime.run_dir import n_steps_of
 from jaxdt.runtime.run_end import ended_run, how_to_go_on
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.runtime.storage.durable import FileStore, lock_file
 from jaxdt.runtime.storage.parts import step_folder
 
 RUN, START, ENDED = "run", "start", "ended"  # beside the names under which the machine's state is made durable
@@ -50,19 +50,14 @@ def lock_folder(folder: Path) -> int:
     """Lock a coordinator's folder. Returns the file descriptor that keeps others out while this process lives.
     BadInput if another process has locked it; the line names that process."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    own = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, own)
     except BlockingIOError:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "a process that has just begun"
-        os.close(lock)
+        holder = (folder / LOCK).read_text(errors="replace").strip() or "a process that has just begun"
         raise BadInput(
             f"run_dir: {folder.parent} has a coordinator already ({holder}), expected one for each run"
         ) from None
-    os.ftruncate(lock, 0)
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
-    return lock
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from jaxdt.run.plan import Plan, to_json
 from jaxdt.run.run_folder import EMITTED_RUN_DIR, has_ended
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.storage.checkpoint import step_folders
-from jaxdt.runtime.storage.durable import write_durably
+from jaxdt.runtime.storage.durable import lock_file, write_durably
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
@@ -79,7 +79,6 @@ def job_flags(folder: Path) -> list[str]:
 
 
 def coordinator_credential(folder: Path) -> str:
-    """The flag with the coordinator's credential."""
     return f"--credential={authority.coordinator_file(folder / CREDENTIALS)}"
 
 
@@ -90,7 +89,6 @@ def peer_credential(folder: Path, peer: int) -> str:
 
 
 def token_file(folder: Path, name: str) -> Path:
-    """The token of this name."""
     return folder / CREDENTIALS / f"{name}.token"
 
 
@@ -204,18 +202,13 @@ def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
     inherits it. BadInput if a run is under way there. The processes of a run whose launcher was killed need a moment to
     end: BadInput if some still hold the folder after timeout_s."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock_file(run_dir / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, str(os.getpid()))
         except BlockingIOError:
             if (holder := _in_use(run_dir)) or time.monotonic() > deadline_s:
-                os.close(lock)
                 raise BadInput(f"run_dir: {run_dir} is in use: {holder or NOT_ENDED}") from None
-        else:
-            _sign(lock)
-            return lock
         time.sleep(POLL_S)
 
 
@@ -227,14 +220,5 @@ def shared(run_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             run_dir.mkdir(parents=True, exist_ok=True)
-            lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-            held.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _sign(lock)
+            held.callback(os.close, lock_file(run_dir / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, str(os.getpid())))
         yield
-
-
-def _sign(lock: int) -> None:
-    """Say in the file of a lock who holds it."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -1,9 +1,9 @@
 """Reads from the files of a run that has ended how it ended, and which command continues it."""
 
 from pathlib import Path
-from typing import Any
 
 from jaxdt.run import config as configs
+from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.run_folder import RunFolders, has_ended
 from jaxdt.run.serialize import parse_json
@@ -32,17 +32,18 @@ def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     """The command that continues from a run's newest whole checkpoint. `makes_one`: the run is about to make it."""
     is_local, job = (run_dir / "run").exists(), RunFolders.of(run_dir).job  # launched here; or where --emit wrote it
     to_go_on, newest, steps = "to go on", "the newest of its checkpoints", list[str]()
+    config = _config_of(run_dir)
+    about = about_run(config, "") if config else {}
+    about.pop("data", None)  # the token file may not be here
     if not makes_one:
         try:
-            found, _ = newest_whole(run_dir, _about(run_dir), elsewhere=not is_local)
+            found, _ = newest_whole(run_dir, about, elsewhere=not is_local)
         except BadInput as problem:
             again = "; the same command with --overwrite starts again" if is_local else ""
             return f"there is nothing to go on from: {problem}{again}"
-        to_go_on, newest, steps = (
-            f"to go on from step {found.version}",
-            found.folder,
-            _more_steps(run_dir, found.version),
-        )
+        to_go_on, newest = f"to go on from step {found.version}", found.folder
+        if config and found.version >= config.train.steps:  # else the run would be refused: it has no steps left
+            steps = [f"--config.train.steps={2 * found.version}"]
     words = ("python", "scripts/launch.py", "--resume")
     if is_local:
         return f"{to_go_on}: {shell_line(*words, f'--run_dir={run_dir}', *steps)}"
@@ -53,19 +54,9 @@ def how_to_go_on(run_dir: Path, makes_one: bool = False) -> str:
     return f"{to_go_on}: start each process again with its flag file and {added}"
 
 
-def _about(run_dir: Path) -> dict[str, Any]:
-    """What the config of a run says of its checkpoints: the token file, which may not be here, is left out."""
+def _config_of(run_dir: Path) -> RunConfig | None:
+    """The config of a run, None if it cannot be read: the command that is printed says what is wrong with it."""
     try:
-        config = configs.parse(parse_json((run_dir / "config.json").read_bytes()))
+        return configs.parse(parse_json((run_dir / "config.json").read_bytes()))
     except (OSError, ValueError, TypeError, BadInput):
-        return {}
-    return {name: value for name, value in about_run(config, "").items() if name != "data"}
-
-
-def _more_steps(run_dir: Path, n_done: int) -> list[str]:
-    """The flag without which a run that has done all its steps is not resumed; none for another run."""
-    try:
-        n_steps = parse_json((run_dir / "config.json").read_bytes())["train"]["steps"]
-    except (OSError, ValueError, KeyError, TypeError):  # the command that is printed says what is wrong with it
-        return []
-    return [f"--config.train.steps={2 * n_done}"] if n_done >= n_steps else []
+        return None

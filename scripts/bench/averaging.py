@@ -119,7 +119,6 @@ class Try:
     stop: ev.Stop = ev.Stop(3, "did not end")
 
     def report(self, report: Report) -> None:
-        """Take a report of the coordinator."""
         if isinstance(report, StepReport):
             self.committed_s[report.step] = time.monotonic()
         elif isinstance(report, ViewReport):

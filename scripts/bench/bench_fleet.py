@@ -267,7 +267,6 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def found(folder: Path, n_peers: int) -> dict[str, Any]:
-    """The figures of the run."""
     summary = json.loads((folder / "summary.json").read_text())
     steps_s = [json.loads(line)["step_s"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

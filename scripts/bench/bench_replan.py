@@ -43,7 +43,6 @@ def job_of(n_pipelines: int, network: Network, sizes: planner.ByteSizes = SIZES)
 
 
 def change_of(kind: str, what: str, seed: int) -> tuple[Network, planner.Change]:
-    """The network before the change, and the change."""
     whole = generate(kind, N + 2, seed) if what == "replaced" else generate(kind, N, seed)
     rng = np.random.default_rng(seed)
     n_gone = {"replaced": 2, "8 left": 8, "2 left": 2}[what]
@@ -54,7 +53,6 @@ def change_of(kind: str, what: str, seed: int) -> tuple[Network, planner.Change]
 
 
 def line(kind: str, what: str, seed: int) -> str:
-    """One line of the table."""
     before, change = change_of(kind, what, seed)
     plan = planner.solve(before, job_of(8, before), planner.Stop(_FIRST.value)).plan
     job = job_of(8, before) if _STEP.value else None

@@ -22,7 +22,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,22 +95,15 @@ class ChurnRun:
         local_run.end(self.launcher, self.newcomers.values())
 
 
-def config_flags() -> list[str]:
-    """The config of this command line."""
-    return [word for word in sys.argv[1:] if word.startswith("--config")]
-
-
 def churn(run_dir: Path, immortal: set[str], network: Path) -> ChurnRun:
     """Run a fleet, kill and join until the time is over, and end the fleet."""
     rng = random.Random(SEED.value)
     arguments = [f"--emulate={network}", "--config.train.steps=100000000", f"--run_dir={run_dir}", "--report=false"]
-    launcher = local_run.start(run_dir.with_suffix(".log"), "launch.py", [*config_flags(), *arguments])
+    launcher = local_run.start(run_dir.with_suffix(".log"), "launch.py", [*local_run.config_flags(), *arguments])
     run = ChurnRun(launcher, run_dir, time.monotonic())
     try:
-        while not local_run.losses(run_dir):
-            if launcher.poll() is not None:
-                raise BadInput(f"run_dir: {run_dir}: the fleet ended, {run_dir.with_suffix('.log')} says why")
-            time.sleep(0.2)
+        if not local_run.wait_for_steps(run_dir, launcher, 1):
+            raise BadInput(f"run_dir: {run_dir}: the fleet ended, {run_dir.with_suffix('.log')} says why")
         run.began_s = time.monotonic()
         kill_at_s = run.began_s + PERIOD_S.value
         end_s = run.began_s + 60.0 * MINUTES.value
@@ -174,7 +166,7 @@ def main() -> int:
     immortal = {"coordinator", *(f"peer {row[0]}" for row in plan.placement)}
     run = churn(run_dir, immortal, network)
     n_compared = min(len(local_run.losses(run_dir)), STEPS_COMPARED)
-    result = evaluate(run, local_run.losses_alone(alone_dir, config_flags(), n_compared), n_compared)
+    result = evaluate(run, local_run.losses_alone(alone_dir, local_run.config_flags(), n_compared), n_compared)
     (run_dir / "churn.json").write_text(json.dumps(result | {"samples": run.samples}))
     print(json.dumps(result))
     return 1 if result["bad"] else 0

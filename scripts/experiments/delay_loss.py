@@ -21,20 +21,17 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 from delay_costs import page
 from ml_collections import config_flags
 
 from jaxdt.cli import run_flags, script_main
+from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Two or more seeds.")
 OUT = flags.DEFINE_string("out", None, "Folder with losses.jsonl and a page, to which the losses are added.")
@@ -90,7 +87,6 @@ def summary(losses: dict[str, list[tuple[float, float]]]) -> dict[str, dict]:
 
 
 def _compared(prompt: list[float], delayed: list[float]) -> dict[str, float | bool]:
-    """Compare the losses with delay 0 and with delay 1."""
     spread = max(prompt) - min(prompt)
     gap = statistics.mean(delayed) - statistics.mean(prompt)
     return {"spread": spread, "deviation": statistics.stdev(prompt), "gap": gap, "within": gap <= spread}
@@ -105,49 +101,23 @@ def whole_model(config: RunConfig) -> StageFunctions:
 
 
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:
-    """(held-out loss after all updates, training loss of the last steps), nats per token."""
-    versions = ParameterVersions(functions, config.delay, config.train.seed)
-    losses = [_step(config, functions, versions, data, step) for step in range(config.train.steps)]
-    return _held_out(config, functions, versions, data), statistics.mean(losses[-LAST_STEPS:])
-
-
-def _step(
-    config: RunConfig, functions: StageFunctions, versions: ParameterVersions, data: TokenFile, step: int
-) -> float:
-    """One step, whose mean loss is returned. The gradient is that of the version that the delay prescribes; the update
-    is applied to the newest version."""
-    train = config.train
-    n_microbatches = config.plan.microbatches
-    seq_len = config.seq_lengths.at(step)
-    params = versions.of(step)
-    acc = functions.zeros()
-    total = 0.0
-    for microbatch in range(n_microbatches):
-        tokens_BT = data.train_batch(train.seed, step, microbatch, train.microbatch_size, seq_len, n_microbatches)
-        loss, _, acc = functions.loss_backward(params, tokens_BT[:, :-1], tokens_BT[:, 1:], acc)
-        total += float(loss)
-    n_samples = n_microbatches * train.microbatch_size
-    vectors = functions.gradient_vectors(acc)
-    norm = float(_norm(vectors)) / n_samples
-    norm_max = config.optim.clip_norm
-    clip = norm_max / norm if norm_max and norm > norm_max else 1.0
-    versions.update(vectors, clip / n_samples)
-    return total / n_samples
-
-
-@jax.jit
-def _norm(vectors: dict[str, jax.Array]) -> jax.Array:
-    return jnp.sqrt(sum(jnp.sum(jnp.square(vector)) for vector in vectors.values()))
-
-
-def _held_out(config: RunConfig, functions: StageFunctions, versions: ParameterVersions, data: TokenFile) -> float:
-    """The mean loss of the newest version over the batches that a run evaluates too."""
-    size = config.train.microbatch_size
-    seq_len = config.seq_len
-    n_batches = min(config.train.eval_microbatches, data.n_eval_batches(size, seq_len))
-    batches = [data.eval_batch(index, size, seq_len) for index in range(n_batches)]
-    sums = [functions.eval_loss(versions.params, tokens[:, :-1], tokens[:, 1:]) for tokens in batches]
-    return float(np.mean([float(loss) for loss in sums])) / size
+    """(held-out loss after all updates, training loss of the last steps), nats per token. The gradient of a step is
+    that of the version that the delay prescribes; the update is applied to the newest version."""
+    train, n_microbatches = config.train, config.plan.microbatches
+    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    before, losses = list(chain.params), list[float]()
+    for step in range(train.steps):
+        params = list(chain.params)
+        microbatches = [
+            data.train_batch(train.seed, step, m, train.microbatch_size, config.seq_lengths.at(step), n_microbatches)
+            for m in range(n_microbatches)
+        ]
+        losses.append(chain.step(microbatches, params if config.delay.version_of(step) == step else before))
+        before = params
+    size, seq_len = train.microbatch_size, config.seq_len
+    n_batches = min(train.eval_microbatches, data.n_eval_batches(size, seq_len))
+    held_out = chain.evaluate([data.eval_batch(index, size, seq_len) for index in range(n_batches)])
+    return held_out, statistics.mean(losses[-LAST_STEPS:])
 
 
 if __name__ == "__main__":

@@ -669,7 +669,6 @@ def differences(fleet: Fleet, alone: Path) -> list[float]:
 
 
 def result(fleet: Fleet, failures: Failures, differences: list[float]) -> dict:
-    """The results of the run."""
     hosts = [*fleet.hosts, *fleet.retired]
     lives = [process.life for host in hosts for process in host.processes]
     rollbacks = rollback_proof.rollbacks(fleet.records, lives, N_STAGES)

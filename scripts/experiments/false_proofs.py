@@ -57,7 +57,6 @@ class Instance:
 
 
 def random_instance(seed: int) -> Instance:
-    """The instance of a seed."""
     rng = np.random.default_rng(seed)
     n_stages, n_pipelines = SHAPES[int(rng.integers(len(SHAPES)))]
     n = n_stages * n_pipelines
@@ -157,7 +156,6 @@ def optimum_s(instance: Instance) -> float:
 
 
 def problem_of_instance(instance: Instance) -> Problem:
-    """The instance as the planner sees it."""
     sizes = (instance.c_dp_bytes, instance.c_pp_bytes)
     return problem_of(instance.network, instance.n_stages, instance.n_pipelines, *sizes)
 

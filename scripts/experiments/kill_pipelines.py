@@ -62,13 +62,12 @@ def main() -> int:
 
 def attempt(run_dir: Path, rng: random.Random) -> Kill:
     """One fleet, from its start to the comparison."""
-    words = [word for word in sys.argv[1:] if word.startswith("--config")]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     launcher = local_run.start(
-        run_dir.with_suffix(".log"), "launch.py", [*words, f"--run_dir={run_dir}", "--report=false"]
+        run_dir.with_suffix(".log"), "launch.py", [*local_run.config_flags(), f"--run_dir={run_dir}", "--report=false"]
     )
     try:
-        wait_for_row(run_dir, launcher, 1)
+        local_run.wait_for_steps(run_dir, launcher, 1)
         time.sleep(rng.uniform(0.0, WITHIN_S.value))
         children = local_run.children(launcher.pid)
         victims = {name: pid for name, pid in children.items() if name.startswith(VICTIM.value)}
@@ -88,19 +87,13 @@ def attempt(run_dir: Path, rng: random.Random) -> Kill:
     return Kill(victim, n_rows, round(gap_s, 2), problem)
 
 
-def wait_for_row(run_dir: Path, launcher: subprocess.Popen, n_rows: int) -> None:
-    """Until there are so many rows, or the run is over."""
-    while len(local_run.losses(run_dir)) < n_rows and launcher.poll() is None:
-        time.sleep(0.05)
-
-
 def longest_gap(run_dir: Path, launcher: subprocess.Popen, n_rows: int) -> float:
     """The longest time without a row among the next WATCHED_ROWS, from now on."""
     gaps_s = [0.0]
     for number in range(1, WATCHED_ROWS + 1):
         began_s = time.monotonic()
-        wait_for_row(run_dir, launcher, n_rows + number)
-        gaps_s += [time.monotonic() - began_s] if len(local_run.losses(run_dir)) >= n_rows + number else []
+        if local_run.wait_for_steps(run_dir, launcher, n_rows + number):
+            gaps_s.append(time.monotonic() - began_s)
     return max(gaps_s)
 
 

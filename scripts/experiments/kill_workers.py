@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -115,7 +114,7 @@ def main() -> int:
     run_flags.required("config", "run_dir")
     rng, folder = random.Random(SEED.value), Path(run_flags.RUN_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)
-    words = [word for word in sys.argv[1:] if word.startswith("--config")]
+    words = local_run.config_flags()
     one = folder / "alone"
     if len(local_run.losses_alone(one, words, STEPS.value)) < STEPS.value:
         print(f"the run of one process has not done {STEPS.value} steps, {one.with_suffix('.log')} says why")
@@ -142,8 +141,7 @@ def attempt(run_dir: Path, words: list[str], rng: random.Random) -> tuple[int, C
     launcher = local_run.start(run_dir.with_suffix(".log"), "launch.py", [*words, steps, *flags_])
     run = Disturbed(run_dir, launcher, rng)
     try:
-        while not local_run.losses(run_dir) and launcher.poll() is None:
-            time.sleep(0.05)
+        local_run.wait_for_steps(run_dir, launcher, 1)
         logs = run_dir / "logs"
         run.workers = {w: (pid, logs / f"peer_{w}.log") for w, pid in local_run.workers(launcher.pid).items()}
         if SERVER.value:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxdt.cli import config_fields, config_sources
-from jaxdt.cli.config_sources import DEFAULT, FLAG, RESUME, Given, sourced
+from jaxdt.cli.config_sources import DEFAULT, FLAG, RESUME, sourced
 from jaxdt.config_file import base_config
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.plan import Plan
@@ -68,9 +68,11 @@ def test_the_help_of_the_other_scripts_ends_with_0_too(words):
 # ---------------------------------------------------------------------------------------------- where values come from
 
 
-def sources(given: Given, plan: Plan | None = None) -> dict[str, tuple[object, str]]:
-    config = parse(given.fields, 300)
-    return {one.name: (one.value, one.source) for one in sourced(config, plan or default_plan(config), given)}
+def sources(fields, by_flag=(), file_source="config file", plan=None) -> dict[str, tuple[object, str]]:
+    config, of_plan = parse(fields.to_dict(), 300), "plan" if plan else None
+    given = dict(by_flag=by_flag, file_source=file_source, plan_source=of_plan)
+    found = sourced(config, plan or default_plan(config), fields.to_dict(), **given)
+    return {one.name: (one.value, one.source) for one in found}
 
 
 def test_file_flag_preset_and_default_are_told_apart():
@@ -78,7 +80,7 @@ def test_file_flag_preset_and_default_are_told_apart():
     fields.train.steps = 7
     fields.optim.lr = 0.5
     fields.model.d_model = 128
-    found = sources(Given(fields.to_dict(), {"optim.lr"}, "config file"))
+    found = sources(fields, {"optim.lr"})
     assert found["train.steps"] == (7, "config file") and found["optim.lr"] == (0.5, FLAG)
     assert found["train.seed"] == (0, DEFAULT)
     assert found["model.d_model"] == (128, "config file") and found["model.d_ff"] == (512, "4 model.d_model")
@@ -90,14 +92,14 @@ def test_compression_that_the_codec_names_is_said_to_come_from_there():
     fields = base_config("debug")
     fields.plan.stages = 2
     fields.codec = "maxout2+int8"
-    found = sources(Given(fields.to_dict(), {"codec"}, "config file"))
+    found = sources(fields, {"codec"})
     assert found["codec"] == ("int8", FLAG)
     assert found["model.compression"] == ("maxout2", "codec") and found["model.compression_after"] == ([1], "codec")
 
 
 def test_a_plan_file_decides_its_fields():
     plan = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (6,), schedule="gpipe")
-    found = sources(Given(base_config("debug").to_dict(), (), "config file", "plan"), plan)
+    found = sources(base_config("debug"), plan=plan)
     assert found["plan.stages"] == (2, "plan") and found["plan.layers"] == ("1,1", "plan")
     assert found["plan.microbatches"] == (6, "plan") and found["plan.schedule"] == ("gpipe", "plan")
     assert found["train.steps"] == (100, DEFAULT)
@@ -106,7 +108,7 @@ def test_a_plan_file_decides_its_fields():
 def test_a_resumed_run_has_its_values_from_there():
     fields = base_config("debug")
     fields.train.steps = 9
-    found = sources(Given(fields.to_dict(), {"train.steps"}, RESUME))
+    found = sources(fields, {"train.steps"}, RESUME)
     assert found.pop("train.steps") == (9, FLAG)
     assert {source for _, source in found.values()} == {RESUME}
 

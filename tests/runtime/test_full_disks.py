@@ -16,22 +16,29 @@ from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.storage import durable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.runtime.storage.durable import LateFile
+from jaxdt.runtime.storage.durable import LateFile, append_whole
 
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
 
 
 class FullDisk:
-    """Stands in for `append_whole`: while `is_full`, it writes half of the content and fails."""
+    """Stands in for `append_whole`: while `is_full`, the file takes half of the content and fails."""
 
     def __init__(self):
         self.is_full = False
 
-    def __call__(self, file, content):
-        if self.is_full:
-            file.write(content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        file.write(content)
+    def __call__(self, file, content, size):
+        append_whole(FullFile(file) if self.is_full else file, content, size)
+
+
+class FullFile:
+    def __init__(self, file):
+        self._file = file
+        self.truncate, self.seek = file.truncate, file.seek
+
+    def write(self, content):
+        self._file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture

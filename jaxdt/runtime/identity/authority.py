@@ -35,12 +35,10 @@ def coordinator_file(folder: Path, number: int = 1) -> Path:
 
 
 def peer_file(folder: Path, peer: int) -> Path:
-    """The credential of a peer."""
     return folder / f"peer_{peer}.pem"
 
 
 def operator_file(folder: Path) -> Path:
-    """The credential of the operator."""
     return folder / "operator.pem"
 
 

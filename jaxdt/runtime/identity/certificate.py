@@ -78,7 +78,6 @@ def now() -> datetime.datetime:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A new P-256 key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 

@@ -88,7 +88,6 @@ class Authentication:
         return peer < ev.OPERATOR_IDS and peer % ev.PEER_IDS in self._revoked
 
     def revoke(self, peers: Collection[int]) -> None:
-        """Refuse these peers from now on."""
         self._revoked |= frozenset(peers)
 
 

@@ -161,7 +161,6 @@ class InboundChannel:
             self._serving.release()
 
     def close(self) -> None:
-        """End for good."""
         self._closed = True
         self.drop()
 

@@ -10,8 +10,8 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.options import TransportLimits
 
 # In places of one source. A thread for each connection takes the listener up to 5 ms where others compute: at some
@@ -26,18 +26,6 @@ _N_REPORTS_SOURCE = 5
 _N_REPORTS = 20
 
 
-class GreetingConnection(Protocol):
-    """A connection that has not greeted yet."""
-
-    def is_silent(self) -> bool:
-        """Whether not even a first byte has come."""
-        ...
-
-    def cut(self) -> None:
-        """End it, from any thread."""
-        ...
-
-
 class NoPlace(Exception):
     """One line: why a connection gets no place."""
 
@@ -47,7 +35,7 @@ class Place:
     """The place of one connection; `source` is the address that it came from, as `source_of` gives it."""
 
     source: str
-    connection: GreetingConnection
+    connection: Connection
     since_s: float
 
 
@@ -67,7 +55,7 @@ class GreetingPlaces:
         if len(self._known_sources) > _KNOWN_MAX:
             del self._known_sources[next(iter(self._known_sources))]
 
-    def claim(self, source: str, connection: GreetingConnection, now_s: float) -> Place:
+    def claim(self, source: str, connection: Connection, now_s: float) -> Place:
         """A place for a new connection, NoPlace when none can be had. This may cut another connection.
 
         Where all places that the source may use are taken, the connection takes over the place of a silent one, else of

@@ -1,6 +1,5 @@
 """metrics.jsonl: one line of JSON for each committed step, in order. The steps are not kept in memory."""
 
-import contextlib
 import json
 import os
 from array import array
@@ -77,11 +76,9 @@ class Metrics:
         was_waiting = len(self._waiting) > 1
         try:
             while self._waiting:
-                append_whole(self._open_file, self._waiting[0])
+                append_whole(self._open_file, self._waiting[0], self._ends[-1])
                 self._ends.append(self._ends[-1] + len(self._waiting.popleft()))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._open_file.truncate(self._ends[-1])  # half a line
             if self._failed and not was_waiting:
                 self._failed(f"{self._path}: {why(error)}")
 

@@ -14,22 +14,24 @@ import numpy as np
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.run.errors import BadInput
-from jaxdt.runtime.storage import fetched_parts
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
-from jaxdt.runtime.storage.fetched_parts import slices_here
 from jaxdt.runtime.storage.parts import (
     Manifest,
+    discard_older_fetched,
     find_part,
+    keep_fetched,
     part_folders,
     part_name,
     put_in_place,
     read_manifest,
     read_slice,
     seal,
+    slices_here,
     step_folder,
     temporary_part,
     whole_manifest,
+    write_slice,
 )
 from jaxdt.runtime.storage.words import check_slice, with_checksum
 
@@ -189,7 +191,7 @@ class Checkpointer:
             if self._whole(part.version, part.digest):
                 return ev.KeptPart(part.digest)  # another process of this host was faster
             try:
-                fetched_parts.keep(self._run_dir, part)
+                keep_fetched(self._run_dir, part)
             except (OSError, BadInput) as error:
                 return ev.KeptPart(part.digest, f"{self._run_dir}: {error}")
             self._whole(part.version, part.digest)
@@ -232,7 +234,7 @@ class Checkpointer:
     def put_slice(self, key: ev.StateKey, words: np.ndarray) -> None:
         """Hold a slice that has been received, with its checksum. BadInput if that is not its own."""
         check_slice(words, key)
-        fetched_parts.write_slice(self._run_dir, key, words[:-1])
+        write_slice(self._run_dir, key, words[:-1])
 
     def mark_complete(
         self, checkpoint: ev.Checkpoint, post: Callable[[WriteFailedReport | BaseException], None]
@@ -246,7 +248,7 @@ class Checkpointer:
                 with _alone(self._run_dir / "checkpoints"):
                     sweep(self._run_dir, checkpoint)
                     if prune(self._run_dir, self._keep, self._resumed, checkpoint.version):
-                        fetched_parts.discard_older(self._run_dir, checkpoint.version)
+                        discard_older_fetched(self._run_dir, checkpoint.version)
             except OSError as error:
                 post(WriteFailedReport(f"old checkpoints: {error.filename or self._run_dir}: {error.strerror}"))
             except BaseException as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -119,13 +120,7 @@ class LateFile:
 
     def _append(self, content: bytes) -> None:
         file = self._file or self._open()
-        try:
-            append_whole(file, content)
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(self._size)
-                file.seek(self._size)
-            raise
+        append_whole(file, content, self._size)
         self._size += len(content)
         if self._size >= LOG_BYTES_MAX:
             file.close()
@@ -142,11 +137,33 @@ class LateFile:
         return self._file
 
 
-def append_whole(file: BinaryIO, content: bytes) -> None:
-    """Write all of the content to a file without a buffer."""
+def lock_file(path: Path, how: int, holder: str) -> int:
+    """Lock a file, which is made if it is missing, and say in it who holds it. `how`: of flock. Returns the descriptor
+    that keeps others out while this process lives, or a child that inherits it. BlockingIOError if another process has
+    locked the file."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, how)
+    except OSError:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{holder}\n".encode(), 0)
+    return lock
+
+
+def append_whole(file: BinaryIO, content: bytes, size: int) -> None:
+    """Write all of the content to a file of this size that has no buffer, or nothing: no half line stays after an
+    OSError."""
     rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+            file.seek(size)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

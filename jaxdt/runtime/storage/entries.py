@@ -62,7 +62,6 @@ def _rebuilt(like: Any, leaves) -> Any:
 
 
 def leaves(entry: dict) -> list[np.ndarray]:
-    """All arrays of an entry."""
     return jax.tree.leaves(entry)
 
 

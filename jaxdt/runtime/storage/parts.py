@@ -7,14 +7,21 @@ The digest of a part is the SHA-256 of its manifest. So a part that any host hol
 one of the same version that another process wrote, and is read only if each of its files is what was written.
 
 A part travels as one stream of 4-byte words: the length of the manifest's canonical text in 8 bytes, that text, the
-files in the manifest's order, and zeros up to a whole word.
+files in the manifest's order, and zeros up to a whole word. Its slices may come in any order, into one file:
+
+  <run_dir>/fetching/00000050-1f0c5a27e9d3b846          the stream of a part (jaxdt.runtime.storage.parts), with holes
+  <run_dir>/fetching/00000050-1f0c5a27e9d3b846.slices   a line for each slice that is in it: first word, end, CRC-32
+
+So a process that is started again fetches only what it has not got yet.
 """
 
 import errno
 import functools
 import hashlib
+import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +29,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, why
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import fsync, fsync_tree, write_json
 from jaxdt.runtime.storage.words import WORD
 
-MANIFEST = "manifest.json"
+MANIFEST, FETCHING = "manifest.json", "fetching"
 LENGTH_BYTES = 8
 READ_BYTES = 1 << 20
 
@@ -68,12 +76,10 @@ class Manifest:
 
 
 def part_name(stage: int, digest: str) -> str:
-    """The name of a part's folder."""
     return f"stage_{stage}-{digest[:16]}"
 
 
 def step_folder(run_dir: Path, version: int) -> Path:
-    """The folder of the checkpoint of `version`."""
     return run_dir / "checkpoints" / f"{version:08d}"
 
 
@@ -238,3 +244,74 @@ def _copy(source: BinaryIO, path: Path, size: int) -> str:
             out.write(piece)
             size -= len(piece)
     return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------- what is on its way to this disk
+
+
+def stream_path(run_dir: Path, version: int, digest: str) -> Path:
+    return run_dir / FETCHING / f"{version:08d}-{digest[:16]}"
+
+
+def write_slice(run_dir: Path, key: ev.StateKey, words: np.ndarray) -> None:
+    """Put a slice into its part's file."""
+    path = stream_path(run_dir, key.version, key.part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        data, offset = words.tobytes(), key.lo * WORD.itemsize
+        while data:
+            n_written = os.pwrite(descriptor, data, offset)
+            data, offset = data[n_written:], offset + n_written
+    finally:
+        os.close(descriptor)
+    with _slices(path).open("a") as file:
+        file.write(f"{key.lo} {key.hi} {zlib.crc32(words.data)}\n")
+
+
+def slices_here(run_dir: Path, version: int, digest: str) -> tuple[tuple[int, int], ...]:
+    """Bounds of the slices of a part that are here, each as it was sent."""
+    path = stream_path(run_dir, version, digest)
+    if not path.exists() or not _slices(path).exists():
+        return ()
+    found: set[tuple[int, int]] = set()
+    with path.open("rb") as file:
+        for line in _slices(path).read_text(errors="replace").splitlines():
+            words = line.split()
+            if len(words) != 3 or not all(word.isdecimal() for word in words):
+                continue  # the end of a line that a crash cut off
+            lo, hi, checksum = map(int, words)
+            file.seek(lo * WORD.itemsize)
+            if zlib.crc32(file.read((hi - lo) * WORD.itemsize)) == checksum:
+                found.add((lo, hi))
+    return tuple(sorted(found))
+
+
+def keep_fetched(run_dir: Path, part: ev.Part) -> None:
+    """Make a part of which all slices are here durable. BadInput if it is not what its digest says."""
+    path = stream_path(run_dir, part.version, part.digest)
+    temporary = temporary_part(run_dir, part.version)
+    temporary.mkdir(parents=True)
+    try:
+        put_in_place(temporary, run_dir, unpack(path, part.digest, temporary))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        discard_fetched(run_dir, part.version, part.digest)
+
+
+def discard_fetched(run_dir: Path, version: int, digest: str) -> None:
+    """Delete what has been fetched of a part."""
+    path = stream_path(run_dir, version, digest)
+    _slices(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def discard_older_fetched(run_dir: Path, version: int) -> None:
+    """Delete what has been fetched of checkpoints before `version`."""
+    for path in (run_dir / FETCHING).glob("*"):
+        if path.name < f"{version:08d}":
+            path.unlink(missing_ok=True)
+
+
+def _slices(path: Path) -> Path:
+    return path.with_name(f"{path.name}.slices")

@@ -228,7 +228,6 @@ class Store:
         return {}
 
     def _gradient_sq_norm(self, step: int) -> float:
-        """Squared norm of the accumulated gradient of a step."""
         return math.fsum(sq_norm(np.asarray(vector)) for vector in self._own_gradient(step).values())
 
     def _own_gradient(self, step: int) -> dict[str, Any]:

@@ -98,7 +98,6 @@ def model_of(config: RunConfig, case: Case) -> ModelSpec:
 
 
 def codec_of(case: Case) -> codecs.CodecSpec:
-    """The codec of the case's boundaries."""
     return codecs.parse(case.method if case.method in EIGHT_BIT else codecs.NONE)
 
 

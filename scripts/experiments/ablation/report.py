@@ -39,7 +39,6 @@ class Row:
 
     @property
     def steps_reached(self) -> list[float]:
-        """Steps to the target of the seeds that reach it."""
         return [step for step in self.steps_to_target if step is not None]
 
 
@@ -156,6 +155,5 @@ def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
 
 
 def markdown_table(head: list[str], lines: list[list[str]]) -> str:
-    """A markdown table."""
     rule = ["---"] * len(head)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

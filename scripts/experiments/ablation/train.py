@@ -18,7 +18,6 @@ from jaxdt.run.config import RunConfig
 
 @functools.cache  # compiling takes as long as a good part of a short run, and all seeds share the functions
 def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
-    """The functions of the case's stages."""
     model = model_of(config, case)
     rule = optimizer(config.optim, decays=by_role(model.facts))
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)

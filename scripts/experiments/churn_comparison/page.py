@@ -50,7 +50,6 @@ def write(folder: Path) -> None:
 
 
 def text(about: str, by_seed: Sequence[Sequence[Run]]) -> str:
-    """The page."""
     compared = [results.compare(runs) for runs in by_seed]
     figures = [found["runs"] for found in compared]
     names = sorted(figures[0])

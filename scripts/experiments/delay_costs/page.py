@@ -77,7 +77,6 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def page(folder: Path) -> str:
-    """The text of the page."""
     rows = rows_of(read(folder / FILE))
     sections = [HEAD]
     for config, steps in dict.fromkeys((row.config, row.steps) for row in rows):
@@ -125,7 +124,6 @@ def _named(row: Row) -> str:
 
 
 def commands() -> str:
-    """One command for each row."""
     return "\n".join(
         f"python scripts/experiments/delay_loss.py --config={CONFIG} --config.train.steps={STEPS} "
         f"--config.optim.decay_steps={STEPS} --config.sync.delay_after_steps={DELAY_AFTER} "

@@ -43,7 +43,6 @@ def load_sentence(series: Series) -> str:
 
 
 def summary(cases: list[CaseRuns]) -> str:
-    """The errors of cases and of single runs."""
     errors = [100 * abs(case.error) for case in cases]
     runs = [100 * error for error in absolute_runs(cases)]
     low, high = median_interval(errors)

@@ -89,7 +89,6 @@ def text(about: str, runs: Sequence[Run]) -> str:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """A row for each system."""
     by_system = grouped(runs)
     alone = by_system.get(ALONE, {})
     lines = [
