@@ -19,6 +19,7 @@ def get_config():
     config.model.d_model = 128
     config.model.n_heads = 4
     config.model.d_ff = 512
+    config.model.max_len = 64
     config.data.seq_len = 64
     config.model.vocab_size = 256
     config.model.positions = "learned"

@@ -302,7 +302,7 @@ class ModelSpec(ABC):
 
 @functools.cache
 def _derived(model: ModelSpec) -> ModelFacts:
-    source = "jaxdt.model.derive" if "jax" in sys.modules else "jaxdt.model.facts_process"
+    source = "jaxdt.model.derive" if sys.modules.get("jax") else "jaxdt.model.facts_process"
     return import_module(source).facts(model)
 
 

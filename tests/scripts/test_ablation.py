@@ -303,9 +303,9 @@ def test_the_time_left_is_said_once_a_model_has_done_two_steps():
 @pytest.mark.slow
 def test_the_script_trains_measures_and_draws(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"torn')
-    flags = ["n_layers=2", "d_model=16", "max_len=16", "n_heads=2"]
+    flags = ["model.n_layers=2", "model.d_model=16", "data.seq_len=16", "model.n_heads=2"]
     command = [sys.executable, str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}"]
-    command += [f"--config.model.{flag}" for flag in flags]
+    command += [f"--config.{flag}" for flag in flags]
     command += [f"--run_dir={tmp_path}", "--config.train.steps=4", "--config.optim.warmup_steps=1"]
     command += ["--config.ablation.methods=('none',)", "--config.ablation.stages=(2,)"]
     command += ["--config.ablation.seeds=1", "--config.ablation.workers=1", "--config.train.eval_microbatches=1"]

@@ -21,6 +21,7 @@ def fingerprint(config: RunConfig, data_checksum: str) -> str:
         train,
         serialize.write(config.optim),
         config.plan.microbatches,
+        config.seq_len,
         config.dtype,
     ]
     return hashlib.sha256(json.dumps([*parts, data_checksum], sort_keys=True).encode()).hexdigest()[:16]

@@ -72,7 +72,7 @@ def fleet(rate: Rate, gpu: str, n_stages: int, n_pipelines: int, wiring: str = "
         gbps=GBPS,
         wiring=wiring,
         synced=True,
-        max_len=SEQ_LEN,
+        seq_len=SEQ_LEN,
         n_layers=STAGES,
     )
 

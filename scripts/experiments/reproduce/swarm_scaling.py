@@ -57,7 +57,7 @@ def fleet(n_peers: int, layers: int, system: str, a_peer: int = FOUR, seed: int 
         compute_s=layers * layer_s(),
         latency_s=LATENCY_S,
         gbps=GBPS,
-        max_len=SEQ_LEN,
+        seq_len=SEQ_LEN,
         activation="geglu",
     )
     if system == ONE_F_ONE_B:

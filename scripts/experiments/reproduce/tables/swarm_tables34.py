@@ -76,7 +76,7 @@ class Row:
             wiring="swarm" if is_swarm else "fixed",
             window=A_PEER * STAGES * self.n_a_stage if is_swarm else 0,
             synced=True,
-            max_len=SEQ_LEN,
+            seq_len=SEQ_LEN,
             activation="geglu",
             n_layers=STAGES if self.number == 3 else STAGES * APPLIED,
             depth=1 if is_swarm else A_PEER,
