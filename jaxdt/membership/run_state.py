@@ -33,11 +33,11 @@ class RunState:
             config.stage_of,
             config.n_stages,
             self.coordinator_term,
-            config.delay_steps,
-            balance,
-            config.stage_grace_s,
-            config.workers,
-            config.deadline_floor_s,
+            delay_steps=config.delay_steps,
+            balance=balance,
+            grace_s=config.stage_grace_s,
+            workers=config.workers,
+            lease_floor_s=config.deadline_floor_s,
         )
         self.agreement = agreement
         self.checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
