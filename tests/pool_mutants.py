@@ -22,7 +22,7 @@ from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
 from jaxdt.wiring.pool.task_times import LeaseTimes
-from jaxdt.wiring.pool.work_stealing import WorkStealing
+from jaxdt.wiring.pool.work_stealing import StepSteals
 
 
 class KeepsWorkBesideAnyVersion(Mutant):
@@ -87,7 +87,7 @@ def patched(owner, name, value):
 
 
 ARRIVED, EXPIRE, INIT, LOOK_AT, LOSE, NEXT_VIEW, TIMEOUT_S = (
-    WorkStealing.arrived,
+    StepSteals.on_arrived,
     TaskTable.expire,
     TaskTable.__init__,
     Contributions.look_at,
@@ -147,9 +147,9 @@ def gives_and_keeps(self, kind, m):
     return self._units[m].is_redo
 
 
-def keeps_gradients(self, table, steals, key):
+def keeps_gradients(self, key):
     """The gradient of a stolen microbatch stays with the owner."""
-    return [] if key.microbatch in steals.taken_by else ARRIVED(self, table, steals, key)
+    return [] if key.microbatch in self.taken_by else ARRIVED(self, key)
 
 
 def takes_all(self, step):
@@ -195,7 +195,7 @@ POOL_MUTANTS = {
     ),
     "gradients of stolen microbatches stay": (
         unchanged,
-        patched(WorkStealing, "arrived", keeps_gradients),
+        patched(StepSteals, "on_arrived", keeps_gradients),
         {PROGRESS},
         (3, *range(10)),
     ),

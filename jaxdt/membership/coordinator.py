@@ -20,9 +20,9 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState,
 from jaxdt.membership.evictions import Evictions
 from jaxdt.membership.operations import Progress
 from jaxdt.membership.rebalance_api import ByNumber
+from jaxdt.membership.reminder import Reminder
 from jaxdt.membership.roster import Standing
 from jaxdt.membership.run_state import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW, RunState
-from jaxdt.membership.waiting import Waiting
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.address import why_undialable
 from jaxdt.protocol.deadline import RECONNECT_S
@@ -42,6 +42,7 @@ from jaxdt.protocol.reports import (
     RollbackReport,
     SteppedDownReport,
     StepReport,
+    StillWaitingReport,
     ViewReport,
     WaitingReport,
     WorkerGoneReport,
@@ -79,7 +80,8 @@ class Coordinator:
         self._being_persisted = run.being_persisted
         self._admission = Admission(run)
         self._evictions = Evictions(run, self._change_view)
-        self._waiting = Waiting()
+        self._reminder = Reminder()
+        self._last_refusal = ""  # while the run waits: perhaps of the peer that it waits for
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._answer_once_durable: ev.Send | None = None  # to an operator
         self._early_events: list[ev.Event] = []  # those that came before the term was durable
@@ -128,7 +130,7 @@ class Coordinator:
             case ev.Persisted(name):
                 return self._when_durable[name](now_s, self._being_persisted.pop(name))
             case ev.Refused(_, reason):
-                self._waiting.on_refused(reason)
+                self._last_refusal = reason
                 return [RefusedReport(reason)]
             case ev.Interrupted(code, reason):
                 return self._run.end(code, reason)
@@ -149,8 +151,15 @@ class Coordinator:
         if self._run.has_ended:
             return []
         missing = [] if self.view else sorted(set(self.config.stage_of) - set(self.profiles))
+        stages = self.roster.deserted if self.view else []
+        if not missing and not stages:
+            self._reminder.ends()
+            self._last_refusal = ""
+            return []
+        if (waited_s := self._reminder.due(now_s)) is None:
+            return []
         absent = [peer for peer in missing if not self.roster.has_lease(peer)]
-        return [*self._waiting.watch(now_s, missing, absent, self.roster.deserted if self.view else [])]
+        return [StillWaitingReport(missing, absent, stages, self._last_refusal, waited_s)]
 
     def _next_tick(self, now_s: float) -> ev.WakeAt:
         return ev.WakeAt(now_s + self.config.heartbeat_s, "tick")

@@ -11,7 +11,7 @@ hello again and is admitted again. A peer whose coordinator is silent continues,
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.membership.waiting import Reminder
+from jaxdt.membership.reminder import Reminder
 from jaxdt.membership.work_watch import WorkWatch
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline

@@ -197,6 +197,7 @@ class Roster:
         stage_of: Mapping[int, int],
         n_stages: int,
         coordinator_term: int,
+        *,
         delay_steps: int = 0,
         balance: ByNumber | None = None,
         *,

@@ -398,10 +398,9 @@ class AllReduce(RoundPolicy):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [ev.Send(ev.COORDINATOR, ev.Suspect(self._peer, problem))]
         self._updating = record
-        skips = record.verdict == "skip"
-        rounds = () if skips else tuple(exchange.id for exchange in exchanges)
+        rounds = () if record.verdict == "skip" else tuple(exchange.id for exchange in exchanges)
         work = Work(self._stage, WorkKind.UPDATE, None, self._peer, record.step)
-        return [ev.Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
+        return [ev.Run(work, update_scale(record.sq_norm, record.n_samples, self._clip_norm), rounds)]
 
     def _own_rounds(self, record: ev.Record) -> tuple[RoundId, ...]:
         return tuple([round for round in record.rounds if round.stage in self._groups])

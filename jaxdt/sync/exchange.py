@@ -196,8 +196,11 @@ def total(tallies: Iterable[ev.Tally]) -> ev.Tally:
     return ev.Tally(loss_sum, n_losses, eval_sum, n_evals)
 
 
-def update_scale(record: ev.Record, clip_norm: float) -> float:
-    """Factor on the summed gradient: the mean over samples, clipped to the global norm `clip_norm` (0: not)."""
-    norm = math.sqrt(record.sq_norm) / record.n_samples
+def update_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:
+    """Factor on a summed gradient of this squared norm: the mean over samples, clipped to `clip_norm` (0: not). 0 for a
+    gradient that is not finite."""
+    if not math.isfinite(sq_norm):
+        return 0.0
+    norm = math.sqrt(sq_norm) / n_samples
     clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-    return clip / record.n_samples
+    return clip / n_samples

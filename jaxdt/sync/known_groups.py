@@ -18,17 +18,24 @@ class KnownGroups:
         self._attempts: dict[RoundId, ev.KnownGroup] = {}  # of groups that are not over
         self._over: dict[Series, ev.KnownGroup] = {}  # the last of each series
         self._held_results: dict[RoundId, ev.ResultHeld] = {}
-        self._unanswered_wish: ev.WantsGroup | None = None  # and not answered
+        self._unanswered_wish: ev.WantsGroup | None = None
+        self._answered_term = 0  # of the last coordinator that has asked
 
-    @property
-    def all(self) -> tuple[ev.KnownGroup, ...]:
-        """All known groups, in the form of ReplicaState.groups."""
-        return (*self._attempts.values(), *self._over.values())
-
-    def say_again(self) -> ev.Actions:
-        """The messages to the coordinator that it has not answered yet."""
+    def answer(self, coordinator_term: int, n_steps: int | None, unanswered: ev.Actions) -> ev.Actions:
+        """A coordinator was started again, and asks once for the groups that this replica knows, and for the messages
+        that were not answered: about groups, and the others, `unanswered`. Messages of an earlier coordinator do not
+        count after this answer. `n_steps`: local steps in all, if that is known."""
+        if coordinator_term <= self._answered_term:
+            return []
+        self._answered_term = coordinator_term
         wanted = [self._unanswered_wish] if self._unanswered_wish else []
-        return [ev.Send(ev.COORDINATOR, body) for body in (*self._held_results.values(), *wanted)]
+        own = [ev.Send(ev.COORDINATOR, body) for body in (*self._held_results.values(), *wanted)]
+        groups = (*self._attempts.values(), *self._over.values())
+        return [
+            ev.Send(ev.COORDINATOR, ev.ReplicaState(groups, n_steps, len(own) + len(unanswered))),
+            *own,
+            *unanswered,
+        ]
 
     def wants(self, wanted: ev.WantsGroup) -> ev.Send:
         self._unanswered_wish = wanted

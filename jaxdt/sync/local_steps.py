@@ -19,6 +19,7 @@ from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Ledger
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.sync.exchange import update_scale
 from jaxdt.sync.shared_table import SharedTable
 
 # Messages of a pipeline's own steps count as long as it is whole, whatever views come.
@@ -201,7 +202,7 @@ class LocalSteps:
         if place.peer not in sq_norms or (place.waits_for_norms and len(sq_norms) < len(place.pipeline)):
             return []
         sq_norm = self._pipeline_sq_norm(step)
-        scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
+        scale = update_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
         told = [] if math.isfinite(sq_norm) else [self._say(ev.NotFinite(step))]
         return [*told, ev.Run(Work(place.stage, WorkKind.LOCAL_STEP, None, place.peer, step), scale)]
 
@@ -228,13 +229,3 @@ class LocalSteps:
         body = ev.LastStep(self.n_steps)
         told = [ev.Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
         return [*told, ev.StepsEnd(self.n_steps), *(self.begin() if self._waits_to_begin else [])]
-
-
-def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:
-    """Factor on a summed gradient of this squared norm: the mean over samples, clipped to `clip_norm` (0: not). 0 for a
-    gradient that is not finite."""
-    if not math.isfinite(sq_norm):
-        return 0.0
-    norm = math.sqrt(sq_norm) / n_samples
-    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-    return clip / n_samples

@@ -96,7 +96,6 @@ class IndependentReplica(RoundPolicy):
         self._states: dict[RoundId, float] = {}  # of these, means of states that wait for another one; their factors
         self._snapshots: list[ev.GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._known_groups = KnownGroups()
-        self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
         self._waits_for_group = False
         self._is_finished = False
 
@@ -423,14 +422,9 @@ class IndependentReplica(RoundPolicy):
         return [*(ev.Forget(other) for other in attempts if other not in in_use), *table]
 
     def _answer(self, coordinator_term: int) -> ev.Actions:
-        """A coordinator was started again, and asks once for the groups that this replica knows and the messages that
-        it has sent. Messages of an earlier coordinator do not count after this answer."""
-        if coordinator_term <= self._answered_term:
-            return []
-        self._answered_term = coordinator_term
-        said = [*self._known_groups.say_again(), *self._steps.say_again(), *self._held_out.say_again()]
+        said = [*self._steps.say_again(), *self._held_out.say_again()]
         said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_finished else []
-        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known_groups.all, self._steps.n_steps, len(said))), *said]
+        return self._known_groups.answer(coordinator_term, self._steps.n_steps, said)
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 

@@ -39,6 +39,7 @@ from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
+from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import OF_OWN_STEPS, LocalSteps, PipelinePlace
 from jaxdt.sync.replica import replica_place
 from jaxdt.sync.server_agreement import ServerAgreement
@@ -76,7 +77,7 @@ class Replica(RoundPolicy):
         self._is_keeping = False
         self._adopting: deque[RoundId] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
-        self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
+        self._known_groups = KnownGroups()  # none: servers make the snapshots
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         if self._is_out:
@@ -246,13 +247,9 @@ class Replica(RoundPolicy):
         return [*self._between_steps(), finished, *self._wait_to_pull(is_last=True)]
 
     def _answer(self, coordinator_term: int) -> ev.Actions:
-        """A coordinator was started again, and asks once what this worker has said."""
-        if coordinator_term <= self._answered_term:
-            return []
-        self._answered_term = coordinator_term
         said = [*self._steps.say_again(), *self._held_out.say_again()]
         said += [ev.Send(ev.COORDINATOR, ev.Finished(self._steps.version))] if self._is_last_pull else []
-        return [ev.Send(ev.COORDINATOR, ev.ReplicaState((), self._steps.n_steps, len(said))), *said]
+        return self._known_groups.answer(coordinator_term, self._steps.n_steps, said)
 
 
 class ParameterServer(RoundPolicy):
@@ -275,7 +272,6 @@ class ParameterServer(RoundPolicy):
         self._finished: set[int] = set()  # workers whose last push is added
         self._allowed: dict[int, int] = {}  # worker -> the last local step that it may do before it pulls again
         self._snapshots = ServerSnapshots(stage, self._engine)
-        self._answered_term = 0  # of the last coordinator that has asked for the state of this server
         self._works: deque[tuple[WorkKind, tuple[RoundId, ...]]] = deque()  # the first one runs
         self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
         self._is_over = False
@@ -407,9 +403,8 @@ class ParameterServer(RoundPolicy):
                 return self._answer()
             case ev.GroupClosed(round):
                 return self._snapshots.close(round)
-            case ev.AskReplicaState() if header.coordinator_term > self._answered_term:
-                self._answered_term = header.coordinator_term
-                return self._snapshots.answer()
+            case ev.AskReplicaState():
+                return self._snapshots.answer(header.coordinator_term)
         return []
 
     def _lay_out(self, round: RoundId, begun: ev.Actions) -> ev.Actions:

@@ -179,7 +179,6 @@ class ServerSnapshots:
         self._engine.close(round)
         return [ev.Forget(round)]
 
-    def answer(self) -> ev.Actions:
+    def answer(self, coordinator_term: int) -> ev.Actions:
         """A coordinator was started again, and asks what this server knows."""
-        said = self._known_groups.say_again()
-        return [ev.Send(ev.COORDINATOR, ev.ReplicaState(self._known_groups.all, None, len(said))), *said]
+        return self._known_groups.answer(coordinator_term, None, [])

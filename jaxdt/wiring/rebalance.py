@@ -110,7 +110,7 @@ def gains(loads: Sequence[StageLoad], src: int, dst: int, measured: bool = True)
     return not loads[dst].n_peers or not measured or loads[dst].queue - loads[src].queue >= THRESHOLD
 
 
-class Rebalancer:
+class Rebalancer(ByNumber):
     """The table, from the peers' reports, and a decision every period_s seconds."""
 
     def __init__(self, period_s: float, n_moves: int = 1):
@@ -136,7 +136,7 @@ class Rebalancer:
     def stage_for(self, stages: Stages) -> int:
         """The slowest stage; without a table the smallest."""
         table = self._table(stages)
-        return slowest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
+        return slowest(loads_of(table, _sizes(stages))) if table else super().stage_for(stages)
 
     def better(self, stages: Stages, peer: int) -> int | None:
         """The stage that `stage_for` would choose, if it needs the joining `peer` more than the peer's own stage does;
@@ -158,7 +158,7 @@ class Rebalancer:
         return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
 
 
-class Algorithm2:
+class Algorithm2(ByNumber):
     """SWARM's Algorithm 2 as its listing says it. Each period the peer with the shortest queue of the stage with the
     least load (the sum of its peers' queues) moves to the stage with the greatest load, and so do `n_moves` one after
     the other. Nothing else is asked: not how far the loads differ, nor whether the stage that gives a peer is then the
@@ -199,7 +199,7 @@ class Algorithm2:
     def stage_for(self, stages: Stages) -> int:
         """The stage with the greatest load; without reports the smallest."""
         loads = self._loads(stages)
-        return max(range(len(loads)), key=loads.__getitem__) if any(loads) else ByNumber().stage_for(stages)
+        return max(range(len(loads)), key=loads.__getitem__) if any(loads) else super().stage_for(stages)
 
     def better(self, stages: Stages, peer: int) -> int | None:
         """A newcomer stays with the stage that it was given."""

@@ -463,10 +463,11 @@ def test_a_record_is_repeated_in_vain_after_the_update():
         (16.0, 4, 1.0, 0.25),
         (16.0, 4, 0.5, 0.125),  # above: half of the mean
         (0.0, 4, 0.5, 0.25),
+        (math.inf, 4, 0.5, 0.0),
     ],
 )
 def test_update_scale_is_the_mean_clipped_by_the_norm_of_the_mean(sq_norm, n_samples, clip_norm, scale):
-    assert update_scale(ev.Record(0, (), sq_norm, n_samples, "apply"), clip_norm) == scale
+    assert update_scale(sq_norm, n_samples, clip_norm) == scale
 
 
 def test_a_record_that_comes_twice_is_applied_once():

@@ -52,7 +52,7 @@ from jaxdt.wiring.pool.even_transfer import part, part_of
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 from jaxdt.wiring.pool.task_times import LEASES_MIN, LeaseTimes, Loads, TaskTimes, others_are_sooner, share_of
-from jaxdt.wiring.pool.work_stealing import WorkStealing
+from jaxdt.wiring.pool.work_stealing import StepSteals
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
@@ -113,7 +113,6 @@ class PoolServer:
         self._own: Lease | None = None  # the own task that runs
         self._last_kind = WorkKind.FORWARD  # of the own task that was begun last
         self._task_times = TaskTimes()
-        self._stealing = WorkStealing(shape)
         self._wake_up = WakeUp("pool")
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -225,15 +224,15 @@ class PoolServer:
         step = self._steps.get(body.step)
         if step is None:
             return [ev.Send(src, ev.StealReply(body.step, 0))] if isinstance(body, ev.StealOffer) else []
-        table, steals, clients = step.table, step.steals, self._clients(step)
         if isinstance(body, ev.StealReply):
-            return self._stealing.on_reply(table, steals, src, body)
+            return step.steals.on_reply(src, body)
+        clients = self._clients(step)
         if isinstance(body, ev.StealRequest):
-            tasks = self._stealing.tasks_for(table, steals, src, body, self._loads(clients, 0))
-            offer = ev.StealOffer(step.number, tasks, self._loads(clients, table.n_left))
+            tasks = step.steals.tasks_for(src, body, self._loads(clients, 0))
+            offer = ev.StealOffer(step.number, tasks, self._loads(clients, step.table.n_left))
             return [ev.Send(src, offer)] if tasks else []
         n_taken = share_of(self._loads(clients, step.n_left), body.clients, len(body.tasks))
-        return self._stealing.on_offer(table, steals, src, body, min(n_taken, self._n_may_take(step)))
+        return step.steals.on_offer(src, body, min(n_taken, self._n_may_take(step)))
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -304,8 +303,9 @@ class PoolServer:
         table = TaskTable(own, self._peer, self._is_last, self._lease_numbers)
         held_out = range(self._shape.n_held_out(number))
         own_held_out = [m for m in held_out if self._owner(number, self._stage, WorkKind.EVALUATE, m) == self._peer]
-        step = StepUnderWay(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
-        step.steals.others = tuple(p for p in self._servers(self._stage, number) if p != self._peer)
+        others = tuple(p for p in self._servers(self._stage, number) if p != self._peer)
+        steals = StepSteals(self._shape, number, table, others)
+        step = StepUnderWay(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()), steals)
         self._steps[number] = step
         for m in own if self._is_first else ():
             table.input_arrived(m)
@@ -336,7 +336,7 @@ class PoolServer:
         elif key.kind == "eval":
             step.held_out.append(key.microbatch)
         elif key.microbatch not in step.table:
-            return self._stealing.arrived(step.table, step.steals, key)
+            return step.steals.on_arrived(key)
         elif key.kind == "act":
             step.table.input_arrived(key.microbatch)
         else:

@@ -28,9 +28,9 @@ class StepUnderWay:
     table: TaskTable
     n_held_out: int
     held_out: deque[int]
+    steals: StepSteals
     losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
     asked: dict[int, AskedContribution] = field(default_factory=dict)
-    steals: StepSteals = field(default_factory=StepSteals)
     is_drained: bool = False
 
     @property

@@ -34,7 +34,8 @@ StolenTask = tuple[WorkKind, int, bool]  # kind of Work, microbatch, and whether
 
 @dataclass
 class StepSteals:
-    """The steals of one step, at one server. `others`: the other servers of its stage.
+    """The steals of one step, at one server, which has the `table` of its tasks. `others`: the other servers of its
+    stage.
 
     As the owner: `offered`: the tasks for which another server's answer is awaited; `taken_by`: who does a microbatch
     of this server's cut.
@@ -42,6 +43,9 @@ class StepSteals:
     when it was taken; `awaited`: those whose tensors are not all here, and `arrived`: those of their tensors that are.
     """
 
+    shape: StepShape
+    number: int
+    table: TaskTable
     others: tuple[int, ...] = ()
     offered: dict[int, tuple[StolenTask, ...]] = field(default_factory=dict)
     taken_by: dict[int, int] = field(default_factory=dict)
@@ -67,93 +71,81 @@ class StepSteals:
         send it."""
         return m in self.stolen and self.stolen[m][0] == WorkKind.BACKWARD
 
-
-class WorkStealing:
-    """The steals of one server."""
-
-    def __init__(self, shape: StepShape):
-        self._shape = shape
-        self._stage = shape.stage
-        self._reads_output_gradient = not shape.is_last_stage
-
     # --------------------------------------------------------------------------------------------------- as the owner
 
-    def tasks_for(
-        self, table: TaskTable, steals: StepSteals, src: int, request: ev.StealRequest, own: Loads
-    ) -> tuple[StolenTask, ...]:
+    def tasks_for(self, src: int, request: ev.StealRequest, own: Loads) -> tuple[StolenTask, ...]:
         """The tasks that another server should be offered, which this server's clients get no more. `own`: the loads of
         this server's clients."""
-        spare = [(kind, m) for kind, m in table.spare if m not in steals.stolen]
-        if src in steals.offered or not spare:
+        spare = [(kind, m) for kind, m in self.table.spare if m not in self.stolen]
+        if src in self.offered or not spare:
             return ()
         # A stolen task has to travel, so a thief's clients count as busy for a microbatch longer.
         clients = tuple((busy_s + microbatch_s, microbatch_s) for busy_s, microbatch_s in request.clients)
-        n_offered = min(share_of(clients, own, table.n_left), len(spare), request.n_max)
-        tasks = tuple((kind, m, table.give(kind, m)) for kind, m in spare[:n_offered])
+        n_offered = min(share_of(clients, own, self.table.n_left), len(spare), request.n_max)
+        tasks = tuple((kind, m, self.table.give(kind, m)) for kind, m in spare[:n_offered])
         if tasks:
-            steals.offered[src] = tasks
+            self.offered[src] = tasks
         return tasks
 
-    def on_reply(self, table: TaskTable, steals: StepSteals, src: int, reply: ev.StealReply) -> ev.Actions:
+    def on_reply(self, src: int, reply: ev.StealReply) -> ev.Actions:
         """The first tasks of an offer are the other server's, who gets their tensors; the rest is done here."""
-        tasks = steals.offered.pop(src, ())
+        tasks = self.offered.pop(src, ())
         actions: ev.Actions = []
         for kind, m, _ in tasks[: reply.n_taken]:
-            steals.taken_by[m] = src
-            actions += [self._send(src, key) for key in self._inputs(reply.step, kind, m)]
+            self.taken_by[m] = src
+            actions += [self._send(src, key) for key in self._inputs(kind, m)]
         for kind, m, is_redo in tasks[reply.n_taken :]:
-            table.take(kind, m, is_redo)
+            self.table.take(kind, m, is_redo)
         return actions
 
     # --------------------------------------------------------------------------------------------------- as the thief
 
-    def on_offer(
-        self, table: TaskTable, steals: StepSteals, src: int, offer: ev.StealOffer, n_taken: int
-    ) -> ev.Actions:
+    def on_offer(self, src: int, offer: ev.StealOffer, n_taken: int) -> ev.Actions:
         """Take so many of the tasks that another server offers."""
         reply = ev.Send(src, ev.StealReply(offer.step, n_taken))
         if not n_taken:
             return [reply]
-        steals.pause_s = 0.0
+        self.pause_s = 0.0
         for task in offer.tasks[:n_taken]:
             m = task[1]
-            steals.stolen[m] = task
-            steals.awaited.add(m)
-            self._take_if_whole(offer.step, table, steals, m)
-        return [reply, TasksStolenReport(offer.step, self._stage, src, n_taken)]
+            self.stolen[m] = task
+            self.awaited.add(m)
+            self._take_if_whole(m)
+        return [reply, TasksStolenReport(offer.step, self.shape.stage, src, n_taken)]
 
-    def _take_if_whole(self, number: int, table: TaskTable, steals: StepSteals, m: int) -> None:
+    def _take_if_whole(self, m: int) -> None:
         """A task begins to be this server's when all that it reads is here."""
-        kind, _, is_redo = steals.stolen[m]
-        inputs = set(self._inputs(number, kind, m))
-        if inputs <= steals.arrived:
-            steals.arrived -= inputs
-            steals.awaited.remove(m)
-            table.take(kind, m, is_redo)
+        kind, _, is_redo = self.stolen[m]
+        inputs = set(self._inputs(kind, m))
+        if inputs <= self.arrived:
+            self.arrived -= inputs
+            self.awaited.remove(m)
+            self.table.take(kind, m, is_redo)
 
     # ------------------------------------------------------------------------------------------------------ as either
 
-    def arrived(self, table: TaskTable, steals: StepSteals, key: ev.Key) -> ev.Actions:
+    def on_arrived(self, key: ev.Key) -> ev.Actions:
         """A tensor of a microbatch is here that is not in this server's table: of one that another server does, to whom
         it is passed on, or of one that this server takes."""
         m = key.microbatch
-        thief = steals.thief_of(m)
+        thief = self.thief_of(m)
         if thief is not None:
             return [self._send(thief, key)]
-        if m not in steals.awaited:
+        if m not in self.awaited:
             return [ev.Discard(key)]
-        steals.arrived.add(key)
-        self._take_if_whole(key.step, table, steals, m)
+        self.arrived.add(key)
+        self._take_if_whole(m)
         return []
 
-    def _inputs(self, number: int, kind: WorkKind, m: int) -> list[ev.Key]:
+    def _inputs(self, kind: WorkKind, m: int) -> list[ev.Key]:
         """The tensors that a task reads, and that come over a link. A backward contains a forward, whose result the
         other server lacks. The first stage reads tokens."""
-        keys = [] if self._stage == 0 else [ev.Key("act", number, self._stage, m)]
-        if kind != WorkKind.FORWARD and self._reads_output_gradient:
-            keys.append(ev.Key("grad", number, self._stage + 1, m))
+        stage = self.shape.stage
+        keys = [] if stage == 0 else [ev.Key("act", self.number, stage, m)]
+        if kind != WorkKind.FORWARD and not self.shape.is_last_stage:
+            keys.append(ev.Key("grad", self.number, stage + 1, m))
         return keys
 
     def _send(self, dst: int, key: ev.Key) -> ev.Send:
-        activation_bytes, gradient_bytes = self._shape.received_bytes
+        activation_bytes, gradient_bytes = self.shape.received_bytes
         return ev.Send(dst, ev.Boundary(key), activation_bytes if key.kind == "act" else gradient_bytes, ev.BULK)

@@ -9,7 +9,7 @@ from jaxdt.run.config import WiringConfig, default_plan
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, predict_step_s
-from jaxdt.wiring.pool.work_stealing import WorkStealing
+from jaxdt.wiring.pool.work_stealing import StepSteals
 
 N_MICROBATCHES = 16
 WORK = dict(F=1.0, B=2.0, E=1.0, G=0.0, U=0.0)
@@ -87,9 +87,9 @@ def test_servers_of_a_stage_take_tasks_of_one_another(latency_s):
 
 def test_equal_servers_take_nothing_of_one_another():
     stolen = []
-    on_offer = WorkStealing.on_offer
+    on_offer = StepSteals.on_offer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkStealing, "on_offer", lambda *a: stolen.append(a) or on_offer(*a))
+        patch.setattr(StepSteals, "on_offer", lambda *a: stolen.append(a) or on_offer(*a))
         alone, fixed = (step_s(make_config(2, pipelines=2, wiring=wiring), 0.001) for wiring in ("pool", "fixed"))
         assert not stolen and alone == pytest.approx(fixed, rel=0.05)
         step_s(make_config(1, workers=1, pipelines=2))

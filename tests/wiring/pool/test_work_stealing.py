@@ -7,7 +7,7 @@ from jaxdt.protocol.reports import TasksStolenReport
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.pool.task_table import TaskTable
-from jaxdt.wiring.pool.work_stealing import StepSteals, WorkStealing
+from jaxdt.wiring.pool.work_stealing import StepSteals
 
 STEP, STAGE = 4, 1
 OWNER, WORKER, THIEF, OTHER = 0, 1, 2, 3
@@ -20,21 +20,21 @@ class Server:
         self.table = TaskTable(numbers, peer, stage == n_stages - 1, itertools.count(1))
         for m in numbers:
             self.table.input_arrived(m)
-        self.steals = StepSteals()
-        self.stealing = WorkStealing(StepShape(peer, stage, n_stages, 8, 10, ((10, 20),), received_bytes=(30, 40)))
+        shape = StepShape(peer, stage, n_stages, 8, 10, ((10, 20),), received_bytes=(30, 40))
+        self.steals = StepSteals(shape, STEP, self.table)
 
     def tasks_for(self, clients=IDLE, n_max=4, src=THIEF, own=BUSY):
         """What it offers in answer to a request."""
-        return self.stealing.tasks_for(self.table, self.steals, src, ev.StealRequest(STEP, n_max, clients), own)
+        return self.steals.tasks_for(src, ev.StealRequest(STEP, n_max, clients), own)
 
     def replied(self, n_taken):
-        return self.stealing.on_reply(self.table, self.steals, THIEF, ev.StealReply(STEP, n_taken))
+        return self.steals.on_reply(THIEF, ev.StealReply(STEP, n_taken))
 
     def offered(self, *tasks, n_taken=1):
-        return self.stealing.on_offer(self.table, self.steals, OWNER, ev.StealOffer(STEP, tasks, BUSY), n_taken)
+        return self.steals.on_offer(OWNER, ev.StealOffer(STEP, tasks, BUSY), n_taken)
 
     def arrived(self, key):
-        return self.stealing.arrived(self.table, self.steals, key)
+        return self.steals.on_arrived(key)
 
     def do(self, client, kind, m):
         self.table.finish(self.table.lease(kind, m, client, 0.0).number)

@@ -161,7 +161,7 @@ def test_every_finite_gradient_of_what_a_worker_has_done_is_added(sq_norm, reaso
     """A gradient of few samples, or of a small model, may be as small or as large as it likes."""
     rounds, items = (RoundId(RoundKind.CONTRIBUTION, 0, 0, view=1, attempt=1),), ((3, 7),)
     table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
-    step = StepUnderWay(0, table, 0, deque(), asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
+    step = StepUnderWay(0, table, 0, deque(), None, asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
     contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))
     received = ev.ContributionReceived(WORKER, rounds, items, sq_norm)
     assert contributions.arrived(0.5, step, received)
