@@ -78,11 +78,9 @@ STAGES = flags.DEFINE_integer("stages", None, "Without a plan: stages.")
 PIPELINES = flags.DEFINE_integer("pipelines", None, "Without a plan: pipelines.")
 MICROBATCHES = flags.DEFINE_integer("microbatches", None, "Without a plan: microbatches of a step, over all pipelines.")
 MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", None, "Samples of a microbatch, without --config.")
-SCHEDULE = flags.DEFINE_enum("schedule", None, plans.SCHEDULES, "Instead of the plan's schedule.")
 CODEC = flags.DEFINE_string("codec", None, "Instead of the plan's codec.")
 DTYPE = flags.DEFINE_string("dtype", None, "Without --config: float32 or bfloat16.")
 STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first; more where a period has more.")
-PERSIST_MS = flags.DEFINE_float("persist_ms", 2.0, "Making the record of a step durable.")
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
 ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a host shares, each way.")
@@ -101,12 +99,11 @@ TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/ava
 TRACE_SPEED = flags.DEFINE_float("trace_speed", 1.0, "Seconds of the trace in one second of the run.")
 GRID = flags.DEFINE_bool("grid", False, "Print the schedule of a step as a grid, and where it would deadlock.")
 ORDERS = flags.DEFINE_string("orders", None, "A file with a schedule to print so, as --grid writes it to --out.")
-TIMELINE = flags.DEFINE_bool("timeline", True, "Write timeline.json and simulation.png.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 
 
 def main() -> int:
-    for flag, least in ((STEPS, 1), (POINTS, 2), (PERSIST_MS, 0), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
+    for flag, least in ((STEPS, 1), (POINTS, 2), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
         if not least <= flag.value < math.inf:
             raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
     if ORDERS.value:
@@ -134,7 +131,7 @@ def run_prediction(scenario: Scenario) -> None:
     result = api.simulate_scenario(scenario, STEPS.value)
     print(result)
     if OUT.value:
-        result.save(OUT.value, TIMELINE.value)
+        result.save(OUT.value)
     if sweep:
         name, values = sweep
         run_sweep(scenario, name, values)
@@ -154,7 +151,6 @@ def scenario_of_flags() -> Scenario:
     profile = profile or api.profile_of_flops(config, flops_of_flags(), network, EFFICIENCY.value)
     options = api.SimulateOptions(
         steps=STEPS.value,
-        persist_s=PERSIST_MS.value / 1e3,
         jitter_s=JITTER_MS.value / 1e3,
         seed=SEED.value,
         tcp_ramp=RAMP.value,
@@ -196,8 +192,6 @@ def config_of_flags(profile: Profile | None) -> RunConfig:
 
 def plan_of_flags(config: RunConfig) -> Plan:
     plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
-    if SCHEDULE.value:
-        plan = replace(plan, schedule=SCHEDULE.value)
     return replace(plan, codec=(CODEC.value,) * (plan.n_stages - 1)) if CODEC.value else plan
 
 

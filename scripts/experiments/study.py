@@ -3,10 +3,9 @@
     python scripts/experiments/study.py --run_dir=runs/study
 
 Starts the same run three times, one after the other, as eight processes of this machine: two stages of four peers with
-a tiny model. Forwards sleep for --forward_s, so that two cores are enough. In each run the machines that the trace
-loses are killed (kill -9, or --leave_by=term), and those that it gains are started with `train.py --join`: the same
-machines at the same moments. The killed machines are drawn from --seed. A peer that is alone at its stage is spared,
-unless --lose_stages.
+a tiny model. Forwards sleep for 0.15 s, so that two cores are enough. In each run the machines that the trace loses are
+killed (kill -9), and those that it gains are started with `train.py --join`: the same machines at the same moments. The
+killed machines are drawn from --seed. A peer that is alone at its stage is spared.
 
 Hardware: any laptop, 2 cores and 4 GB of memory that are free; about 10 minutes. Expected (configs/study/README.md):
 the losses of the three agree to 1e-5. While a stage has lost more peers than the other, the run that rebalances is up
@@ -43,28 +42,17 @@ from jaxdt.runtime.reporting.interval import SEEDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import Fault
 
-TRACES = local_run.SCRIPTS.parent / "configs" / "reproduce" / "traces"
+TRACE = local_run.SCRIPTS.parent / "configs" / "reproduce" / "traces" / "bamboo_aws_p3_v100.json"
+TRACE_BEGIN_S, TRACE_S = 24060.0, 2240.0
+TRACE_SPEED = 14.0  # seconds of the trace in one second of a run
+SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
+SWARM = dict(kind="swarm", routers=2)
+WIRINGS = {"fixed": dict(kind="fixed"), "swarm": SWARM, "swarm + rebalancing": SWARM | dict(rebalance_s=8.0)}
 RUN_DIR = flags.DEFINE_string("run_dir", None, "A new or empty folder for the three runs and the results.")
-TRACE = flags.DEFINE_string(
-    "trace", str(TRACES / "bamboo_aws_p3_v100.json"), "A trace in the format of jaxdt/sim/availability.py."
-)
-TRACE_BEGIN_S = flags.DEFINE_float("trace_begin_s", 24060.0, "Second of the trace at which the runs begin.", 0.0)
-TRACE_S = flags.DEFINE_float("trace_s", 2240.0, "Seconds of the trace that are used.", 1.0)
-TRACE_SPEED = flags.DEFINE_float("trace_speed", 14.0, "Seconds of the trace in one second of a run.", 1e-3)
 SEED = flags.DEFINE_integer("seed", 1, "Seed of the killed machines.")
 TEN_SEEDS = flags.DEFINE_bool("ten_seeds", False, "Seeds 0 to 9, and what they say together.")
 PAGE = flags.DEFINE_string("page", None, "With --ten_seeds: write raw data and page there; alone: the page again.")
 ABOUT = flags.DEFINE_string("about", None, "For --page: machine, load and commit of the runs.")
-STAGES = flags.DEFINE_integer("stages", 2, "Stages of the model.", 1)
-PIPELINES = flags.DEFINE_integer("pipelines", 4, "Peers of each stage at the beginning.", 1)
-MICROBATCHES = flags.DEFINE_integer("microbatches", 12, "Microbatches of a step, one sample each.", 1)
-FORWARD_S = flags.DEFINE_float("forward_s", 0.15, "Seconds of a forward; a backward takes twice that.", 1e-3)
-ROUTERS = flags.DEFINE_integer("routers", 2, "wiring.routers of the second and third run.", 1)
-REBALANCE_S = flags.DEFINE_float("rebalance_s", 8.0, "wiring.rebalance_s of the third run.", 0.1)
-LEAVE_BY = flags.DEFINE_enum(
-    "leave_by", "kill", ["kill", "term"], "SIGKILL, or SIGTERM, after which a peer leaves in order."
-)
-LOSE_STAGES = flags.DEFINE_bool("lose_stages", False, "Kill also a peer that is alone at its stage.")
 AGAIN = flags.DEFINE_bool("again", False, "Start nothing; make results and picture from run_dir.")
 
 
@@ -79,7 +67,7 @@ def main() -> int:
     folder = Path(RUN_DIR.value)
     if not TEN_SEEDS.value:
         if not AGAIN.value:
-            play(folder, SEED.value, list(wirings()))
+            play(folder, SEED.value, list(WIRINGS))
         result = summarise(folder)
         print(json.dumps(result))
         return 1 if result["bad"] else 0
@@ -87,7 +75,7 @@ def main() -> int:
     for seed in SEEDS:
         own = folder / f"seed_{seed}"
         if not (AGAIN.value or (own / "results.json").exists()):
-            play(own, seed, results.rotated(list(wirings()), seed))
+            play(own, seed, results.rotated(list(WIRINGS), seed))
         found.append(summarise(own))
     print(results.seeds_table([result["runs"] for result in found]))
     if PAGE.value:
@@ -99,7 +87,7 @@ def main() -> int:
 def summarise(folder: Path) -> dict:
     """The results of the three runs in a folder; they and the picture are written there."""
     runs = runs_in(folder)
-    result = results.compare(runs) | {"n_cpus": len(allowed_cpus()), "flags": played_in(folder)[0]["flags"]}
+    result = results.compare(runs) | {"n_cpus": len(allowed_cpus()), "seed": played_in(folder)[0]["seed"]}
     (folder / "results.json").write_text(json.dumps(result | {"curves": results.curves(runs)}) + "\n")
     plots.churn_comparison(folder / "study.png", runs)
     return result
@@ -122,47 +110,20 @@ def play(folder: Path, seed: int, names: Sequence[str]) -> None:
     """Run the three runs in this order. The result of each is written to a file of its own."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"--run_dir: {folder} is not empty, expected a new folder, or --again")
-    seconds = TRACE_S.value / TRACE_SPEED.value
-    setup = Setup(
-        stages=STAGES.value,
-        pipelines=PIPELINES.value,
-        microbatches=MICROBATCHES.value,
-        forward_s=FORWARD_S.value,
-        leave_by=LEAVE_BY.value,
-        lose_stages=LOSE_STAGES.value,
-    )
+    seconds = TRACE_S / TRACE_SPEED
     for n, name in enumerate(names):
-        wiring = wirings()[name]
+        wiring = WIRINGS[name]
         print(f"seed {seed}, {name}: about {seconds + 30:.0f} s", flush=True)
-        run = ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, setup)
+        run = ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, SETUP)
         played = run.play(schedule(seconds, seed), seconds)
-        flags_of_run = flag_values() | {"seed": seed}
-        about = dict(name=name, n_samples=MICROBATCHES.value, trace=str(run.trace), flags=flags_of_run)
+        about = dict(name=name, n_samples=SETUP.microbatches, trace=str(run.trace), seed=seed)
         (folder / f"{n}.json").write_text(json.dumps(played | about))
-
-
-def wirings() -> dict[str, dict]:
-    """The wiring of each of the three runs, by the name of the run."""
-    swarm = dict(kind="swarm", routers=ROUTERS.value)
-    return {
-        "fixed": dict(kind="fixed"),
-        "swarm": swarm,
-        "swarm + rebalancing": swarm | dict(rebalance_s=REBALANCE_S.value),
-    }
-
-
-def flag_values() -> dict:
-    """The flags on which the results depend."""
-    relevant = (TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, SEED, STAGES, PIPELINES, MICROBATCHES, FORWARD_S, ROUTERS)
-    relevant += (REBALANCE_S, LEAVE_BY, LOSE_STAGES)
-    return {"trace": Path(TRACE.value).name} | {flag.name: flag.value for flag in relevant}
 
 
 def schedule(seconds: float, seed: int) -> list[Fault]:
     """The machines that leave and join, and the moments; the same for every run."""
-    stages = [[p * STAGES.value + s for p in range(PIPELINES.value)] for s in range(STAGES.value)]
-    spare = not LOSE_STAGES.value
-    return from_trace(TRACE.value, stages, seed, seconds, TRACE_SPEED.value, TRACE_BEGIN_S.value, spare=spare)
+    stages = [[p * SETUP.stages + s for p in range(SETUP.pipelines)] for s in range(SETUP.stages)]
+    return from_trace(TRACE, stages, seed, seconds, TRACE_SPEED, TRACE_BEGIN_S, spare=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from prediction_error import host_runs, network_hosts
-from prediction_error.errors import by_cut, median_interval
 from prediction_error.network_hosts import LinkState, NetworkHosts, WanLink
-from prediction_error.page import page
+from prediction_error.page import by_cut, median_interval, page
 from prediction_error.raw import EMULATED, HOSTS, read
 
 from jaxdt.run.errors import BadInput

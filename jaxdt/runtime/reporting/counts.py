@@ -16,14 +16,13 @@ class Totals:
     known."""
 
     def __init__(self):
-        self._ended: Counter[str] = Counter()
+        self._ended: dict[str, Any] = {}
         self._latest: dict[int, Mapping[str, float]] = {}  # of each peer
 
     def counted(self, peer: int, counts: Mapping[str, float]) -> None:
-        """A peer's counts, by name."""
         for name, n in self._latest.get(peer, {}).items():
             if counts.get(name, 0) < n:
-                self._ended[name] += n
+                self._ended[name] = self._ended.get(name, 0) + n
         self._latest[peer] = counts
 
     def by_name(self) -> dict[str, Any]:
