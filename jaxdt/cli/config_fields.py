@@ -38,6 +38,8 @@ MEANINGS = {
     "data.path": "a token file of prepare_data.py; empty: the committed corpus in bytes",
     "data.seq_start": "tokens of a sample at the first step; 0: always model.seq_len",
     "data.seq_growth_steps": "steps until a sample has model.seq_len tokens",
+    "init.path": "model folder with which the run begins (launch.py --init_from=DIR); empty: fresh parameters",
+    "init.digest": "the model in it, set beside the path",
     "train.steps": "updates of the whole run",
     "train.seed": "of the initial parameters and of the order of the samples",
     "train.microbatch_size": "samples of a microbatch",

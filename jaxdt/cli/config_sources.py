@@ -1,4 +1,5 @@
-"""The source of each value of a run's config: config file, preset, plan, resume, flag or default. Needs no jax.
+"""The source of each value of a run's config: config file, preset, plan, model of --init_from, resume, flag or default.
+Needs no jax.
 
 A field that a config file sets to its default counts as default.
 """
@@ -18,7 +19,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.model import PRESETS
 from jaxdt.run.plan import Plan
 
-FLAG, RESUME, DEFAULT = "flag", "resume", "default"
+FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
     of_plan = _of_plan(plan) if given.plan_source else {}
     found: list[SourcedValue] = []
     for name in _in_order(values):
-        if given.plan_source and name in of_plan:
+        if config.init.digest and name.startswith(("model.", "init.")) and name != "model.seq_len":
+            found.append(SourcedValue(name, values[name], RESUME if given.file_source == RESUME else INIT))
+        elif given.plan_source and name in of_plan:
             found.append(SourcedValue(name, of_plan[name], given.plan_source))
         else:
             found.append(SourcedValue(name, values[name], _source(name, values[name], own, given)))

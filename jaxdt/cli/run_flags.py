@@ -17,6 +17,7 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.storage.model_folder import model_of_run
 from jaxdt.sim.stragglers import stalls
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
 
     config, plan, data = config_and_plan()
     check_run_dir()
+    if peer is not None and config.init.digest and not RESUME.value:
+        model_of_run(config)  # before anything else is done for a peer that lacks it
     return RunJob(
         config=config,
         plan=plan,

@@ -13,8 +13,10 @@ from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
+from jaxdt.runtime.storage.model_folder import open_model, options_of_run
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 
@@ -34,6 +36,27 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
     return config, plan, data
+
+
+def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool) -> Mapping[str, Any]:
+    """The fields of a config whose run begins with the model of this folder, which stands in place of their own: they
+    choose the length alone. A config that names a model already, as that of an earlier run does, keeps it; the folder
+    may be another copy."""
+    init = fields.get("init", {})
+    if not folder:
+        if untie:
+            raise BadInput("--untie: is for the model of --init_from=DIR, expected both")
+        return fields
+    model = open_model(Path(folder))
+    if init.get("digest"):
+        if model.digest != init["digest"]:
+            expected = f"expected {init['digest']:.16}, with which the run of this config begins"
+            raise BadInput(f"--init_from: {folder} is the model {model.digest:.16}, {expected}")
+        return {**fields, "init": {**init, "path": str(folder)}}
+    own = fields.get("model", {})
+    length = {"seq_len": own["seq_len"]} if own.get("seq_len") is not None else {}
+    options = options_of_run(model, options_of(own.get("preset", "debug"), **length).seq_len, untie)
+    return {**fields, "model": as_fields(options), "init": {"path": str(folder), "digest": model.digest}}
 
 
 def token_file(path: str) -> TokenFile:

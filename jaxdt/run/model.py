@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxdt.run.errors import BadInput, nearest, require_one_of
 from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.serialize import is_list, read
+from jaxdt.run.serialize import is_list, read, write
 
 POSITIONS = ("learned", "rotary")
 ACTIVATIONS = ("gelu", "geglu")
@@ -39,6 +39,7 @@ class GPTConfig(ModelSpec):
     compression_after: tuple[int, ...] = ()
 
     family = "gpt"  # not a field: a config file names a preset
+    own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
@@ -101,6 +102,9 @@ class GPTConfig(ModelSpec):
 
     def with_compression(self, compression: str, after: Any) -> "GPTConfig":
         return replace(self, compression=compression, compression_after=tuple(after) if is_list(after) else after)
+
+    def untied(self) -> "ModelSpec":
+        return replace(self, tied_head=False) if self.tied_head else super().untied()
 
     def with_equal_layers(self, n_layers: int) -> "GPTConfig":
         return replace(self, n_layers=n_layers, n_shared_blocks=0, compression="none", compression_after=())
@@ -182,3 +186,8 @@ def options_of(preset: Any, **overrides: Any) -> ModelSpec:
 def read_options(data: Any, where: str, family: str = "") -> ModelSpec:
     """The options that plain data describes; `where` names them in errors."""
     return read(FAMILIES[family].options if family else FIRST.options, data, where)
+
+
+def as_fields(options: ModelSpec) -> dict[str, Any]:
+    """The fields of the section `model` of a config that describe these options."""
+    return {"preset": next(iter(FAMILIES[options.family].presets)), **write(options)}
