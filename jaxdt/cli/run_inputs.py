@@ -25,6 +25,13 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     """The config that these fields describe and its plan, both checked, and the open token file. Without a plan the
     config's plan fields make one. `source` names the plan in errors."""
     data = token_file(fields.get("data", {}).get("path", ""))
+    begins_with_model = fields.get("init", {}).get("digest")
+    if begins_with_model and data.vocab_size > fields["model"]["vocab_size"]:
+        has = f"the model of {fields['init']['path']} has {fields['model']['vocab_size']}"
+        raise BadInput(
+            f"data.path: {data.path} is of a vocabulary of {data.vocab_size} tokens, {has}; expected a text that the "
+            "tokenizer of the model has encoded"
+        )
     config = configs.parse(fields, data.vocab_size)
     build.check_config(config)
     plan = configs.with_codec(config, plan or configs.default_plan(config))

@@ -179,7 +179,8 @@ def write_folder(
             if known[0] != entry:
                 known = entry, load(entry)
             array = known[1][path].T if tensor.is_transposed else known[1][path]
-            arrays[tensor.hf] = np.ascontiguousarray(array, numbers)
+            with np.errstate(over="ignore"):
+                arrays[tensor.hf] = np.ascontiguousarray(array, numbers)
             if not np.isfinite(arrays[tensor.hf]).all():
                 raise BadInput(f"{tensor.hf}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
         save(arrays, folder / file, metadata={"format": "pt"})

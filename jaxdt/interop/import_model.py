@@ -57,7 +57,7 @@ def _check(source: Source, tensors: dict[str, dict[str, Tensor]]) -> None:
                 misshapen.append(f"{name} {list(shape)} instead of {list(leaf.shape)}")
     if own_head := source.options.own_head:  # a tied one is a copy of the table, which some files have all the same
         left_over.discard(source.name_of(FAMILIES[source.options.family][own_head[0]][own_head[1]]))
-    problems = {"lacks": missing, "has no use for": sorted(left_over), "has other shapes:": misshapen}
+    problems = {"lacks": sorted(missing), "has no use for": sorted(left_over), "has other shapes:": misshapen}
     texts = [f"{what} {shortened(found)}" for what, found in problems.items() if found]
     if texts:
         raise BadInput(f"{source.where}: {'; '.join(texts)}; expected the tensors of the model of its config")
