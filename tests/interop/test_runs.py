@@ -57,11 +57,6 @@ def checked(models, tmp_path):
     return check
 
 
-def of_model(folder, names):
-    """The parameters of a model folder, by entry and leaf."""
-    return {name: folder.load(name) for name in names}
-
-
 SYNCS = {
     "allreduce": {},
     "groups": {"sync.kind": "groups", "sync.groups.outer": "nesterov", "sync.groups.every_steps": 2},
