@@ -14,26 +14,33 @@ NUMBERED = re.compile(r"([a-z]+)_(\d+)")
 
 @dataclass(frozen=True)
 class Tensor:
-    """The names of one leaf's tensor. `is_transposed`: in files of Hugging Face the matrix has its outputs first, here
-    its inputs. GGUF files have all outputs first. `is_rotated`: rotary positions turn its outputs in pairs."""
+    """The names of one leaf's tensor. `is_matrix`: here it has its inputs first, and in GGUF files its outputs. So it
+    has in files of Hugging Face, unless `hf_has_inputs_first`. `is_rotated`: rotary positions turn its outputs."""
 
     hf: str
     gguf: str
-    is_transposed: bool = False
+    is_matrix: bool = False
+    hf_has_inputs_first: bool = False
     is_rotated: bool = False
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether files of Hugging Face have it the other way round."""
+        return self.is_matrix and not self.hf_has_inputs_first
 
 
 def _linear(hf: str, gguf: str, is_rotated: bool = False) -> dict[str, Tensor]:
     """A linear layer as torch keeps it."""
     return {
-        "kernel": Tensor(f"{hf}.weight", f"{gguf}.weight", True, is_rotated),
+        "kernel": Tensor(f"{hf}.weight", f"{gguf}.weight", is_matrix=True, is_rotated=is_rotated),
         "bias": Tensor(f"{hf}.bias", f"{gguf}.bias", is_rotated=is_rotated),
     }
 
 
 def _conv1d(hf: str, gguf: str) -> dict[str, Tensor]:
     """A linear layer as GPT-2 keeps it, inputs first."""
-    return {"kernel": Tensor(f"{hf}.weight", f"{gguf}.weight"), "bias": Tensor(f"{hf}.bias", f"{gguf}.bias")}
+    kernel = Tensor(f"{hf}.weight", f"{gguf}.weight", is_matrix=True, hf_has_inputs_first=True)
+    return {"kernel": kernel, "bias": Tensor(f"{hf}.bias", f"{gguf}.bias")}
 
 
 def _norm(hf: str, gguf: str) -> dict[str, Tensor]:
@@ -45,7 +52,7 @@ def _leaves(**parts: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 Names = dict[str, dict[str, Tensor]]  # kind of entry -> leaf -> its tensor
-_OUT = {"out": Tensor("lm_head.weight", "output.weight", True)}
+_OUT = {"out": Tensor("lm_head.weight", "output.weight", is_matrix=True)}
 _H, _BLK, _LAYER = "transformer.h.{i}", "blk.{i}", "model.layers.{i}"
 FAMILIES: dict[str, Names] = {
     "gpt": {
