@@ -1,5 +1,6 @@
 """Runs that begin with a model folder: version 0 is that model, whatever the run's cut, length and kind of sync."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -14,9 +15,9 @@ from fleets import ROOT, Launched, write_config
 from jaxdt.api import launch as api
 from jaxdt.api.config import load_config
 from jaxdt.model.base import model_of
-from jaxdt.model.data import open_data, write_tokens
+from jaxdt.model.chain import Chain
+from jaxdt.model.data import write_tokens
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
@@ -24,7 +25,7 @@ from jaxdt.run.model import gpt_config
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.model_folder import ModelWriter, as_leaves, copy_description, open_model
-from jaxdt.runtime.storage.store import Store, optimizer, stage_functions
+from jaxdt.runtime.storage.store import Store, stage_functions
 
 MODEL = gpt_config("debug", d_model=32, n_heads=2, d_ff=64, seq_len=32, tied_head=True)
 N_STEPS = 20
@@ -142,24 +143,18 @@ def test_what_does_not_fit_the_model(checked, models, tmp_path):
 
 
 def trained_in_one_process(run):
-    """(losses, parameters) after the steps of a run, by plain calls of the whole model's functions."""
-    config, data = run.config, open_data(run.config.data.path)
-    model, train, n = config.model, config.train, config.plan.microbatches
-    functions = build_stage(model, 0, model.n_layers, optimizer(config.optim), StageOptions(train.microbatch_size))
-    job = RunJob(config=config, plan=run.plan, data=data, run="r", run_dir=Path("none"))
-    names = [entry.name for entry in model.facts.entries]
-    params = {name: entry["params"] for name, entry in job.load_entries(0, (), names).items()}
-    state, losses = functions.init_optimizer(params), []
-    for step in range(train.steps):
-        acc, total = functions.zeros(), 0.0
-        for microbatch in range(n):
-            tokens = data.train_batch(train.seed, step, microbatch, train.microbatch_size, model.seq_len, n)
-            loss, _, acc = functions.loss_backward(params, tokens[:, :-1], tokens[:, 1:], acc)
-            total += float(loss)
-        scale = 1 / (n * train.microbatch_size)
-        params, state = functions.update(params, state, functions.gradient_vectors(acc), np.float32(scale))
-        losses.append(total * scale)
-    return losses, params
+    """(losses, parameters) after the steps of a run, by the functions of the whole model."""
+    config, train, n = run.config, run.config.train, run.config.plan.microbatches
+    alone = configs.parse({**api.fields_of(config), "plan": {"microbatches": n}})
+    functions = stage_functions(alone, configs.default_plan(alone), 0)
+    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
+    names = [entry.name for entry in config.model.facts.entries]
+    chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names).items()}]
+    batch = functools.partial(run.data.train_batch, train.seed)
+    size, seq_len = train.microbatch_size, config.model.seq_len
+    losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]
+    return losses, chain.params[0]
 
 
 @pytest.mark.slow
