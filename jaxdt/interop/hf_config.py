@@ -227,5 +227,8 @@ def _rope_keys(fields: Config) -> dict[str, Any]:
     """As older files say rotary positions, which newer programs read too."""
     if "rope_theta" not in fields:
         return {}
-    scaling = {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, fields["rope_scaling"], strict=True))}
-    return {"rope_theta": fields["rope_theta"], "rope_scaling": scaling if fields["rope_scaling"] else None}
+    scaling = None
+    if fields["rope_scaling"]:
+        *numbers, original_len = fields["rope_scaling"]
+        scaling = {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, (*numbers, int(original_len)), strict=True))}
+    return {"rope_theta": fields["rope_theta"], "rope_scaling": scaling}
