@@ -8,14 +8,13 @@ from the dataclass. Needs no jax.
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
 
 from jaxdt.ablation.grid import AblationConfig
 from jaxdt.cli import config_fields
-from jaxdt.run.model import PRESETS, GPTConfig
+from jaxdt.run.model_facts import ModelSpec
 from planner.model.file_schemas import schemas
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
@@ -32,8 +31,9 @@ not exist is refused, with the nearest one that does. "Accepts" is the config's 
 and for each field where its value comes from: config file, preset, plan, `--init_from`, resume, flag or default. It
 starts nothing.
 """
-MODEL = """`model.preset` names a preset; the other fields change it. A changed `d_model` moves an unset `d_ff` to
-4 `d_model`. The vocabulary defaults to that of the token file."""
+MODEL = """`model.family` names a family, by default the one that has the preset. `model.preset` names a preset, by
+default `debug`; the other fields change it. A changed `d_model` moves an unset `d_ff` in proportion. The vocabulary
+defaults to that of the token file."""
 ABLATION = "Only in the config of `scripts/ablate.py`."
 
 
@@ -57,8 +57,12 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for section, kind in config_fields.sections().items():
-        parts += [f"## {section or 'Top level'}", MODEL if kind is GPTConfig else "", prose(kind), table(kind, section)]
-    parts += [presets(), "## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
+        parts.append(f"## {section or 'Top level'}")
+        if issubclass(kind, ModelSpec):
+            parts += [MODEL, prose(kind), table(kind, section), presets(kind)]
+        else:
+            parts += [prose(kind), table(kind, section)]
+    parts += ["## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -81,12 +85,11 @@ def table(kind: type, section: str) -> str:
     return "\n".join(rows)
 
 
-def presets() -> str:
-    """One row for each preset."""
-    known = [field.name for field in dataclasses.fields(GPTConfig)]
-    names = sorted({name for preset in PRESETS.values() for name in preset}, key=known.index)
+def presets(kind: type[ModelSpec]) -> str:
+    """One row for each preset of a family."""
+    names = sorted({name for preset in kind.presets.values() for name in preset}, key=kind.field_names().index)
     rows = [f"| preset | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for preset, values in PRESETS.items():
+    for preset, values in kind.presets.items():
         cells = [json.dumps(values[name]) if name in values else "" for name in names]
         rows.append(f"| `{preset}` | {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -7,17 +7,17 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxdt.run import config, serialize
-from jaxdt.run.model import FAMILIES
+from jaxdt.run.model import FAMILIES, options_class
 
 
 def base_config(preset: str = "debug") -> ConfigDict:
-    """All fields with their defaults. Model fields are unset: those that stay unset get the values of the preset
-    (jaxdt.run.config)."""
-    model: dict[str, object] = {"preset": preset}
-    for family in FAMILIES.values():
-        kinds = typing.get_type_hints(family.options)
-        for field in dataclasses.fields(family.options):  # pyright: ignore[reportArgumentType]
-            model[field.name] = placeholder(typing.get_origin(kinds[field.name]) or kinds[field.name])
+    """All fields with their defaults. Model fields, those of all families, are unset: those that stay unset get the
+    values of the preset (jaxdt.run.config)."""
+    model: dict[str, object] = {"preset": preset, "family": placeholder(str)}
+    for options in map(options_class, FAMILIES):
+        kinds = typing.get_type_hints(options)
+        for name in options.field_names():
+            model[name] = placeholder(typing.get_origin(kinds[name]) or kinds[name])
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":

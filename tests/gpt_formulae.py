@@ -1,6 +1,6 @@
 """The sizes of a GPT by hand, to hold the facts against that are read off its functions."""
 
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 
 
 def up_width(c: GPTConfig) -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 
 SIZES = dict(n_layers=3, d_model=16, n_heads=2, d_ff=24, seq_len=6, vocab_size=19)
 CONFIGS = {

@@ -7,10 +7,10 @@ import pytest
 from jaxdt.build import check, check_config, follows_plan, peer_load
 from jaxdt.run.config import GroupsConfig, RunConfig, SyncConfig, WiringConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.plan import Plan, PlanRoles
 
-FIXED = RunConfig(gpt_config("debug", n_layers=4))
+FIXED = RunConfig(GPTConfig.of("debug", n_layers=4))
 SWARM = replace(FIXED, wiring=WiringConfig("swarm"))
 PLAN = Plan(4, ((0, 2), (2, 4)), ((0, 2), (1, 3)), (7, 5))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import FIRST
+from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.sync.base import SYNCS
 from jaxdt.sync.matching.base import MATCHERS
@@ -109,6 +109,15 @@ MEANINGS = {
     "model.d_ff": "width inside the feed-forward part of a layer",
     "model.seq_len": "tokens of a sample",
     "model.vocab_size": "tokens of the vocabulary; unset: that of the token file",
+    "model.n_kv_heads": "heads of keys and values, each for as many heads of queries",
+    "model.d_head": "width of an attention head; 0: d_model / n_heads",
+    "model.rope_theta": "base of the frequencies of rotary positions",
+    "model.rope_scaling": "Llama 3's (factor, low_freq_factor, high_freq_factor, original_len); empty: none",
+    "model.norm_eps": "added to the mean square in an RMSNorm",
+    "model.qkv_bias": "biases in the projections to queries, keys and values",
+    "model.o_bias": "a bias in the projection behind the attention",
+    "model.qk_norm": "each head of queries and keys is normalised",
+    "model.window": "tokens that a token sees, itself included; 0: all before it",
     "model.positions": "how positions enter",
     "model.activation": "nonlinearity of the feed-forward part",
     "model.tied_head": "the head uses the table of the embedding",
@@ -135,8 +144,15 @@ class ConfigField:
 
 
 def sections() -> dict[str, type]:
-    """The dataclass of each section by its dotted name, in order: the top level first, the model last."""
-    return dict(_sections(configs.RunConfig, TOP)) | {"model": FIRST.options}
+    """The dataclass of each section by its dotted name, in order: the top level first, the model last, once for each
+    family, whose name stands behind it in parentheses."""
+    models = {f"model ({family})": options_class(family) for family in FAMILIES}
+    return dict(_sections(configs.RunConfig, TOP)) | models
+
+
+def prefix_of(section: str) -> str:
+    """What stands before the dot in the names of a section's fields."""
+    return section.partition(" ")[0]
 
 
 def _sections(kind: type, name: str) -> Iterator[tuple[str, type]]:
@@ -151,15 +167,15 @@ def fields_of(kind: type, section: str) -> list[ConfigField]:
     kinds = typing.get_type_hints(kind)
     found: list[ConfigField] = []
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(kinds[field.name]) or kinds[field.name] is ModelSpec:
+        if dataclasses.is_dataclass(kinds[field.name]) or kinds[field.name] is ModelSpec or not field.init:
             continue
-        name = f"{section}.{field.name}" if section else field.name
+        name = f"{prefix_of(section)}.{field.name}" if section else field.name
         found.append(
             ConfigField(
                 name=name,
                 type_name=_type_name(kinds[field.name]),
                 default=_default(field),
-                accepts=_accepts(section, field.name, kinds),
+                accepts=_accepts(kind, section, field.name, kinds),
                 meaning=MEANINGS.get(name, ""),
             )
         )
@@ -179,7 +195,7 @@ def _default(field: dataclasses.Field[typing.Any]) -> str | None:
     return None
 
 
-def _accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
+def _accepts(kind: type, section: str, name: str, kinds: dict[str, typing.Any]) -> str:
     """The values that the config accepts for a field, as text; '' where only the type is checked."""
     if f"{section}.{name}" in TABLES:
         return f"one of {', '.join(TABLES[f'{section}.{name}'])}"
@@ -187,8 +203,10 @@ def _accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
     if value is None or section not in sections():
         return ""
     data: dict[str, typing.Any] = {"model": {"preset": "debug"}}
+    if issubclass(kind, ModelSpec):
+        data["model"]["family"] = kind.family
     inner = data
-    for part in section.split(".") if section else ():
+    for part in prefix_of(section).split(".") if section else ():
         inner = inner.setdefault(part, {})
     inner[name] = value
     try:

@@ -12,11 +12,11 @@ from typing import Any
 
 from absl import flags
 
-from jaxdt.cli.config_fields import sections
+from jaxdt.cli.config_fields import prefix_of, sections
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.model import PRESETS
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.plan import Plan
 
 FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"
@@ -55,7 +55,7 @@ def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
         elif given.plan_source and name in of_plan:
             found.append(SourcedValue(name, of_plan[name], given.plan_source))
         else:
-            found.append(SourcedValue(name, values[name], _source(name, values[name], own, given)))
+            found.append(SourcedValue(name, values[name], _source(name, values[name], own, given, config.model)))
     return found
 
 
@@ -83,32 +83,33 @@ def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _in_order(names: Collection[str]) -> list[str]:
-    order = list(sections())
+    order = [prefix_of(section) for section in sections()]
     return sorted(names, key=lambda name: order.index(name.rpartition(".")[0]))
 
 
-def _source(name: str, value: Any, own: Mapping[str, Any], given: Given) -> str:
+def _source(name: str, value: Any, own: Mapping[str, Any], given: Given, model: ModelSpec) -> str:
     if name in given.by_flag:
         return FLAG
     if given.file_source == RESUME:
         return RESUME
     section, _, field = name.rpartition(".")
     if section == "model":
-        return _model_source(field, value, own, given)
+        return _model_source(field, value, own, given, model)
     return DEFAULT if name not in own or value == _default(section, field) else given.file_source
 
 
-def _model_source(field: str, value: Any, own: Mapping[str, Any], given: Given) -> str:
+def _model_source(field: str, value: Any, own: Mapping[str, Any], given: Given, model: ModelSpec) -> str:
     if field == "vocab_size" and own.get("model.vocab_size") is None:
         return "token file"
     if serialize.write(own.get(f"model.{field}")) == value:
         return given.file_source
     preset = str(own.get("model.preset", "debug"))
-    if PRESETS[preset].get(field) == value:
+    shape = model.presets[preset]
+    if field == "family" or serialize.write(shape.get(field)) == value:
         return f"preset {preset}"
     if field.startswith("compression") and codecs.split_compression(own.get("codec", codecs.NONE))[0] != codecs.NONE:
         return "codec"
-    return "4 model.d_model" if field == "d_ff" else DEFAULT
+    return f"{shape['d_ff'] / shape['d_model']:g} model.d_model" if field == "d_ff" else DEFAULT
 
 
 def _default(section: str, field: str) -> Any:

@@ -11,8 +11,9 @@ WIDTH = 120
 FLAG_COLUMNS, FIELD_COLUMNS = 24, 44  # of a flag, or of a field as a flag; its text begins behind them
 FIELDS = """The fields of the config, as flags with their defaults
 
-The defaults of the model are those of its preset, --config.model.preset. A config file may set any of them, and a flag
-has the last word; --print_config shows what comes of it. More words on each field: docs/reference/config.md"""
+The defaults of the model are those of its preset, --config.model.preset, and of its family, --config.model.family (by
+default the one that has the preset). A config file may set any of them, and a flag has the last word; --print_config
+shows what comes of it. More words on each field: docs/reference/config.md"""
 
 
 def help_text(about: str, subjects: Mapping[str, Sequence[str]]) -> str:

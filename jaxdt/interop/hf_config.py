@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.model import FAMILIES
+from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.serialize import is_list, is_object, read, write
+from jaxdt.run.serialize import is_list, is_object, write
 
 Config = Mapping[str, Any]
 
@@ -101,8 +101,6 @@ def options_of_config(config: Config, where: str) -> ModelSpec:
         hint = nearest(str(name), MODEL_TYPES)
         raise BadInput(f"{where}: model_type: got {name!r}, expected one of {', '.join(MODEL_TYPES)}{hint}")
     kind = MODEL_TYPES[name]
-    if kind.family not in FAMILIES:
-        raise BadInput(f"{where}: model_type: got {name!r}, of which this version has no family {kind.family!r}")
     for key, values in kind.accepted.items():
         if config.get(key, values[0]) not in values:
             expected = " or ".join(repr(value) for value in values)
@@ -113,7 +111,7 @@ def options_of_config(config: Config, where: str) -> ModelSpec:
         values["d_ff"] = values["d_ff"] or 4 * int(values["d_model"])
     else:
         values |= _of_llama(config, str(name), values, where)
-    return read(FAMILIES[kind.family].options, values, where)
+    return read_options({"family": kind.family, **values}, where)
 
 
 def _value(config: Config, key: str, kind: ModelType, where: str) -> Any:

@@ -1,11 +1,11 @@
-"""The table of models, and the functions that stage code asks of each.
+"""The functions that stage code asks of each family of models.
 
 A model's parameters are a dict by GLOBAL names, one entry per block, table or head. So the parameters of the stages of
 any split merge by name, and can be cut again. A stage holds the layers lo..hi-1, with the embedding on the first stage
 and the head on the last.
 
-A new family is one file with a MODEL, an entry in FAMILIES, and its options beside those of the others in
-jaxdt.run.model. Everything else asks for its facts (jaxdt.model.derive).
+A new family is two files of its name, with a MODEL in jaxdt/model/families and OPTIONS in jaxdt/run/families, which
+needs no jax, and its name in the table of jaxdt.run.model. Everything else asks for its facts (jaxdt.model.derive).
 
 B samples, T tokens, V vocabulary, W boundary width."""
 
@@ -51,13 +51,9 @@ class Model(NamedTuple):
     pair: Callable[[Any, int], tuple[Half, Half]] | None = None
 
 
-# The name of a family -> the module whose MODEL has its functions. A module is imported when its family is used.
-FAMILIES = {"gpt": "jaxdt.model.families.gpt"}
-
-
 def model_of(options: ModelSpec) -> Model:
-    """The functions of a model's family."""
-    return import_module(FAMILIES[options.family]).MODEL
+    """The functions of a model's family. Its module is imported when the family is used."""
+    return import_module(f"jaxdt.model.families.{options.family}").MODEL
 
 
 def stage_entries(options: ModelSpec, lo: int, hi: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Reads the facts of a model (jaxdt.run.model_facts) off the functions of its family. No array is made: jax.eval_shape
 gives the sizes of parameters, and the products of each distinct layer stand in its jaxpr.
 
-As a script it answers questions of processes without jax: a line of JSON with a family and its options in, a line with
-the facts and a digest of its sources out."""
+As a script it answers questions of processes without jax: a line of JSON with a model's options in, a line with the
+facts and a digest of its sources out."""
 
 import json
 import math
@@ -147,6 +147,5 @@ def _product(eqn: Any) -> tuple[int, int, int, int]:
 
 if __name__ == "__main__":
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
-        asked = json.loads(question)
-        answer = facts(read_options(asked["options"], "model", asked["family"]))
+        answer = facts(read_options(json.loads(question), "model"))
         print(json.dumps({"sources": facts_process.sources(), "facts": serialize.write(answer)}), flush=True)

@@ -59,7 +59,7 @@ def _path(model: ModelSpec) -> Path | None:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     if not folder.is_absolute():
         return None
-    text = json.dumps([sources(), model.family, serialize.write(model)])
+    text = json.dumps([sources(), serialize.write(model)])
     return folder / "jaxdt" / "facts" / f"{_digest(text)}.json"
 
 
@@ -110,7 +110,7 @@ class _Child:
 
     def ask(self, model: ModelSpec) -> Any:
         """Facts as plain data. BadInput if they cannot be derived, or not from the sources of this process."""
-        question = json.dumps({"family": model.family, "options": serialize.write(model)}).encode()
+        question = json.dumps(serialize.write(model)).encode()
         with self._lock:
             process, line = self._answer(question)
             if not line and process.wait() == 0:  # it ended for want of questions, at that moment

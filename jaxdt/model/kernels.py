@@ -1,4 +1,5 @@
-"""LayerNorm, GELU, maxout, causal softmax and the product with a weight, with hand-written backward passes.
+"""LayerNorm, RMSNorm, GELU, SwiGLU, maxout, causal softmax and the product with a weight, with hand-written backward
+passes.
 
 XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
 the same normalisation many times. A custom_vjp avoids that, since it fixes what is saved for the backward pass (about
@@ -51,14 +52,14 @@ def _layer_norm_forward(x_BTD, scale_D, bias_D):
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + LAYER_NORM_EPS)
     xhat = centred * rstd
-    y = xhat * _row(scale_D) + _row(bias_D)
+    y = xhat * _last(scale_D, 3) + _last(bias_D, 3)
     return y.astype(x_BTD.dtype), (xhat.astype(x_BTD.dtype), rstd, scale_D)
 
 
 def _layer_norm_backward(saved, g_BTD):
     xhat_BTD, rstd, scale_D = saved
     g, xhat = g_BTD.astype(jnp.float32), xhat_BTD.astype(jnp.float32)
-    gxhat = g * _row(scale_D)
+    gxhat = g * _last(scale_D, 3)
     along = jnp.mean(gxhat * xhat, axis=-1, keepdims=True)
     gx = rstd * (gxhat - jnp.mean(gxhat, axis=-1, keepdims=True) - xhat * along)
     return gx.astype(g_BTD.dtype), jnp.sum(g * xhat, axis=(0, 1)), jnp.sum(g, axis=(0, 1))
@@ -67,8 +68,33 @@ def _layer_norm_backward(saved, g_BTD):
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def _row(v_D):
-    return jnp.reshape(v_D, (1, 1, -1))
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_norm(x: Float[Array, "*rows D"], scale_D: Float32[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
+    """x / sqrt(mean of x^2 + eps) * scale over the last axis, in the dtype of x."""
+    return _rms_norm_forward(x, scale_D, eps)[0]
+
+
+def _rms_norm_forward(x, scale_D, eps: float):
+    wide = x.astype(jnp.float32)
+    rms = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    xhat = wide * rms
+    return (xhat * _last(scale_D, x.ndim)).astype(x.dtype), (xhat.astype(x.dtype), rms, scale_D)
+
+
+def _rms_norm_backward(eps: float, saved, g_in):
+    del eps
+    xhat, rms, scale_D = saved
+    g, xhat = g_in.astype(jnp.float32), xhat.astype(jnp.float32)
+    gxhat = g * _last(scale_D, g.ndim)
+    gx = rms * (gxhat - xhat * jnp.mean(gxhat * xhat, axis=-1, keepdims=True))
+    return gx.astype(g_in.dtype), jnp.sum(g * xhat, axis=tuple(range(g.ndim - 1)))
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+def _last(v_D, n_axes: int):
+    return jnp.reshape(v_D, (1,) * (n_axes - 1) + (-1,))
 
 
 @jax.custom_vjp
@@ -97,6 +123,26 @@ def _gelu_backward(x, g):
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+@jax.custom_vjp
+def swiglu(gate: Float[Array, "*shape"], value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """gate / (1 + exp(-gate)) * value (Shazeer 2020, Eq. 6)."""
+    return _swiglu_forward(gate, value)[0]
+
+
+def _swiglu_forward(gate, value):
+    wide = gate.astype(jnp.float32)
+    return (wide * jax.nn.sigmoid(wide) * value.astype(jnp.float32)).astype(gate.dtype), (gate, value)
+
+
+def _swiglu_backward(saved, g_in):
+    gate, value, g = (part.astype(jnp.float32) for part in (*saved, g_in))
+    s = jax.nn.sigmoid(gate)
+    return (s * (1.0 + gate * (1.0 - s)) * value * g).astype(g_in.dtype), (gate * s * g).astype(g_in.dtype)
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def maxout(x_BTD: Float[Array, "B T D"], ratio: int) -> Float[Array, "B T N"]:
     """The largest of each `ratio` adjacent features; N = D / ratio. The gradient goes to the first of equal features,
@@ -118,23 +164,26 @@ def _maxout_backward(ratio: int, winner_BTN1, g_BTN):
 maxout.defvjp(_maxout_forward, _maxout_backward)
 
 
-@jax.custom_vjp
-def causal_softmax(scores_BHTT: Float[Array, "B H T T"]) -> Float[Array, "B H T T"]:
-    """Softmax over the last axis, where query t sees the keys 0..t only."""
-    return _causal_softmax_forward(scores_BHTT)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def causal_softmax(scores_BHTT: Float[Array, "B H T T"], window: int = 0) -> Float[Array, "B H T T"]:
+    """Softmax over the last axis, where query t sees the keys 0..t only; with a window the last `window` of them."""
+    return _causal_softmax_forward(scores_BHTT, window)[0]
 
 
-def _causal_softmax_forward(scores_BHTT):
+def _causal_softmax_forward(scores_BHTT, window: int):
     s = scores_BHTT.astype(jnp.float32)
-    visible = jnp.reshape(jnp.tril(jnp.ones(s.shape[-2:], bool)), (1, 1, *s.shape[-2:]))
-    s = jnp.where(visible, s, -jnp.inf)
+    visible = jnp.tril(jnp.ones(s.shape[-2:], bool))
+    if 0 < window < s.shape[-1]:
+        visible = jnp.triu(visible, 1 - window)
+    s = jnp.where(jnp.reshape(visible, (1, 1, *s.shape[-2:])), s, -jnp.inf)
     e = jnp.exp(s - jnp.max(s, axis=-1, keepdims=True))
     y = (e / jnp.sum(e, axis=-1, keepdims=True)).astype(scores_BHTT.dtype)
     return y, y
 
 
-def _causal_softmax_backward(y_BHTT, g_BHTT):
+def _causal_softmax_backward(window: int, y_BHTT, g_BHTT):
     # Where a key is hidden, y and its gradient are 0, so the mask is not needed again.
+    del window
     y, g = y_BHTT.astype(jnp.float32), g_BHTT.astype(jnp.float32)
     return ((y * (g - jnp.sum(g * y, axis=-1, keepdims=True))).astype(g_BHTT.dtype),)
 

@@ -12,12 +12,14 @@ in "int8,none". A name may also be a pair, "int8/none": the first codec is for a
 A new codec has an entry in FAMILIES here and one in jaxdt.codec.base, which holds the arithmetic.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.model import COMPRESSION
 
+# Layers of a model that narrow a boundary; a config may name them where it names codecs.
+COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
 NONE, BF16, INT8, DYNAMIC, AUTO = "none", "bf16", "int8", "int8-dynamic", "auto"
 ABSMAX_BYTES = 4
 BF16_BYTES = 2

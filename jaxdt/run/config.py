@@ -16,7 +16,6 @@ from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
-from jaxdt.run.model import FIELDS as MODEL_FIELDS
 from jaxdt.run.model import options_of
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.optim import OptimConfig
@@ -410,8 +409,8 @@ class RunConfig:
 
 
 def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
-    """A RunConfig from plain data. `model` is a preset and the fields that differ from it. The vocabulary defaults to
-    `vocab_size`, the token file's, and must not be smaller. Compression layers that `codec` names stand behind the
+    """A RunConfig from plain data. `model` is a preset of a family, and the fields that differ. The vocabulary defaults
+    to `vocab_size`, the token file's, and must not be smaller. Compression layers that `codec` names stand behind the
     stages of the default plan, unless model.compression_after says where."""
     fields = _without_removed(data)
     unknown = set(fields) - set(RunConfig.__dataclass_fields__)
@@ -522,16 +521,14 @@ def with_codec(config: RunConfig, plan: Plan) -> Plan:
 def _model(data: Any, vocab_size: int | None) -> ModelSpec:
     """The model that a preset and changed fields describe."""
     if not serialize.is_object(data):
-        raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
-    fields = dict(data)
-    preset = fields.pop("preset", "debug")
-    overrides = {name: value for name, value in fields.items() if value is not None}
+        raise BadInput(f"model: got {data!r}, expected an object with a preset, or with all fields of a family")
+    overrides = {name: value for name, value in data.items() if value is not None}
     requested = overrides.get("vocab_size")
     if vocab_size is not None:
         if isinstance(requested, int) and requested < vocab_size:
             raise BadInput(f"model.vocab_size: got {requested}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
-    return options_of(preset, **overrides)
+    return options_of(**overrides)
 
 
 def _integers(name: str, text: str, n: int) -> tuple[int, ...]:

@@ -8,17 +8,20 @@ The facts of a model follow from its options (a ModelSpec). jaxdt.model.derive r
 process that has imported jax calls it; for any other, jaxdt.model.facts_process asks a child process.
 """
 
+import dataclasses
 import functools
 import sys
+import typing
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from jaxdt.run.errors import BadInput
+from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput, nearest
 
 MATRIX, TABLE, VECTOR = ROLES = ("matrix", "table", "vector")
 
@@ -229,13 +232,42 @@ class ModelFacts:
 
 class ModelSpec(ABC):
     """The options of a model: a frozen dataclass of a family, with the fields that a config file may set. Equal options
-    have equal facts."""
+    have equal facts. `presets`: options by name, one of them "debug". A family whose options have the field `family` is
+    named in files; the other one is that of files without it."""
 
-    family: ClassVar[str]
+    family: str
+    presets: ClassVar[dict[str, dict[str, Any]]]
     # (entry, leaf, table): the head's own matrix is this leaf, which models with a tied head lack; they use the
     # transposed table in its place. None for a family without tied heads.
     own_head: ClassVar[tuple[str, str, str] | None] = None
     seq_len: int
+
+    @classmethod
+    def of(cls, preset: Any, **overrides: Any) -> Self:
+        """The preset with the given fields replaced; a changed d_model moves an unset d_ff in proportion. Values are
+        checked here, since they may come straight from a file."""
+        if not isinstance(preset, str) or preset not in cls.presets:
+            known = ", ".join(cls.presets)
+            raise BadInput(f"model.preset: got {preset!r}, expected one of {known}{nearest(str(preset), cls.presets)}")
+        kinds = {name: typing.get_type_hints(cls)[name] for name in cls.field_names()}
+        for name in overrides:
+            if name not in kinds:
+                raise BadInput(f"model.{name}: unknown field{nearest(name, kinds)}; known: {', '.join(kinds)}")
+        shape = cls.presets[preset]
+        values = shape | overrides
+        if "d_model" in overrides and "d_ff" not in overrides and isinstance(values["d_model"], int):
+            values["d_ff"] = shape["d_ff"] * values["d_model"] // shape["d_model"]
+        for name, value in values.items():
+            if float in (kinds[name], *typing.get_args(kinds[name])):
+                values[name] = serialize.read(kinds[name], value, f"model.{name}")
+            elif serialize.is_list(value):
+                values[name] = tuple(value)
+        return cls(**values)
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The options that a config file may set."""
+        return tuple(field.name for field in dataclasses.fields(cls) if field.init)  # pyright: ignore[reportArgumentType]
 
     @property
     def depth_field(self) -> str:
@@ -267,3 +299,19 @@ class ModelSpec(ABC):
 def _derived(model: ModelSpec) -> ModelFacts:
     source = "jaxdt.model.derive" if "jax" in sys.modules else "jaxdt.model.facts_process"
     return import_module(source).facts(model)
+
+
+def require_sizes(options: ModelSpec, *names: str, least: int = 1) -> None:
+    """BadInput unless these options are integers from `least` on."""
+    for name in names:
+        value: object = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadInput(f"model.{name}: got {value!r}, expected an integer >= {least}")
+
+
+def require_bools(options: ModelSpec, *names: str) -> None:
+    """BadInput unless these options are true or false."""
+    for name in names:
+        value: object = getattr(options, name)
+        if type(value) is not bool:
+            raise BadInput(f"model.{name}: got {value!r}, expected true or false")

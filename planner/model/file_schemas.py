@@ -10,7 +10,7 @@ import typing
 from typing import Any
 
 from jaxdt.run import network, plan, profile
-from jaxdt.run.model import FAMILIES
+from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -79,9 +79,10 @@ class _Definitions:
         required: list[str] = []
         properties: dict[str, Schema] = {}
         for field in dataclasses.fields(kind):
-            if field.default is missing and field.default_factory is missing:
+            is_constant = not field.init  # such as the name of a family
+            if is_constant or (field.default is missing and field.default_factory is missing):
                 required.append(field.name)
-            properties[field.name] = self.of(kinds[field.name])
+            properties[field.name] = {"const": field.default} if is_constant else self.of(kinds[field.name])
         return {
             "type": "object",
             "description": " ".join((kind.__doc__ or "").split()),
@@ -101,8 +102,7 @@ class _Definitions:
                 self.definitions[name] = self._object(typing.cast(type[Any], kind))
             return {"$ref": f"#/$defs/{name}"}
         if kind is ModelSpec:
-            families = [self.of(family.options) for family in FAMILIES.values()]
-            return families[0] if len(families) == 1 else {"anyOf": families}
+            return {"anyOf": [self.of(options_class(family)) for family in FAMILIES]}
         if origin in (types.UnionType, typing.Union):
             return {"anyOf": [self.of(argument) for argument in arguments]}
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:

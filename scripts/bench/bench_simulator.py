@@ -17,7 +17,7 @@ from absl import flags
 
 from jaxdt.cli import script_main
 from jaxdt.run.config import PlanConfig, RunConfig, default_plan
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import uniform
 from jaxdt.run.profile import from_flops
 from jaxdt.sim.predict import simulate
@@ -28,7 +28,7 @@ SMALL_STEPS, LARGE_STEPS = 21, 2
 
 
 def make_scenario(pipelines: int, microbatches: int) -> Scenario:
-    model = gpt_config("small")
+    model = GPTConfig.of("small")
     config = RunConfig(model, plan=PlanConfig(stages=8, pipelines=pipelines, microbatches=microbatches))
     plan = default_plan(config)
     network = uniform(8 * pipelines, 0.02, 1.0)

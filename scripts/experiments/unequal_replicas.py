@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import planner
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.plan import to_json
 from planner.api.by_step import workload_of
 from planner.search.incumbent import Budget, Incumbent
@@ -34,7 +34,7 @@ def main() -> int:
     flags.add_argument("--out", help="where to write the unequal plan")
     given = flags.parse_args()
     network = planner.load_network(given.network)
-    run = planner.run_of_model(gpt_config(given.model), planner.StepOptions(global_batch=given.global_batch))
+    run = planner.run_of_model(GPTConfig.of(given.model), planner.StepOptions(global_batch=given.global_batch))
     profile = planner.profile_of_flops(run, network, FLOPS)
     job = planner.Job(run, None, None, profile)
     piped = planner.solve(network, job, planner.Stop(time_s=given.time_limit_s), given.seed)

@@ -30,8 +30,8 @@ def main() -> int:
     record = import_model(source, Path(OUT.value))
     facts = source.options.facts
     about = source.options
-    shape = f"{record.family}, {facts.n_layers} layers, {facts.n_params:,} parameters, vocabulary {facts.vocab_size}"
-    print(f"{OUT.value}: {shape}, samples of at most {source.options.seq_len} tokens, digest {record.digest:.16}")
+    shape = f"{about.family}, {facts.n_layers} layers, {facts.n_params:,} parameters, vocabulary {facts.vocab_size}"
+    print(f"{OUT.value}: {shape}, samples of at most {about.seq_len} tokens, digest {record.digest:.16}")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""GGUF files of the models in tests/fixtures/models, made here as the converter of llama.cpp makes them: a model has the
-same parameters whichever file it comes from."""
+"""GGUF files of the models in tests/fixtures/models, made here as the converter of llama.cpp makes them. A model has
+the same parameters whichever file it comes from."""
 
 import json
 import re

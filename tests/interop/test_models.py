@@ -15,7 +15,7 @@ from jaxdt.interop.hf_config import config_of, options_of_config
 from jaxdt.interop.import_model import import_model
 from jaxdt.model.base import apply_stage
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import FAMILIES, gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.runtime.storage.model_folder import ModelFolder, as_leaves, as_tree, new_folder, open_model, options_of_run
 
 pytest.importorskip("safetensors", reason="the extra hf is not installed")
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file  # noqa: E402
 from jaxdt.interop.hf_files import INDEX, ONE_FILE, HFFolder, write_folder  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
-NAMES = [path.name for path in sorted(FIXTURES.iterdir()) if path.name == "gpt2" or "llama" in FAMILIES]
+NAMES = [path.name for path in sorted(FIXTURES.iterdir())]
 LONGEST = 24  # tokens of the samples in ref.npz
 
 
@@ -129,7 +129,7 @@ def test_names_without_the_first_word_and_buffers_of_older_files(tmp_path):
 
 def test_a_model_that_came_from_nowhere(tmp_path):
     """config.json says what computes it; options that no model of transformers has are refused by name."""
-    options = gpt_config("debug", tied_head=True)
+    options = GPTConfig.of("debug", tied_head=True)
     config = config_of(options, {}, "float32")
     assert options_of_config(config, "config.json") == options
     assert (config["model_type"], config["architectures"]) == ("gpt2", ["GPT2LMHeadModel"])

@@ -21,13 +21,13 @@ from jaxdt.model.float_vector import FloatVector
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.model_folder import ModelWriter, as_leaves, copy_description, open_model
 from jaxdt.runtime.storage.store import Store, stage_functions
 
-MODEL = gpt_config("debug", d_model=32, n_heads=2, d_ff=64, seq_len=32, tied_head=True)
+MODEL = GPTConfig.of("debug", d_model=32, n_heads=2, d_ff=64, seq_len=32, tied_head=True)
 N_STEPS = 20
 
 

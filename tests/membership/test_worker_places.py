@@ -14,7 +14,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport, Report
 from jaxdt.run import config as configs
 from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 
 PLANNED = {4: (0, 0), 5: (1, 1)}
 

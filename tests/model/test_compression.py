@@ -20,7 +20,7 @@ from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.sizes import boundary_bytes
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, mark_complete

@@ -15,14 +15,15 @@ import gpt_formulae as by_hand
 import pytest
 from gpt_reference import CONFIGS
 
-from jaxdt.model import base, facts_process
+from jaxdt.model import facts_process
 from jaxdt.model.derive import facts
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import FAMILIES, PRESETS, gpt_config
+from jaxdt.run.families.gpt import PRESETS, GPTConfig
+from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
 
-MODELS = {name: gpt_config(name) for name in PRESETS} | CONFIGS
+MODELS = {name: GPTConfig.of(name) for name in PRESETS} | CONFIGS
 PLAIN = [name for name, model in MODELS.items() if not model.compression_after]
 
 
@@ -95,8 +96,8 @@ def test_a_process_without_jax_asks_a_child_once(tmp_path):
     """Facts as text, too, are what they were. Two processes that meet the models at once both keep them; the third one
     finds them on the disk, and starts no child. What stands in the current folder is not what they ask."""
     code = (
-        "import json, sys; from jaxdt.run.model import gpt_config; from jaxdt.run import serialize\n"
-        "models = [gpt_config('debug'), gpt_config('debug', tied_head=True)]\n"
+        "import json, sys; from jaxdt.run.families.gpt import GPTConfig; from jaxdt.run import serialize\n"
+        "models = [GPTConfig.of('debug'), GPTConfig.of('debug', tied_head=True)]\n"
         "found = [serialize.write(model.facts) for model in models]\n"
         "assert 'jax' not in sys.modules; print(json.dumps(found))"
     )
@@ -115,7 +116,7 @@ def test_a_process_without_jax_asks_a_child_once(tmp_path):
 
     answers = [process.communicate()[0] for process in [start(""), start("")]]
     answers.append(start("from jaxdt.model import facts_process; facts_process._child = None\n").communicate()[0])
-    expected = [facts(gpt_config("debug")), facts(gpt_config("debug", tied_head=True))]
+    expected = [facts(GPTConfig.of("debug")), facts(GPTConfig.of("debug", tied_head=True))]
     for answer in answers:
         assert [serialize.read(ModelFacts, data, "facts") for data in json.loads(answer)] == expected
     assert sorted(path.suffix for path in (tmp_path / "cache/jaxdt/facts").iterdir()) == [".json", ".json"]
@@ -151,7 +152,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_written_anew(child, tmp_path, damage):
-    model = gpt_config("debug")
+    model = GPTConfig.of("debug")
     for _ in range(2):
         assert facts_process.facts(model) == facts(model)
     assert child.n_asked == 1
@@ -166,7 +167,7 @@ def test_a_damaged_file_is_written_anew(child, tmp_path, damage):
 
 def test_without_a_folder_that_can_be_written_each_process_asks(child, monkeypatch, tmp_path):
     """A file stands where the folder would be; the file's own place is taken; there is no home."""
-    model = gpt_config("debug")
+    model = GPTConfig.of("debug")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert facts_process.facts(model) == facts(model)
@@ -185,7 +186,7 @@ def test_without_a_folder_that_can_be_written_each_process_asks(child, monkeypat
 
 def test_facts_of_other_sources_are_not_found(child, monkeypatch, tmp_path):
     """A change of a byte of what a derivation imports gives another file."""
-    package, model = tmp_path / "package", gpt_config("debug")
+    package, model = tmp_path / "package", GPTConfig.of("debug")
     for folder in facts_process.SOURCES:
         shutil.copytree(facts_process.PACKAGE / folder, package / folder)
     monkeypatch.setattr(facts_process, "PACKAGE", package)
@@ -209,18 +210,19 @@ def test_a_derivation_imports_only_what_its_digest_covers():
 def test_a_child_that_fails_or_has_other_sources_says_why(monkeypatch):
     monkeypatch.setattr(facts_process, "sources", lambda: "others")
     with pytest.raises(BadInput, match=r"^model: its facts were derived from other sources than those in "):
-        facts_process._Child().ask(gpt_config("debug"))
+        facts_process._Child().ask(GPTConfig.of("debug"))
     monkeypatch.setattr(facts_process, "DERIVATION", "jaxdt.model.no_such_module")
     with pytest.raises(BadInput, match=r"^model: its facts could not be derived \(.*No module named jaxdt"):
-        facts_process._Child().ask(gpt_config("debug"))
+        facts_process._Child().ask(GPTConfig.of("debug"))
 
 
-def test_no_file_but_those_of_the_tables_names_a_family():
-    """A new family is a file of functions, its options, and a line in each table."""
+def test_no_file_but_those_of_the_table_names_a_family():
+    """A new family is a file of functions, one of its options, and its name in the table."""
     root = Path(facts_process.__file__).parents[2]
-    tables = {root / "jaxdt/run/model.py", root / "jaxdt/model/base.py"}
-    words = {word for name, one in FAMILIES.items() for word in (name, one.options.__name__, one.build.__name__)}
+    words = {word for name in FAMILIES for word in (name, options_class(name).__name__)}
     names = re.compile(rf"\b({'|'.join(words)})\b")
-    sources = {path for folder in ("jaxdt", "planner") for path in (root / folder).rglob("*.py")} - tables
-    assert not [str(path) for path in sources if path.parent.name != "families" and names.search(path.read_text())]
-    assert set(FAMILIES) == set(base.FAMILIES)
+    sources = {path for folder in ("jaxdt", "planner") for path in (root / folder).rglob("*.py")}
+    outside = {path for path in sources if path.parent.name != "families" and names.search(path.read_text())}
+    assert [str(path.relative_to(root)) for path in outside] == ["jaxdt/run/model.py"]
+    for folder in ("jaxdt/run/families", "jaxdt/model/families"):
+        assert {path.stem for path in (root / folder).glob("*.py")} == {"__init__", *FAMILIES}

@@ -10,7 +10,7 @@ from jaxdt.model import kernels
 from jaxdt.model.base import apply_stage, init_stage, stage_entries
 from jaxdt.model.sample import assemble, generate
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 
 
 def tokens(config, n_samples=2, seed=0):

@@ -14,7 +14,7 @@ from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.sample import assemble
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 
 pytestmark = pytest.mark.xdist_group("stages")  # one process compiles each stage, and then all tests have it

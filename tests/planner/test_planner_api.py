@@ -12,7 +12,7 @@ from planner_cases import C_DP, C_PP, NETWORKS, case
 import planner
 from jaxdt.run.config import PlanConfig, RunConfig, SyncConfig, TrainConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import from_flops
@@ -116,7 +116,7 @@ WRONG = {
     "solver": (lambda: planner.solve(case("four_cities"), JOB, solver="typos"), "--solver: got 'typos'"),
     "shape": (lambda: planner.solve(case("four_cities"), JOB), "4 x 4 = 16"),
     "batch": (lambda: planner.run_of_model("small", planner.StepOptions(10, 3)), "--microbatch_size: got 3"),
-    "name": (lambda: planner.Job("small", 2, 2, from_flops(gpt_config("small"), 1, {"": 1e12}, 1.0)), "step_time"),
+    "name": (lambda: planner.Job("small", 2, 2, from_flops(GPTConfig.of("small"), 1, {"": 1e12}, 1.0)), "step_time"),
 }
 
 
@@ -168,7 +168,7 @@ def test_importing_the_planner_is_cheap():
 def test_a_stage_needs_what_the_run_says(delay, optimizer):
     """The planner's memory of each stage is that of `simulate.py`, which is the run's own."""
     config = RunConfig(
-        model=gpt_config("small"),
+        model=GPTConfig.of("small"),
         plan=PlanConfig(4, 2, microbatches=12),
         train=TrainConfig(microbatch_size=2),
         optim=OptimConfig(name=optimizer),

@@ -11,8 +11,8 @@ from planner_cases import NETWORKS, case
 
 from jaxdt.run import plan as plans
 from jaxdt.run.config import WiringConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory_bytes
-from jaxdt.run.model import gpt_config
 from jaxdt.run.network import parse, to_json
 from planner.__main__ import main
 from planner.cost.reference import cost_of
@@ -184,7 +184,7 @@ def test_a_missing_link_is_avoided_where_a_plan_can(tmp_path):
 
 
 def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
-    model = gpt_config("small")
+    model = GPTConfig.of("small")
 
     def needs(lo, hi, in_flight):
         retained = min(16, most_retained(model, lo, hi, 1, "bfloat16", WiringConfig().retain_bytes))
@@ -299,7 +299,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
     flags = ["--config", config_file, "--evaluations", "500", "--out", str(out)]
     assert main(["solve", "--network", str(NETWORKS / "four_cities.json"), *flags]) == 0
     plan = plans.load(out)
-    model = gpt_config("small", vocab_size=256)
+    model = GPTConfig.of("small", vocab_size=256)
     assert (plan.n_stages, plan.n_pipelines, plan.n_microbatches) == (2, 2, 6)
     assert plan.codec == ("int8",)
     numbers = model.boundary_numbers(2)
@@ -312,7 +312,7 @@ def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, 
 
 def test_memory_of_a_delayed_run_is_what_its_plan_must_fit(config_file, tmp_path, capsys):
     """Devices for the run without delay do not hold the run with it."""
-    model = gpt_config("small", vocab_size=256)
+    model = GPTConfig.of("small", vocab_size=256)
 
     def need(delay):
         retained = min(3, most_retained(model, 0, 4, 2, "bfloat16", WiringConfig().retain_bytes))

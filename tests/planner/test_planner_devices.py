@@ -9,7 +9,7 @@ import pytest
 import planner
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Host, to_json
 from jaxdt.run.profile import from_flops
 from jaxdt.run.work import WorkKind
@@ -18,7 +18,7 @@ from planner.__main__ import main
 from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue, spec_of
 from planner.model.generate import generate
 
-MODEL = gpt_config("small")
+MODEL = GPTConfig.of("small")
 RUN = planner.run_of_model("small", planner.StepOptions(global_batch=16))
 
 

@@ -9,7 +9,7 @@ import pytest
 from planner_cases import brute_partition, partitions
 
 import planner
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Host, parse, to_json
 from jaxdt.run.profile import from_flops
 from jaxdt.run.work import WorkKind
@@ -25,7 +25,7 @@ from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import tune
 from planner.step_time.workload import StepWorkload
 
-MODEL = gpt_config("small", tied_head=True)
+MODEL = GPTConfig.of("small", tied_head=True)
 
 
 def hosted(n, n_on, **shared):

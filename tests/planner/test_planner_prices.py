@@ -9,7 +9,7 @@ import pytest
 
 import planner
 from jaxdt.run import plan as plans
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import parse, to_json
 from jaxdt.run.profile import from_flops
 from jaxdt.sim.predict import Conditions, simulate
@@ -27,7 +27,7 @@ from planner.step_time.simulate import plan_of_layout, simulated_s
 from planner.step_time.tune import improve, price_of, score, tune
 from planner.step_time.workload import StepWorkload
 
-MODEL = gpt_config("small", tied_head=True)
+MODEL = GPTConfig.of("small", tied_head=True)
 CHEAPEST = PriceRules(is_minimised=True)
 
 

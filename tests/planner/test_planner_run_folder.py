@@ -15,7 +15,7 @@ from jaxdt.run import plan as plans
 from jaxdt.run import serialize
 from jaxdt.run.config import PlanConfig, RunConfig, default_plan
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.profile import Profile, from_flops, stage_seconds
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.run_dir import write_config_and_plan
@@ -26,7 +26,7 @@ from planner.commands.run_folder import RunToReplan, device_kind, read
 pytestmark = pytest.mark.xdist_group("kernels")
 
 CITIES = Path("configs/networks/four_cities.json").resolve()
-CONFIG = RunConfig(gpt_config("debug", n_layers=4), PlanConfig(2, 2, microbatches=8))
+CONFIG = RunConfig(GPTConfig.of("debug", n_layers=4), PlanConfig(2, 2, microbatches=8))
 PLAN = default_plan(CONFIG)  # pipelines 0 - 1 and 2 - 3
 PROFILE = from_flops(CONFIG.model, 1, {"": 1e9}, 0.5)
 SECONDS = {peer: stage_seconds(PROFILE, "", *PLAN.stages[PLAN.seat(peer)[0]]) for peer in PLAN.peers}

@@ -12,7 +12,7 @@ from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import PlanConfig, RunConfig, default_plan
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.profile import from_flops
 from planner.model.file_schemas import DIALECT, schemas
 
@@ -98,7 +98,7 @@ def test_every_committed_file_meets_its_schema():
         assert check(json.loads(path.read_text()), kind_of(path)) == [], path
 
 
-MODEL = gpt_config("small")
+MODEL = GPTConfig.of("small")
 WRITTEN = {
     "network": (networks.to_json(networks.uniform(3, 0.01, 1.0)), networks),
     "profile": (profiles.to_json(from_flops(MODEL, 2, {"a": 1e12, "b": 2e12}, 0.5)), profiles),

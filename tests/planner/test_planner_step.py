@@ -15,7 +15,7 @@ from planner_cases import NETWORKS
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import parse
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Device, Network
 from jaxdt.run.profile import DeviceKind, PartTimes, Profile, from_flops
 from jaxdt.run.work import WorkKind
@@ -35,7 +35,7 @@ from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import estimate_s, improve, tune
 from planner.step_time.workload import StepWorkload
 
-MODEL = gpt_config("small", tied_head=True)
+MODEL = GPTConfig.of("small", tied_head=True)
 FLOPS = {"": 1e11, "fast": 1e11, "slow": 5e9}
 quick = settings(max_examples=8)
 
@@ -140,7 +140,7 @@ def test_the_split_is_the_best_of_all(n_stages, seed):
 
 
 def test_shared_blocks_are_cut_between_their_runs():
-    model = gpt_config("small", n_shared_blocks=4)
+    model = GPTConfig.of("small", n_shared_blocks=4)
     assert model.facts.cuts == (0, 2, 4, 6, 8)
 
 
@@ -230,7 +230,7 @@ def fast_at(part, other_s):
 def test_the_bound_takes_the_fastest_kind_for_each_stage():
     kinds = {"body": fast_at("layers", 0.1), "tail": fast_at("head", 1e-2)}
     network = with_devices(near(2), kind=lambda i: "tail" if i else "body")
-    workload = StepWorkload(network, Profile(gpt_config("small"), 1, kinds), 8)
+    workload = StepWorkload(network, Profile(GPTConfig.of("small"), 1, kinds), 8)
     layout = tune(workload, np.array([[0], [1]]))
     assert layout.step_s < 0.5 * min(sum_of_all(workload, kind) for kind in kinds)
     assert 0.5 * layout.step_s < bound_s(workload, 2, 1) <= layout.step_s
@@ -247,7 +247,7 @@ def sum_of_all(workload, kind):
 
 def test_the_bound_counts_no_tied_table_as_a_stage_gradient():
     """A vocabulary that outweighs the layers: the tables are exchanged among the first and the last stage."""
-    model = gpt_config("small", tied_head=True, vocab_size=200_000)
+    model = GPTConfig.of("small", tied_head=True, vocab_size=200_000)
     network = near(4)
     network = replace(network, bandwidth_gbps=tuple(tuple(1e-3 * b for b in row) for row in network.bandwidth_gbps))
     workload = step_workload(network, 4, model=model)

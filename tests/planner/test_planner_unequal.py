@@ -8,7 +8,7 @@ import pytest
 
 import planner
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.swarm import load_of
 from planner.__main__ import main
@@ -34,7 +34,7 @@ def workload(n_devices=6, memory_bytes=None, n_layers=5):
     network = generate("mixed", n_devices, 0)
     devices = tuple(replace(device, memory_bytes=memory_bytes) for device in network.devices)
     network = replace(network, devices=devices)
-    model = gpt_config("debug", n_layers=n_layers, d_model=256, d_ff=1024, seq_len=128)
+    model = GPTConfig.of("debug", n_layers=n_layers, d_model=256, d_ff=1024, seq_len=128)
     run = planner.run_of_model(model, planner.StepOptions(global_batch=16))
     return workload_of(planner.Job(run, None, None, planner.profile_of_flops(run, network, FLOPS)), network)
 

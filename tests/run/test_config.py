@@ -128,7 +128,7 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("remat", "dot", "remat: got 'dot', expected one of recompute, dots"),
         ("platform", "cuda", "platform: got 'cuda', expected one of any, cpu, gpu, tpu"),
         ("train", None, "train: got None, expected an object with the fields of TrainConfig"),
-        ("model", [], "model: got [], expected an object with a preset or all of n_layers"),
+        ("model", [], "model: got [], expected an object with a preset, or with all fields of a family"),
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_field_in_one_line(path, value, message):

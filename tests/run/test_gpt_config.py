@@ -1,7 +1,7 @@
 import pytest
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import PRESETS, GPTConfig, gpt_config
+from jaxdt.run.families.gpt import PRESETS, GPTConfig
 
 SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, seq_len=6, vocab_size=10)
 
@@ -45,22 +45,22 @@ def test_a_bad_field_is_named(change, message):
 
 
 def test_a_preset_and_what_replaces_it():
-    assert gpt_config("debug").n_layers == PRESETS["debug"]["n_layers"]
-    assert gpt_config("debug", n_layers=7).n_layers == 7
-    assert gpt_config("debug", d_model=32).d_ff == 128
-    assert gpt_config("debug", d_model=32, d_ff=40).d_ff == 40
+    assert GPTConfig.of("debug").n_layers == PRESETS["debug"]["n_layers"]
+    assert GPTConfig.of("debug", n_layers=7).n_layers == 7
+    assert GPTConfig.of("debug", d_model=32).d_ff == 128
+    assert GPTConfig.of("debug", d_model=32, d_ff=40).d_ff == 40
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid(name):
-    assert gpt_config(name).facts.n_params > 0
+    assert GPTConfig.of(name).facts.n_params > 0
 
 
 def test_unknown_names_point_to_the_nearest():
     with pytest.raises(BadInput, match=r'model.preset: got \'smal\', .*\(did you mean "small"\?\)'):
-        gpt_config("smal")
+        GPTConfig.of("smal")
     with pytest.raises(BadInput, match=r'model.n_layer: unknown field \(did you mean "n_layers"\?\); known: '):
-        gpt_config("debug", n_layer=3)
+        GPTConfig.of("debug", n_layer=3)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_the_blocks_that_layers_apply():
 
 def test_the_published_sizes():
     """GPT-2 small has 124 M parameters, GPT-3 XL 1.3 G, GPT-3 175 G."""
-    assert gpt_config("gpt2_124m").facts.n_params == pytest.approx(124e6, rel=0.01)
-    assert gpt_config("gpt3_1p3b").facts.n_params == pytest.approx(1.3e9, rel=0.02)
-    assert gpt_config("gpt3").facts.n_params == pytest.approx(175e9, rel=0.01)
+    assert GPTConfig.of("gpt2_124m").facts.n_params == pytest.approx(124e6, rel=0.01)
+    assert GPTConfig.of("gpt3_1p3b").facts.n_params == pytest.approx(1.3e9, rel=0.02)
+    assert GPTConfig.of("gpt3").facts.n_params == pytest.approx(175e9, rel=0.01)

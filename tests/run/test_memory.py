@@ -7,6 +7,7 @@ from jaxdt.build import worker_vectors
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.run.config import default_plan, parse
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.memory import (
     MemoryOptions,
     ReplicaCopies,
@@ -18,7 +19,6 @@ from jaxdt.run.memory import (
     update_bytes,
     working_bytes,
 )
-from jaxdt.run.model import gpt_config
 from jaxdt.run.optim import OptimConfig
 
 SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
@@ -29,7 +29,7 @@ SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
 @pytest.mark.parametrize(("lo", "hi"), [(1, 4), (2, 3)])
 def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype, remat):
-    model = gpt_config("small", activation=activation, **SHAPE)
+    model = GPTConfig.of("small", activation=activation, **SHAPE)
     stage = build_stage(model, lo, hi, optimizer(OptimConfig()), StageOptions(2, remat, dtype))
     params = jax.eval_shape(lambda: stage.init(0))
     _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
@@ -39,7 +39,7 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
 
 def test_bytes_of_a_parameter():
     """16 with Adam in fp32, 18 with bf16 copies; 16 more at the update."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_params = model.facts.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
@@ -48,14 +48,14 @@ def test_bytes_of_a_parameter():
 
 
 def test_the_last_stage_holds_logits_and_no_dots():
-    model = gpt_config("small", **(SHAPE | {"vocab_size": 50000}))
+    model = GPTConfig.of("small", **(SHAPE | {"vocab_size": 50000}))
     assert working_bytes(model, 3, 5, 1, "float32") - working_bytes(model, 2, 4, 1, "float32") == 8 * 16 * 50000
     assert residual_bytes(model, 3, 5, 1, "float32", "dots") == residual_bytes(model, 3, 5, 1, "float32", "recompute")
 
 
 def test_memory_grows_with_what_is_held():
     """With 16 samples computing needs more than the update."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     plain, dots, delayed = MemoryOptions(), MemoryOptions(remat="dots"), MemoryOptions(delay=1)
     one = stage_memory_bytes(model, 1, 3, 16, 1, plain)
     assert stage_memory_bytes(model, 1, 3, 16, 4, plain) - one == 3 * 3 * model.boundary_numbers(16) * 4
@@ -68,14 +68,14 @@ def test_memory_grows_with_what_is_held():
 
 
 def test_with_few_samples_the_update_needs_most():
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_bytes = stage_memory_bytes(model, 1, 3, 1, 1, MemoryOptions())
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
 
 
 def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
     """24 bytes of a parameter at the update, in place of 32; the kinds of number add up to the whole."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     n_params = model.facts.stage_params(1, 3)
     memory = stage_memory(model, 1, 3, 1, 1, MemoryOptions(), retained=3, on_accelerator=True)
     boundary_bytes = 2 * model.boundary_numbers(1) * 4
@@ -88,7 +88,7 @@ def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
 
 def test_versions_of_stashed_parameters_are_counted():
     """One for each microbatch in flight but the newest."""
-    model = gpt_config("small", **SHAPE)
+    model = GPTConfig.of("small", **SHAPE)
     bytes_of = lambda n_in_flight, stashes: stage_memory_bytes(  # noqa: E731
         model, 1, 3, 1, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
     )

@@ -6,10 +6,10 @@ import pytest
 
 from jaxdt.run import profile
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.profile import CodecTimes, DeviceKind, PartTimes, Profile, codec_times, from_flops, stage_seconds
 
-MODEL = gpt_config("debug", n_layers=4)
+MODEL = GPTConfig.of("debug", n_layers=4)
 KIND = DeviceKind(
     PartTimes(1, 2, 3, 4), PartTimes(10, 20, 30, 40), PartTimes(100, 200, 300, 400), 0.5, {"int8": CodecTimes(7, 8)}
 )

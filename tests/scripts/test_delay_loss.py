@@ -15,12 +15,12 @@ from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import open_data, write_tokens
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import sum_sample_losses
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "delay_loss.py"
 MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64)
-GPT = gpt_config("debug", **MODEL)
+GPT = GPTConfig.of("debug", **MODEL)
 OPTIM = dict(lr=1e-2, b1=0.98, gradient_frac=0.08, clip_norm=0.5)
 STEPS, AFTER, SIZE, MICROBATCHES, SEEDS = 8, 3, 2, 3, (4, 5)
 CONFIG = '''"""A small run."""

@@ -11,7 +11,7 @@ from forks import run_scripts
 
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def test_a_pool_with_all_that_is_drawn_of_it(tmp_path):
 
 
 def test_a_plan_and_a_profile_say_everything(tmp_path):
-    model = gpt_config("debug")
+    model = GPTConfig.of("debug")
     plan = Plan(2, ((0, 1), (1, 2)), ((5,), (2,)), (6,), schedule="gpipe")
     (tmp_path / "plan.json").write_text(json.dumps(plans.to_json(plan)))
     profile = profiles.from_flops(model, 2, {"": 1e9}, 0.5)

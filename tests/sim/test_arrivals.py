@@ -8,7 +8,7 @@ from report_fields import report_fields
 
 from jaxdt.protocol import events as ev
 from jaxdt.run.config import PlanConfig, RunConfig, WiringConfig, default_plan
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import uniform
 from jaxdt.run.profile import from_flops
 from jaxdt.sim.arrivals import Arrivals, state_words

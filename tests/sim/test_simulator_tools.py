@@ -12,7 +12,7 @@ from jaxdt.api.simulate import SimulateOptions, profile_of_flops, scenario_of
 from jaxdt.protocol.trace import Trace
 from jaxdt.run.config import PlanConfig, RunConfig, SyncConfig, default_plan, parse
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig, gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Device, Host, Link, Network, uniform
 from jaxdt.run.profile import from_flops
 from jaxdt.sim.event_queue import EventQueue
@@ -375,7 +375,7 @@ def test_the_trace_is_the_same_in_every_run_and_on_every_python():
 
 
 def test_a_prediction_of_a_large_stage_cuts_it_into_larger_slices():
-    model = gpt_config("gpt3")
+    model = GPTConfig.of("gpt3")
     config = RunConfig(model, plan=PlanConfig(stages=1, pipelines=1, microbatches=1))
     profile = from_flops(model, 1, {"": 1e12}, 0.5)
     large = Scenario(config, default_plan(config), profile, apart(1))

@@ -28,7 +28,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StateMeanReport
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions, simulate
@@ -151,7 +151,7 @@ def test_a_fragment_is_whole_blocks_in_turn_with_what_belongs_to_them():
     """The sizes that machines count with are those of the parameters."""
     shared = dict(n_layers=8, n_shared_blocks=4, compression="maxout2", compression_after=(2, 4))
     for fields in (dict(n_layers=5), shared, dict(n_layers=4, tied_head=True, positions="rotary")):
-        config = gpt_config("debug", d_model=8, d_ff=16, n_heads=2, seq_len=4, vocab_size=16, **fields)
+        config = GPTConfig.of("debug", d_model=8, d_ff=16, n_heads=2, seq_len=4, vocab_size=16, **fields)
         for lo, hi in ((0, config.n_layers), (0, 4), (2, config.n_layers)):
             params = jax.eval_shape(functools.partial(init_stage, config, lo, hi, 0))
             for n in range(1, config.facts.n_runs(lo, hi) + 1):
@@ -162,7 +162,7 @@ def test_a_fragment_is_whole_blocks_in_turn_with_what_belongs_to_them():
                 for f, names in enumerate(fragments):
                     leaves = jax.tree.leaves({name: params[name] for name in names})
                     assert sum(leaf.size for leaf in leaves) == sum(entry.n_params for entry in entries[f])
-    assert fragment_entries(gpt_config("debug", **shared | {"seq_len": 4}), 2, 8, 3) == [
+    assert fragment_entries(GPTConfig.of("debug", **shared | {"seq_len": 4}), 2, 8, 3) == [
         ["block_002", "receiver_002", "sender_004"],
         ["block_004", "receiver_004"],
         ["block_006", "head"],

@@ -24,7 +24,7 @@ import numpy as np
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, why
-from jaxdt.run.model import FAMILIES, read_options
+from jaxdt.run.model import as_fields, read_options
 from jaxdt.run.model_facts import Entry, ModelSpec
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import fsync, fsync_tree, write_json
@@ -40,9 +40,8 @@ Leaves = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The content of model.json. `options`: of the model's family. `files`: size in bytes and SHA-256."""
+    """The content of model.json. `options`: those of the model, with its family. `files`: size in bytes and SHA-256."""
 
-    family: str
     options: dict[str, Any]
     files: dict[str, tuple[int, str]]
     format: str = FORMAT
@@ -122,9 +121,7 @@ def open_model(folder: Path) -> ModelFolder:
     if version != FORMAT:
         raise BadInput(f"{path}: format: got {version!r:.20}, expected {FORMAT!r}; import the model again")
     record = serialize.read(ModelRecord, content, str(path))
-    if record.family not in FAMILIES:
-        raise BadInput(f"{path}: family: got {record.family!r}, expected one of {', '.join(FAMILIES)}")
-    return ModelFolder(folder, record, read_options(record.options, f"{path}: options", record.family))
+    return ModelFolder(folder, record, read_options(record.options, f"{path}: options"))
 
 
 def model_of_run(config: RunConfig) -> ModelFolder:
@@ -192,7 +189,7 @@ class ModelWriter:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             files[path.relative_to(self._folder).as_posix()] = (path.stat().st_size, digest)
-        record = ModelRecord(options.family, serialize.write(options), files)
+        record = ModelRecord(as_fields(options), files)
         write_json(self._folder / RECORD, serialize.write(record))
         fsync_tree(self._folder)
         return record

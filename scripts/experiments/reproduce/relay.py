@@ -11,7 +11,7 @@ from experiments.reproduce.results import Job, Results, described
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig, TrainConfig, default_plan
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.scenario import RARE

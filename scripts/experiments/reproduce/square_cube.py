@@ -7,7 +7,7 @@ from experiments.reproduce.relay import GBPS, SEQ_LEN, Relay, boundary_s
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 
 FLOPS = 10.8e12  # of a V100, at 6 FLOP per parameter and token; from the slope of the row xxlarge in Table 1
 BASE_FLOPS = 3.3e12  # the same from the row base

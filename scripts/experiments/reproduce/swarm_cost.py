@@ -16,7 +16,7 @@ from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
 from matplotlib.figure import Figure
 
 from jaxdt.run.config import NetConfig
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.faults import CRASH, Fault
 

@@ -9,7 +9,7 @@ from experiments.reproduce.results import Job, Results, described
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import boundary_bytes

@@ -9,7 +9,7 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet
 from matplotlib.figure import Figure
 
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 

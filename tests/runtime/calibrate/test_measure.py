@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.run import network as networks
-from jaxdt.run.model import gpt_config
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.profile import DeviceKind, PartTimes, Profile, stage_seconds
 from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of, unlike_layers
@@ -19,7 +19,7 @@ KIND = DeviceKind(PartTimes(1, 2, 0.25, 0.5), PartTimes(0.5, 0.25, 0.125, 0.25),
 
 
 def test_parts_explain_the_stages_exactly():
-    profile = Profile(gpt_config("debug", n_layers=STAGES[-1][1]), 2, {"x": KIND})
+    profile = Profile(GPTConfig.of("debug", n_layers=STAGES[-1][1]), 2, {"x": KIND})
     stages = [stage_seconds(profile, "x", lo, hi) for lo, hi in STAGES]
     assert kind_of(stages, {}, 0.0) == KIND
 
@@ -32,7 +32,7 @@ def test_noise_makes_no_part_negative():
 
 def test_layers_that_are_not_like_the_others_are_timed_apart():
     """Those on either side of a compression pair, but for the first and the last layer."""
-    plain = gpt_config("debug", n_layers=6)
+    plain = GPTConfig.of("debug", n_layers=6)
     pair = replace(plain, compression="maxout2", compression_after=(2, 5))
     shared = replace(plain, n_shared_blocks=3)
     equal = pair.with_equal_layers(4)

@@ -18,7 +18,7 @@ from jaxdt.model.optim import optimizer
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_end import how_to_go_on

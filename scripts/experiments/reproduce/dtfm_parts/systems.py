@@ -10,7 +10,7 @@ from experiments.reproduce.results import Job
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig, SyncConfig, TrainConfig
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.profile import from_flops

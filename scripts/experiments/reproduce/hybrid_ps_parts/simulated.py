@@ -15,7 +15,7 @@ from experiments.reproduce.results import Job, Results, described
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan, PlanRoles
 from jaxdt.run.work import WorkKind

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from jaxdt.api.simulate import SimulateOptions, scenario_of
 from jaxdt.run.config import RunConfig, default_plan, parse
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Device, Host, Network
 from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.profile import DeviceKind, PartTimes, Profile

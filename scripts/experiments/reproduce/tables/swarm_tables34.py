@@ -10,7 +10,7 @@ from experiments.reproduce.swarm_fleet import Fleet, each_s
 from experiments.reproduce.swarm_scaling import BOUNDARY_BYTES, GBPS, LATENCY_S, SEQ_LEN, WIDTH
 from matplotlib.figure import Figure
 
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 
 STAGES, APPLIED = 3, 16  # Sec. 4.3: three stages of one block that is applied 16 times

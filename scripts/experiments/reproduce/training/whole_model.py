@@ -18,7 +18,7 @@ from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import by_role, optimizer
 from jaxdt.run.config import RunConfig
-from jaxdt.run.model import GPTConfig
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.plan import Plan
 
 Vector = np.ndarray  # float32 [n]

@@ -1,0 +1,113 @@
+"""The options of Llama-like models, and presets."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model_facts import ModelSpec, require_bools, require_sizes
+
+
+def _shape(
+    n_layers: int, d_model: int, n_heads: int, n_kv_heads: int, d_ff: int, seq_len: int, vocab_size: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "d_ff": d_ff,
+        "seq_len": seq_len,
+        "vocab_size": vocab_size,
+    } | more
+
+
+# The published shapes, with samples of at most 2,048 tokens.
+PRESETS: dict[str, dict[str, Any]] = {
+    "debug": _shape(2, 64, 4, 2, 192, 32, 256),
+    "smollm2_135m": _shape(30, 576, 9, 3, 1536, 2048, 49152, rope_theta=1e5, tied_head=True),
+    "llama2_7b": _shape(32, 4096, 32, 32, 11008, 2048, 32000),
+    "llama3_8b": _shape(32, 4096, 32, 8, 14336, 2048, 128256, rope_theta=5e5),
+    "qwen2_0p5b": _shape(
+        24, 896, 14, 2, 4864, 2048, 151936, rope_theta=1e6, norm_eps=1e-6, qkv_bias=True, tied_head=True
+    ),
+    "qwen3_0p6b": _shape(
+        28, 1024, 16, 8, 3072, 2048, 151936, d_head=128, rope_theta=1e6, norm_eps=1e-6, qk_norm=True, tied_head=True
+    ),
+    "mistral_7b": _shape(32, 4096, 32, 8, 14336, 2048, 32000, window=4096),
+}
+
+
+@dataclass(frozen=True)
+class LlamaConfig(ModelSpec):
+    """A decoder with RMSNorm, SwiGLU, rotary positions and grouped heads: Llama 2 and 3, Qwen 2 and 3, Mistral, SmolLM.
+
+    `n_kv_heads`: heads of keys and values; each serves as many consecutive heads of queries. `d_head`: width of a head;
+    0 is d_model / n_heads. `rope_theta`: base of the rotary frequencies. `rope_scaling`: none, or Llama 3's rule for
+    longer texts, as (factor, low_freq_factor, high_freq_factor, original_len). `qkv_bias`, `o_bias`: whether these
+    projections of the attention have biases. `qk_norm`: whether each head of queries and keys is normalised. `window`:
+    how many tokens a token sees, itself included; 0 is all before it."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    seq_len: int
+    vocab_size: int
+    d_head: int = 0
+    rope_theta: float = 10000.0
+    rope_scaling: tuple[float, ...] = ()
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    window: int = 0
+    tied_head: bool = False
+    family: str = field(default="llama", init=False)
+
+    presets = PRESETS
+    own_head = ("head", "out", "tok")
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "seq_len", "vocab_size")
+        require_sizes(self, "d_head", "window", least=0)
+        require_bools(self, "qkv_bias", "o_bias", "qk_norm", "tied_head")
+        if self.n_heads % self.n_kv_heads:
+            raise BadInput(f"model.n_kv_heads: got {self.n_kv_heads}, expected a divisor of n_heads {self.n_heads}")
+        if not self.d_head and self.d_model % self.n_heads:
+            raise BadInput(
+                f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}, or model.d_head > 0"
+            )
+        if self.head_width % 2:
+            raise BadInput(f"model.d_head: head width {self.head_width} is odd, rotary positions need an even one")
+        for name in ("rope_theta", "norm_eps"):
+            value: object = getattr(self, name)
+            if type(value) is not float or not 0 < value < math.inf:
+                raise BadInput(f"model.{name}: got {value!r}, expected a finite number > 0")
+        self._check_scaling()
+
+    def _check_scaling(self) -> None:
+        given: Any = self.rope_scaling
+        numbers = type(given) is tuple and all(type(n) in (int, float) and 0 < n < math.inf for n in given)
+        if not numbers or len(given) not in (0, 4) or (given and not (given[0] >= 1 and given[1] < given[2])):
+            raise BadInput(
+                f"model.rope_scaling: got {given!r}, expected nothing, or factor >= 1, low_freq_factor, a larger "
+                "high_freq_factor, and original_len"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head or self.d_model // self.n_heads
+
+    def with_compression(self, compression: str, after: Any) -> "LlamaConfig":
+        raise BadInput(f"model.compression: got {compression!r}, expected none: the family llama has no such layers")
+
+    def untied(self) -> ModelSpec:
+        return replace(self, tied_head=False) if self.tied_head else super().untied()
+
+    def with_equal_layers(self, n_layers: int) -> "LlamaConfig":
+        return replace(self, n_layers=n_layers)
+
+
+OPTIONS = LlamaConfig
