@@ -84,8 +84,8 @@ class GGUFFile:
             "attention_bias": architecture == "llama" and "blk.0.attn_q.bias" in self._tensors,
         }
         if window := fields.get(f"{architecture}.attention.sliding_window"):
-            found |= {"model_type": "mistral", "sliding_window": window} if architecture == "llama" else {}
-            found |= {"sliding_window": window, "use_sliding_window": architecture != "llama"}
+            says_so = {"model_type": "mistral"} if architecture == "llama" else {"use_sliding_window": True}
+            found |= {"sliding_window": window, **says_so}
         if epsilon := fields.get(f"{architecture}.attention.layer_norm_epsilon"):
             found["layer_norm_epsilon"] = float(str(np.float32(epsilon)))
         for name in ("bos", "eos"):

@@ -125,7 +125,7 @@ def _of_llama(config: Config, name: str, values: Mapping[str, Any], where: str) 
     has_bias = bool(config.get("attention_bias")) and name in ("llama", "qwen3")
     found: dict[str, Any] = {
         "n_kv_heads": values["n_kv_heads"] or values["n_heads"],
-        "d_head": values["d_head"] or 0,
+        "d_head": 0 if _has_usual_heads(values) else values["d_head"],
         "norm_eps": float(values["norm_eps"]),
         "qkv_bias": has_bias or name == "qwen2",
         "o_bias": has_bias,
@@ -180,6 +180,8 @@ def config_of(options: ModelSpec, origin: Config, dtype: str) -> dict[str, Any]:
     numbers of special tokens, comes from `origin`, the config.json with which the model came, which may be empty.
     BadInput for options that no model_type has."""
     fields: dict[str, Any] = dict(write(options))
+    if "d_head" in fields and _has_usual_heads(fields):
+        fields["d_head"] = 0
     kind = MODEL_TYPES.get(str(origin.get("model_type")))
     is_known = kind is not None and kind.family == options.family
     name = str(origin["model_type"]) if is_known else _model_type(options.family, fields)
@@ -199,15 +201,16 @@ def config_of(options: ModelSpec, origin: Config, dtype: str) -> dict[str, Any]:
         written |= {"attention_bias": fields["o_bias"], "hidden_act": "silu"}
     written |= {"architectures": [kind.architecture], "dtype" if "dtype" in origin else "torch_dtype": dtype}
     read_back = replace(options_of_config(written, "config.json"), seq_len=options.seq_len)
-    got = write(read_back) | ({"d_head": fields["d_head"]} if _has_default_head(fields, written) else {})
+    got = write(read_back)
     wrong = [field for field, value in fields.items() if got.get(field) != value]
     if wrong:
         raise BadInput(f"model.{wrong[0]}: got {fields[wrong[0]]!r}, which no model of Hugging Face's {name} has")
     return written
 
 
-def _has_default_head(fields: Config, written: Config) -> bool:
-    return fields.get("d_head") == 0 and written.get("head_dim") == fields["d_model"] // fields["n_heads"]
+def _has_usual_heads(options: Config) -> bool:
+    """Whether the heads divide the width among them, which options may say in either way."""
+    return not options["d_head"] or options["d_head"] * options["n_heads"] == options["d_model"]
 
 
 def _model_type(family: str, fields: Config) -> str:

@@ -105,7 +105,8 @@ def write(path: Path, name: str, *, kind: str = "F32", rope_freqs=None, **change
         if architecture == "llama" and re.search(r"\.(q|k)_proj\.", tensor):
             heads = "num_attention_heads" if ".q_proj." in tensor else "num_key_value_heads"
             array = np.ascontiguousarray(pairs(array, config[heads]))
-        quantised = getattr(gguf.GGMLQuantizationType, kind if array.ndim == 2 else "F32")
+        in_blocks = array.ndim == 2 and array.shape[1] % 32 == 0
+        quantised = getattr(gguf.GGMLQuantizationType, kind if in_blocks else "F32")
         writer.add_tensor(gguf_name(tensor), gguf.quants.quantize(array, quantised), raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -184,7 +185,7 @@ def test_bad_input_gives_one_line(tmp_path):
             r"general\.architecture: got 'gemma', expected one of gpt2, llama, qwen2, qwen3$",
         ),
         "rope": ({"rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type: got 'yarn', expected none$"),
-        "layers": ({"block_count": 3}, r"lacks blk\.2\.attn_norm\.weight, .+ and 5 more; expected the tensors"),
+        "layers": ({"block_count": 3}, r"lacks blk\.2\.attn_k\.weight, .+ and 5 more; expected the tensors"),
         "a key": ({"block_count": None}, r"num_hidden_layers: missing, expected it for a model of LlamaForCausalLM$"),
     }
     for name, (changed, line) in cases.items():
