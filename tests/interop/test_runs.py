@@ -22,26 +22,28 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
+from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.model_folder import ModelWriter, as_leaves, copy_description, open_model
 from jaxdt.runtime.storage.store import Store, stage_functions
 
 MODEL = GPTConfig.of("debug", d_model=32, n_heads=2, d_ff=64, seq_len=32, tied_head=True)
+LLAMA = LlamaConfig.of("debug", qkv_bias=True, tied_head=True)
 N_STEPS = 20
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders of two models, and of none: a.., b.., empty."""
+    """Folders of three models, and of none."""
     root = tmp_path_factory.mktemp("models")
-    for name, seed in (("a", 7), ("b", 8)):
+    for name, (options, seed) in {"a": (MODEL, 7), "b": (MODEL, 8), "llama": (LLAMA, 7)}.items():
         writer = ModelWriter(root / name)
-        for entry in MODEL.facts.entries:
-            tree = jax.tree.map(np.array, model_of(MODEL).init(MODEL, entry.name, jax.random.key(seed)))
+        for entry in options.facts.entries:
+            tree = jax.tree.map(np.array, model_of(options).init(options, entry.name, jax.random.key(seed)))
             writer.add(entry.name, as_leaves(tree))
         writer.add_origin("tokenizer.json", b"{}")
-        writer.finish(MODEL)
+        writer.finish(options)
     (root / "empty").mkdir()
     return root
 
@@ -62,13 +64,16 @@ SYNCS = {
     "allreduce": {},
     "groups": {"sync.kind": "groups", "sync.groups.outer": "nesterov", "sync.groups.every_steps": 2},
     "one stage": {"plan.stages": 1},
+    "llama": {},
 }
 
 
 @pytest.mark.parametrize("untie", [False, True], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", SYNCS)
 def test_version_0_is_the_model(checked, models, tmp_path, kind, untie):
-    run, model = checked(SYNCS[kind], untie=untie), open_model(models / "a")
+    folder = models / ("llama" if kind == "llama" else "a")
+    run, model = checked(SYNCS[kind], init_from=folder, untie=untie), open_model(folder)
+    assert run.config.model.family == model.options.family
     job = RunJob(config=run.config, plan=run.plan, data=run.data, run="r", run_dir=tmp_path / "run")
     assert run.config.model.seq_len == 16
     for stage in range(run.plan.n_stages):
