@@ -30,7 +30,8 @@ A config file (`configs/*.py`) returns these fields; each one is a flag too: `--
 not exist is refused, with the nearest one that does. "Accepts" is the config's own error message, where there is one.
 
 `scripts/launch.py --help` prints the same list. With `--print_config` it prints the config that a command line gives,
-and for each field where its value comes from: config file, preset, plan, resume, flag or default. It starts nothing.
+and for each field where its value comes from: config file, preset, plan, `--init_from`, resume, flag or default. It
+starts nothing.
 """
 MODEL = """`model.family` names a family, by default the one that has the preset. `model.preset` names a preset, by
 default `debug`; the other fields change it. A changed `d_model` moves an unset `d_ff` in proportion. The vocabulary

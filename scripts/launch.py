@@ -45,6 +45,10 @@ from jaxdt.runtime.storage.checkpoint import Found
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.parts import part_name
 
+INIT_FROM = flags.DEFINE_string(
+    "init_from", None, "A model folder of tools/import_model.py: the run begins with its parameters."
+)
+UNTIE = flags.DEFINE_bool("untie", False, "With --init_from: the head gets a copy of the table that it shared.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
 EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credentials; nothing is started.")
@@ -69,7 +73,7 @@ PRINT_CONFIG = flags.DEFINE_bool(
 )
 NETWORKS = {"emulate": "emulated_network.json", "network": "measured_network.json"}  # beside the flag files
 SUBJECTS = {  # of --help
-    "What to train": ("config", "plan", "print_config"),
+    "What to train": ("config", "init_from", "untie", "plan", "print_config"),
     "The folder of the run": ("run_dir", "resume", "overwrite", "report"),
     "Links between the peers": ("emulate", "network", "profile"),
     "This machine": ("pin", "gpus_per_peer", "emulate_forward_s", "stall"),
@@ -80,11 +84,16 @@ SUBJECTS = {  # of --help
 def main() -> int:
     began_s = time.monotonic() - time.process_time()  # imports are CPU-bound, so this is when the process began
     environment.keep_off_gpus()
+    check_model_flags()
     checked = api.check(run_flags.config_dict(), options_of_flags(), run_flags.PLAN.value or "--config")
     if PRINT_CONFIG.value:
         print(config_table(checked.config, checked.plan))
         return 0
     check_used_flags()
+    if INIT_FROM.value:
+        facts = checked.config.model.facts
+        shape = f"{facts.n_layers} layers, {facts.n_params:,} parameters, samples of {facts.max_len} tokens"
+        say(f"--init_from: the run begins with {INIT_FROM.value}: {shape}")
     checked = api.with_codecs(checked, say)
     if EMIT.value:
         check_hosts(checked.plan)
@@ -140,6 +149,14 @@ def config_table(config: RunConfig, plan: Plan) -> str:
     return config_sources.table(rows)
 
 
+def check_model_flags() -> None:
+    """BadInput for a flag that says something else of a model that comes from a folder."""
+    names = [name for name in flags.FLAGS["config"].override_values if name.startswith("model.")]
+    if INIT_FROM.value and names:
+        expected = "expected no such flag, since the model is that of --init_from (--config.data.seq_len is the run's)"
+        raise BadInput(f"--config.{names[0]}: got {flags.FLAGS['config'].override_values[names[0]]!r}, {expected}")
+
+
 def check_used_flags() -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
     own = Path(EMIT.value) / EMITTED_RUN_DIR if EMIT.value else None
@@ -189,7 +206,8 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder), *api.network_flags(options)]
     _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
     (folder / ADDRESS).write_text(format_address(coordinator))
-    inputs = [Path(path) for path in (options.emulate, checked.config.data.path) if path]
+    begun_with = "" if checkpoint else checked.config.init.path
+    inputs = [Path(path) for path in (options.emulate, checked.config.data.path, begun_with) if path]
     files = [folder / name for name in ("config.json", "config.py", "plan.json", "run")] + inputs
     files += [checkpoint.folder] if checkpoint else []
     needed = {host: list(files) for host in HOSTS.value}

@@ -2,7 +2,8 @@
 
     python scripts/sample.py --run_dir=runs/x --prompt="It was" --n_tokens=300
 
-Uses the newest checkpoint of the run that is whole and computes on the CPU.
+Uses the newest checkpoint of the run that is whole and computes on the CPU. The text ends where the model ends it, if
+it came with a tokenizer that says how.
 """
 
 import check_installed  # noqa: F401
@@ -15,14 +16,16 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.model.data import TokenFile
 from jaxdt.model.sample import assemble, generate
-from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.model.tokenizer import OF_FILE, TOKENIZER_JSON, Tokenizer, load_tokenizer
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput, require_at_least, why
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.runtime.storage.entries import load_entries, load_parts
+from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Folder of a checkpoint; by default the newest whole one of run_dir."
@@ -45,7 +48,7 @@ def main() -> int:
     except (OSError, ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     data = run_inputs.token_file(config.data.path)
-    tokenizer = load_tokenizer(data.tokenizer)
+    tokenizer, ends = tokenizer_of(data, RunFolders.of(run_dir).job / IN_A_RUN / ORIGIN)
     if CHECKPOINT.value:
         entries = load_entries(Path(CHECKPOINT.value))
     else:
@@ -60,9 +63,28 @@ def main() -> int:
         raise BadInput(f"--prompt: {tokenizer.name} cannot encode it ({why(error)})") from None
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
-    tokens = generate(config.model, params, prompt, N_TOKENS.value, TEMPERATURE.value, SEED.value, config.seq_len)
+    options = (N_TOKENS.value, TEMPERATURE.value, SEED.value, config.seq_len)
+    tokens = generate(config.model, params, prompt, *options, ends=ends)
     print(tokenizer.decode(np.array(prompt + tokens)).decode(errors="replace"))
     return 0
+
+
+def tokenizer_of(data: TokenFile, origin: Path) -> tuple[Tokenizer, set[int]]:
+    """The tokenizer of the text of a run, and the tokens that end a text. `origin`: what came with the model with which
+    the run began, if it did."""
+    if not data.tokenizer.startswith(OF_FILE):
+        return load_tokenizer(data.tokenizer), set()
+    if not (origin / TOKENIZER_JSON).exists():
+        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, expected it in {origin / TOKENIZER_JSON}")
+    tokenizer = load_tokenizer(str(origin))
+    if tokenizer.name != data.tokenizer:
+        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, the model of the run has {tokenizer.name}")
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if (origin / name).exists():
+            found = parse_json((origin / name).read_bytes()).get("eos_token_id")
+            ends |= set(found if isinstance(found, list) else [found]) - {None}
+    return tokenizer, ends
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import LocalFleet
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
+from jaxdt.runtime.storage.model_folder import model_of_run
 from jaxdt.sim.stragglers import stalls
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
@@ -82,6 +83,9 @@ class LaunchOptions:
     stall: stragglers, PROB,SECONDS,SEED (jaxdt.sim.stragglers.stalls).
     pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
     gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
+    init_from: a model folder (jaxdt.runtime.storage.model_folder) with whose parameters the run begins. The config of
+        the run then chooses no more of its model than the length.
+    untie: the head of that model gets a copy of the table of the embedding, and is trained apart from it.
     overwrite: delete the files of an earlier run in the folder.
     resume: go on from the newest complete checkpoint in the folder. An option from `emulate` to `gpus_per_peer` that is
         None keeps its former value; an empty text or 0 is the default.
@@ -96,6 +100,8 @@ class LaunchOptions:
     stall: str | None = None
     pin: int | None = None
     gpus_per_peer: str | None = None
+    init_from: str | Path | None = None
+    untie: bool = False
     overwrite: bool = False
     resume: bool = False
     show: bool = False
@@ -194,7 +200,10 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
     """Read and check what a run is given; `source` names the plan in errors."""
     if options.resume and options.overwrite:
         raise BadInput("--overwrite: deletes what --resume continues from, expected one of them")
-    run_config, plan, data = run_inputs.config_and_plan(fields_of(config), options.plan, source)
+    fields = run_inputs.with_model(fields_of(config), options.init_from, options.untie)
+    run_config, plan, data = run_inputs.config_and_plan(fields, options.plan, source)
+    if run_config.init.digest and not options.resume:
+        model_of_run(run_config)
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)
     for path in (options.emulate, options.network):

@@ -42,6 +42,8 @@ MEANINGS = {
     "data.seq_len": "tokens of a sample; 0: model.max_len",
     "data.seq_start": "tokens of a sample at the first step; 0: always the full length",
     "data.seq_growth_steps": "steps until a sample has the full length",
+    "init.path": "model folder with which the run begins (launch.py --init_from=DIR); empty: fresh parameters",
+    "init.digest": "the model in it, set beside the path",
     "train.steps": "updates of the whole run",
     "train.seed": "of the initial parameters and of the order of the samples",
     "train.microbatch_size": "samples of a microbatch",

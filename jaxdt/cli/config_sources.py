@@ -1,4 +1,5 @@
-"""The source of each value of a run's config: config file, preset, plan, resume, flag or default. Needs no jax.
+"""The source of each value of a run's config: config file, preset, plan, model of --init_from, resume, flag or default.
+Needs no jax.
 
 A field that a config file sets to its default counts as default.
 """
@@ -18,7 +19,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.plan import Plan
 
-FLAG, RESUME, DEFAULT = "flag", "resume", "default"
+FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def sourced(
     of_plan = _of_plan(plan) if plan_source else {}
     found: list[SourcedValue] = []
     for name in _in_order(values):
-        if plan_source and name in of_plan:
+        if config.init.digest and name.startswith(("model.", "init.")):
+            found.append(SourcedValue(name, values[name], RESUME if file_source == RESUME else INIT))
+        elif plan_source and name in of_plan:
             found.append(SourcedValue(name, of_plan[name], plan_source))
         else:
             source = FLAG if name in by_flag else _source(name, values[name], own, file_source, config.model)

@@ -13,8 +13,10 @@ from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
+from jaxdt.runtime.storage.model_folder import open_model
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 
@@ -23,6 +25,13 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     """The config that these fields describe and its plan, both checked, and the open token file. Without a plan the
     config's plan fields make one. `source` names the plan in errors."""
     data = token_file(fields.get("data", {}).get("path", ""))
+    begins_with_model = fields.get("init", {}).get("digest")
+    if begins_with_model and data.vocab_size > fields["model"]["vocab_size"]:
+        has = f"the model of {fields['init']['path']} has {fields['model']['vocab_size']}"
+        raise BadInput(
+            f"data.path: {data.path} is of a vocabulary of {data.vocab_size} tokens, {has}; expected a text that the "
+            "tokenizer of the model has encoded"
+        )
     config = configs.parse(fields, data.vocab_size)
     build.check_config(config)
     plan = configs.with_codec(config, plan or configs.default_plan(config))
@@ -34,6 +43,31 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.seq_len)
     return config, plan, data
+
+
+def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool) -> Mapping[str, Any]:
+    """The fields of a config whose run begins with the model of this folder, in place of their own. The length of
+    samples is theirs. A config that names a model already, as that of an earlier run does, keeps it; the folder may be
+    another copy."""
+    init = fields.get("init", {})
+    if not folder:
+        if untie:
+            raise BadInput("--untie: is for the model of --init_from=DIR, expected both")
+        return fields
+    model = open_model(Path(folder))
+    if init.get("digest"):
+        if model.digest != init["digest"]:
+            expected = f"expected {init['digest']:.16}, with which the run of this config begins"
+            raise BadInput(f"--init_from: {folder} is the model {model.digest:.16}, {expected}")
+        return {**fields, "init": {**init, "path": str(folder)}}
+    own, data = fields.get("model", {}), fields.get("data", {})
+    seq_len = data.get("seq_len") or own.get("max_len") or options_of(own.get("preset", "debug")).max_len
+    return {
+        **fields,
+        "model": as_fields(model.options.untied() if untie else model.options),
+        "data": {**data, "seq_len": seq_len},
+        "init": {"path": str(folder), "digest": model.digest},
+    }
 
 
 def token_file(path: str) -> TokenFile:

@@ -200,7 +200,6 @@ class Roster:
         *,
         delay_steps: int = 0,
         balance: ByNumber | None = None,
-        *,
         grace_s: float = 0.0,
         workers: Collection[int] | None = None,
         lease_floor_s: float = 0.0,

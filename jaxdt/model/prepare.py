@@ -34,14 +34,14 @@ def prepare(
     sources = source_checksum([sha256(encoder, path) for path in train_paths], [sha256(encoder, p) for p in eval_paths])
     if Path(out).exists():
         file = open_data(out)
-        if (file.tokenizer, file.source_checksum) == (tokenizer, sources):
+        if (file.tokenizer, file.source_checksum) == (encoder.name, sources):
             verify_checksum(file)
             return file
         if not replaces:
             raise BadInput(f"{out}: holds tokens of other texts, expected a new file; or delete it, if no run needs it")
     return write_pieces(
         out,
-        tokenizer=tokenizer,
+        tokenizer=encoder.name,
         vocab_size=encoder.vocab_size,
         train=_encoded(encoder, train_paths),
         held_out=_encoded(encoder, eval_paths),

@@ -2,7 +2,7 @@
 
 T tokens that the model sees, V vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import jax
@@ -34,10 +34,12 @@ def generate(
     temperature: float,
     seed: int,
     seq_len: int = 0,
+    *,
+    ends: Collection[int] = (),
 ) -> list[int]:
-    """The n_tokens token ids that follow `prompt`. Temperature 0 takes the likeliest token each time. The model sees
-    the last `seq_len` tokens (0: model.max_len); one program of that shape serves every prompt and length. Raises
-    BadInput."""
+    """The n_tokens token ids that follow `prompt`, or fewer: up to the first of `ends`, the tokens that end a text.
+    Temperature 0 takes the likeliest token each time. The model sees the last `seq_len` tokens (0: model.max_len); one
+    program of that shape serves every prompt and length. Raises BadInput."""
     tokens = [int(token) for token in prompt]
     if not tokens or not all(0 <= token < config.facts.vocab_size for token in tokens):
         raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.facts.vocab_size}")
@@ -48,7 +50,10 @@ def generate(
         seen = tokens[-seq_len:]
         tokens_T = np.zeros(seq_len, np.int32)
         tokens_T[: len(seen)] = seen
-        tokens.append(int(_next_token(config, params, tokens_T, len(seen), temperature, jax.random.fold_in(key, i))))
+        token = int(_next_token(config, params, tokens_T, len(seen), temperature, jax.random.fold_in(key, i)))
+        if token in ends:
+            break
+        tokens.append(token)
     return tokens[len(prompt) :]
 
 

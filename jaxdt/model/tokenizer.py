@@ -1,4 +1,5 @@
-"""The table of tokenizers, from text to token numbers and back: raw bytes, or the byte-pair encoding of GPT-2."""
+"""Tokenizers, from text to token numbers and back: raw bytes, the byte-pair encoding of GPT-2, or that of a model which
+came in, from its tokenizer.json."""
 
 import codecs
 import hashlib
@@ -13,6 +14,8 @@ import numpy as np
 
 from jaxdt.run.errors import BadInput, nearest
 
+TOKENIZER_JSON = "tokenizer.json"
+OF_FILE = "hf:"  # begins the name of a tokenizer that is in a file
 GPT2_VOCAB_SIZE = 50257
 GPT2_END_OF_TEXT = 50256
 # GPT-2 splits text so before merging: contractions, words, numbers and signs each with one leading space, white space.
@@ -36,10 +39,55 @@ class Tokenizer(NamedTuple):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer `name`, without any network access. Raises BadInput if unknown or its packages are missing."""
-    if name not in TOKENIZERS:
-        raise BadInput(f"tokenizer: got {name!r}, expected one of {', '.join(TOKENIZERS)}{nearest(name, TOKENIZERS)}")
-    return TOKENIZERS[name]()
+    """The tokenizer `name`, without any network access: one of the table, a tokenizer.json, or a folder that holds one,
+    such as a model folder. Raises BadInput if unknown or its packages are missing."""
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]()
+    for path in (Path(name), Path(name) / TOKENIZER_JSON, Path(name) / "origin" / TOKENIZER_JSON):
+        if path.is_file():
+            return _tokenizer_of_file(path)
+    expected = f"expected one of {', '.join(TOKENIZERS)}, a {TOKENIZER_JSON} or a folder that holds one"
+    raise BadInput(f"tokenizer: got {name!r}, {expected}{nearest(name, TOKENIZERS)}")
+
+
+def _tokenizer_of_file(path: Path) -> Tokenizer:
+    """The tokenizer of a model. Its name is made of the file's digest, so that a token file says which one made it. No
+    token is added to those of a text; a text in which a special token is written out gets that token."""
+    if find_spec("tokenizers") is None:
+        raise BadInput("tokenizer: got no module tokenizers, expected that of the extra hf: pip install tokenizers")
+    import tokenizers  # pyright: ignore[reportMissingImports]  an extra
+
+    content = path.read_bytes()
+    try:
+        found = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the package raises no narrower one
+        raise BadInput(f"{path}: cannot be read ({error}), expected a tokenizer of a model") from None
+
+    def encode(text: bytes) -> np.ndarray:
+        return np.array(found.encode(text.decode("utf-8"), add_special_tokens=False).ids, np.uint32)
+
+    # Some tokenizers mark the beginning of a text, and would do so at each piece.
+    ends = ((b"one", b" two"), (b"3", b"\nfour"))
+    joins = all([*encode(before), *encode(after)] == [*encode(before + after)] for before, after in ends)
+    return Tokenizer(
+        name=f"{OF_FILE}{hashlib.sha256(content).hexdigest()[:12]}",
+        vocab_size=max(found.get_vocab().values()) + 1,
+        cut=word_cut if joins else lambda text, is_end: len(text) if is_end else 0,
+        encode=encode,
+        decode=lambda tokens: found.decode(np.asarray(tokens).tolist(), skip_special_tokens=False).encode(),
+    )
+
+
+def word_cut(text: bytes, is_end: bool) -> int:
+    """The end of the last letter or digit before white space. The rules by which tokenizers split a text begin again
+    there: none has a word that holds white space behind a letter."""
+    decoded, _ = codecs.utf_8_decode(text, "strict", is_end)
+    if is_end:
+        return len(text)
+    for end in range(len(decoded) - 1, 0, -1):
+        if _gpt2_kind(decoded[end]) == "Z" and _gpt2_kind(decoded[end - 1]) in ("L", "N"):
+            return len(decoded[:end].encode())
+    return 0
 
 
 def _bytes_tokenizer() -> Tokenizer:

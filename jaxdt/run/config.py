@@ -71,6 +71,15 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class InitConfig:
+    """`path`: the model folder with whose parameters the run begins; empty: they are drawn from train.seed. `digest`:
+    that of the model in it, which launch.py --init_from=DIR sets beside the path."""
+
+    path: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """`microbatch_size` is in samples. The held-out loss of the parameters after every `eval_every_steps` (0: never)
     steps, and after the last, is measured over `eval_microbatches`. A checkpoint is written every
@@ -260,6 +269,7 @@ class RunConfig:
     model: ModelSpec
     plan: PlanConfig = field(default_factory=PlanConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    init: InitConfig = field(default_factory=InitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     wiring: WiringConfig = field(default_factory=WiringConfig)
@@ -274,6 +284,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._check_plan()
         self._check_lengths()
+        if bool(self.init.path) != bool(self.init.digest):
+            raise BadInput(
+                f"init.digest: got {self.init.digest!r} with init.path {self.init.path!r}, expected both or neither; "
+                "launch.py --init_from=DIR sets both"
+            )
         self._check_train()
         self._check_wiring()
         self._check_sync()

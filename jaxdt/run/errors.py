@@ -61,6 +61,12 @@ def shell_line(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def shortened(names: Sequence[str], shown_max: int = 4) -> str:
+    """The first few names in one line, and how many more there are."""
+    more = f" and {len(names) - shown_max} more" if len(names) > shown_max else ""
+    return ", ".join(names[:shown_max]) + more
+
+
 def require_at_least(name: str, value: int, least: int) -> None:
     """BadInput for a field below `least`."""
     if value < least:

@@ -4,9 +4,8 @@ as sizes and FLOP, are the facts of the model (jaxdt.run.model_facts).
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
@@ -22,7 +21,7 @@ def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     if "seq_len" not in found:
         return found
-    names = {field.name for field in fields(options_class(FAMILIES[0]))}
+    names = set(get_type_hints(options_class(FAMILIES[0]).__init__)) - {"return"}
     if "max_len" in found or names - set(found) != {"max_len"}:
         raise BadInput(
             f"model.seq_len: got {found['seq_len']!r}, expected data.seq_len for the tokens of a sample, or "
@@ -52,6 +51,11 @@ def read_options(data: Any, where: str) -> ModelSpec:
     options = renamed(data) if serialize.is_object(data) else data
     family = options.pop("family", FAMILIES[0]) if serialize.is_object(options) else FAMILIES[0]
     return serialize.read(_class_named(family, where), options, where)
+
+
+def as_fields(options: ModelSpec) -> dict[str, Any]:
+    """The fields of the section `model` of a config that describe these options; read_options reads them too."""
+    return {"family": options.family, **serialize.write(options)}
 
 
 def _class_named(family: Any, where: str) -> type[ModelSpec]:

@@ -253,6 +253,9 @@ class ModelSpec(ABC):
 
     family: str
     presets: ClassVar[dict[str, dict[str, Any]]]
+    # (entry, leaf, table): the head's own matrix is this leaf, which models with a tied head lack; they use the
+    # transposed table in its place. None for a family without tied heads.
+    own_head: ClassVar[tuple[str, str, str] | None] = None
     max_len: int
 
     @classmethod
@@ -290,6 +293,10 @@ class ModelSpec(ABC):
     @abstractmethod
     def with_compression(self, compression: str, after: Any) -> "ModelSpec":
         """The same model with pairs of such layers behind these layers. BadInput for a family that has none."""
+
+    def untied(self) -> "ModelSpec":
+        """The options of the same model with a head of its own. BadInput for a model that has one."""
+        raise BadInput("--untie: the head of the model is its own, expected one that is tied to the embedding")
 
     @abstractmethod
     def with_equal_layers(self, n_layers: int) -> "ModelSpec":

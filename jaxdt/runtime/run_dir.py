@@ -13,12 +13,13 @@ from pathlib import Path
 
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.errors import BadInput, shell_line, shortened
 from jaxdt.run.plan import Plan, to_json
 from jaxdt.run.run_folder import EMITTED_RUN_DIR, has_ended
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.storage.checkpoint import step_folders
 from jaxdt.runtime.storage.durable import lock_file, write_durably
+from jaxdt.runtime.storage.model_folder import copy_description
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
@@ -27,7 +28,7 @@ POLL_S = 0.1
 NAMES_MAX = 5  # of files in one line
 # The files and folders that the processes of a run, launch.py, report.py and credential.py write into its folder.
 WRITTEN = re.compile(
-    r"config\.json|config\.py|plan\.json|run|launch\.json|credentials|coordinator_address|emulated_network\.json"
+    r"config\.json|config\.py|plan\.json|run|model|launch\.json|credentials|coordinator_address|emulated_network\.json"
     rf"|{EMITTED_RUN_DIR}|(coordinator|host_\d+|worker_\d+)\.flags|checkpoints|fetching|disk_id|coordinator|logs|trace"
     r"|new_\d+\.token|tensorboard|(metrics|trace)\.jsonl(\.1)?|summary\.json|timeline\.json|(report|comparison)\.png|.*\.\w+\.tmp"
 )
@@ -51,8 +52,10 @@ def get_config():
 
 def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
     """Write what the processes of a run share: config.py, config.json, plan.json and run (the run's name, a new one
-    each time). Beside them stand the credentials of the run, which a resumed run keeps."""
+    each time). Beside them stand the credentials of the run, which a resumed run keeps, and what is known of the model
+    with which it begins."""
     write_config_and_plan(folder, config, plan)
+    copy_description(config, folder)
     (folder / "run").write_text(secrets.token_hex(6) + "\n")
     authority.create_missing(folder / CREDENTIALS)
 
@@ -120,8 +123,8 @@ def clear(run_dir: Path, overwrite: bool) -> str:
         os.close(hold(place))
     n_steps = sum(map(n_steps_of, places))
     left = [path.relative_to(run_dir).as_posix() for path in _delete_run(run_dir)]
-    names = ", ".join(left[:NAMES_MAX]) + (f" and {len(left) - NAMES_MAX} more" if len(left) > NAMES_MAX else "")
-    return f"replaced {run_dir}: its run had {n_steps} steps" + (f"; left {names}, which no run wrote" if left else "")
+    kept = f"; left {shortened(left, NAMES_MAX)}, which no run wrote" if left else ""
+    return f"replaced {run_dir}: its run had {n_steps} steps{kept}"
 
 
 def _delete_run(run_dir: Path) -> list[Path]:

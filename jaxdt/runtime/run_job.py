@@ -15,6 +15,7 @@ from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.model_folder import initial_entries
 from jaxdt.runtime.storage.parts import part_folders
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 
@@ -69,7 +70,10 @@ class RunJob:
         return load_credential_file(self.credential) if self.credential else None
 
     def load_entries(self, version: int, parts: tuple[ev.Part, ...], names: list[str]) -> dict[str, dict]:
-        """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from."""
+        """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from. For
+        version 0 those of the model with which the run begins."""
+        if version == 0:
+            return initial_entries(self.config, names)
         from jaxdt.runtime.storage.entries import load_parts  # loads JAX, which only peers need
 
         return load_parts(parts, part_folders(self.run_dir, version, self.resume), names)

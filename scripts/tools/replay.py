@@ -12,7 +12,7 @@ peers had different numbers is refused. Exit codes: 0 all are equal, 1 some are 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from absl import flags
 from replayed_log import checkpoint_means, compared, fields_of, incarnations_of, peers_by_threads, take_threads
 
 from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.model.base import Params
+from jaxdt.model.stage import StageFunctions
 from jaxdt.model.stage_arithmetic import StageArithmetic
 from jaxdt.protocol import trace
 from jaxdt.protocol.incarnations import Incarnation, Incarnations
@@ -37,12 +39,14 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
+from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import kept_lines
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whole_checkpoints
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
+from jaxdt.runtime.storage.model_folder import initial_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sync.matching.mixing import mixing_lines
 from jaxdt.testing.replay import Replay
@@ -72,6 +76,8 @@ def main() -> int:
         print(f"not compared: {problem}")
     incarnations = incarnations_of(plan, reports, folders)
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
+    if config.init.digest:
+        functions = [begun_with_model(config, one) for one in functions]
     arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path))
     replay = Replay(config, plan, arithmetic, incarnations)
     fresh = [arithmetic.fresh_state(stage) for stage in range(plan.n_stages)]
@@ -87,6 +93,17 @@ def main() -> int:
             f"run_dir: {run_dir}: the log made none of the checkpoints {sorted(folders)}, expected one of them"
         )
     return 1 if any(found) else 0
+
+
+def begun_with_model(config: RunConfig, functions: StageFunctions) -> StageFunctions:
+    """The functions of a stage, whose initial parameters are those of the model with which the run began."""
+
+    def init(seed: int) -> Params:
+        names = list(functions.init(seed))
+        entries = initial_entries(config, names)
+        return functions.place({name: entries[name]["params"] for name in names})
+
+    return replace(functions, init=init)
 
 
 def ready_reports(run_dir: Path) -> Iterator[trace.TraceRecord]:

@@ -62,6 +62,7 @@ class GPTConfig(ModelSpec):
 
     family = "gpt"  # not a field: files without a family are of this one
     presets = PRESETS
+    own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size")
@@ -120,6 +121,9 @@ class GPTConfig(ModelSpec):
 
     def with_compression(self, compression: str, after: Any) -> "GPTConfig":
         return replace(self, compression=compression, compression_after=tuple(after) if is_list(after) else after)
+
+    def untied(self) -> ModelSpec:
+        return replace(self, tied_head=False) if self.tied_head else super().untied()
 
     def with_equal_layers(self, n_layers: int) -> "GPTConfig":
         return replace(self, n_layers=n_layers, n_shared_blocks=0, compression="none", compression_after=())

@@ -67,6 +67,7 @@ class LlamaConfig(ModelSpec):
     family: str = field(default="llama", init=False)
 
     presets = PRESETS
+    own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "max_len", "vocab_size")
@@ -88,8 +89,9 @@ class LlamaConfig(ModelSpec):
 
     def _check_scaling(self) -> None:
         given: Any = self.rope_scaling
-        numbers = type(given) is tuple and all(type(n) in (int, float) and 0 < n < math.inf for n in given)
-        if not numbers or len(given) not in (0, 4) or (given and not (given[0] >= 1 and given[1] < given[2])):
+        numbers: tuple[Any, ...] = given if type(given) is tuple else (None,)
+        are_finite = all(type(number) in (int, float) and 0 < number < math.inf for number in numbers)
+        if not are_finite or len(numbers) not in (0, 4) or (numbers and not (given[0] >= 1 and given[1] < given[2])):
             raise BadInput(
                 f"model.rope_scaling: got {given!r}, expected nothing, or factor >= 1, low_freq_factor, a larger "
                 "high_freq_factor, and original_len"
@@ -101,6 +103,9 @@ class LlamaConfig(ModelSpec):
 
     def with_compression(self, compression: str, after: Any) -> "LlamaConfig":
         raise BadInput(f"model.compression: got {compression!r}, expected none: the family llama has no such layers")
+
+    def untied(self) -> ModelSpec:
+        return replace(self, tied_head=False) if self.tied_head else super().untied()
 
     def with_equal_layers(self, n_layers: int) -> "LlamaConfig":
         return replace(self, n_layers=n_layers)

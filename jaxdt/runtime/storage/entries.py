@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.checkpoint import complete_record
-from jaxdt.runtime.storage.parts import find_part, part_name, whole_manifest
+from jaxdt.runtime.storage.parts import find_part, part_name, whole_unless_changed
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
@@ -103,8 +103,8 @@ def load_parts(parts: Collection[ev.Part], folders: list[Path], names: list[str]
 
 def _load_part(part: Path, digest: str, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
     """Entries of one stage's part: those in `names`, or all, without those in `known`. Orbax and tensorstore read only
-    files that are as they were written."""
-    whole_manifest(part, digest)
+    files that are as they were written; whoever reads entry by entry has each file checked once."""
+    whole_unless_changed(part, digest)
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             about = checkpointer.metadata(part.absolute()).item_metadata

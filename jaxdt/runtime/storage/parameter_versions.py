@@ -19,8 +19,8 @@ from jaxdt.run.work import Work, WorkKind
 
 
 class ParameterVersions:
-    """The parameters of one stage. Version 0 is drawn from `seed`. `outer`: with an outer optimizer the anchor and the
-    momentum (jaxdt.model.averaging), trees like the parameters."""
+    """The parameters of one stage. Version 0 is drawn from `seed`, or given. `outer`: with an outer optimizer the
+    anchor and the momentum (jaxdt.model.averaging), trees like the parameters."""
 
     def __init__(self, functions: StageFunctions, delay: Delay, seed: int, has_outer: bool = False):
         self._functions = functions
@@ -29,9 +29,9 @@ class ParameterVersions:
         self._has_outer = has_outer
         self.initialize()
 
-    def initialize(self) -> None:
-        """Set the initial parameters, version 0."""
-        params = self._functions.init(self._seed)
+    def initialize(self, given: Any = None) -> None:
+        """Set the initial parameters, version 0: those that are given, or fresh ones."""
+        params = self._functions.init(self._seed) if given is None else self._functions.place(given)
         self._set(0, params, self._functions.init_optimizer(params), params)
         self.outer = (params, jax.tree.map(jnp.zeros_like, params)) if self._has_outer else ()
 

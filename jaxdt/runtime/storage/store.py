@@ -67,7 +67,8 @@ class StepFreed(Exception):
 
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
-    from the config's seed; `restore` reads others from a checkpoint with `load_entries(version, parts, names)`."""
+    from the config's seed. `restore` reads others with `load_entries(version, parts, names)`: those of a checkpoint, or
+    for version 0 those of the model with which the run begins."""
 
     def __init__(
         self,
@@ -130,13 +131,16 @@ class Store:
         self._begin(restore.version, restore.generation, restore.n_reseeds)
         if restore.in_place:
             return
-        if restore.version == 0:
+        if restore.version == 0 and not self._config.init.digest:
             self.parameter_versions.initialize()
             return
         lo, hi = self._plan.stages[self._stage]
         names = [name for name in stage_entries(self._config.model, lo, hi) if name not in self._table]
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
         entries = self._load_entries(restore.version, restore.parts, names)
+        if restore.version == 0:
+            self.parameter_versions.initialize({name: entry["params"] for name, entry in entries.items()})
+            return
         self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
 
     def install(self, install: ev.Install) -> ev.Installed | ev.NotInstalled:

@@ -1,0 +1,209 @@
+"""The folder of a model of Hugging Face: config.json, safetensors in one file or several shards, and a tokenizer."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxdt.interop.hf_config import config_of, options_of_config
+from jaxdt.interop.tensor_names import Tensor, tensors_of
+from jaxdt.run.errors import BadInput, require_one_of, shortened, why
+from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.serialize import is_object, parse_json
+from jaxdt.runtime.storage.model_folder import Leaves
+
+CONFIG = "config.json"
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# What a model brings beside its tensors, and takes with it when it leaves.
+ORIGIN = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+NUMBERS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # formats of tensors that are read, with their bytes
+DTYPES: dict[str, tuple[str, Any]] = {
+    "fp32": ("float32", np.float32),
+    "bf16": ("bfloat16", ml_dtypes.bfloat16),
+    "fp16": ("float16", np.float16),
+}
+# Buffers of older files, which follow from the config.
+NOT_PARAMETERS = re.compile(r"(.*\.)?(h\.\d+\.attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+INSTALL = "pip install safetensors tokenizers gguf"  # the extra hf
+
+
+def extra(module: str) -> Any:
+    """A module of the extra hf. BadInput where it is not installed."""
+    if find_spec(module.partition(".")[0]) is None:
+        raise BadInput(f"got no module {module.partition('.')[0]}, expected those of the extra hf: {INSTALL}")
+    return import_module(module)
+
+
+class HFFolder:
+    """A folder with a model of Hugging Face, as a source of a model folder. Its tensors are read one at a time."""
+
+    def __init__(self, folder: Path):
+        self.where = str(folder)
+        self._folder = folder
+        self._open = extra("safetensors").safe_open
+        self.config = read_config(folder / CONFIG)
+        self.options = options_of_config(self.config, str(folder / CONFIG))
+        self._files = self._files_by_tensor()
+        self._current: tuple[Path, Any] | None = None
+
+    @property
+    def origin(self) -> Iterator[tuple[str, bytes]]:
+        """The files that go with the model, with their content."""
+        for name in ORIGIN:
+            if (self._folder / name).is_file():
+                yield name, (self._folder / name).read_bytes()
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors that are parameters."""
+        return {name for name in self._files if not NOT_PARAMETERS.fullmatch(name)}
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name of a tensor here. Files of a model without a head leave out the first word of their names."""
+        short = tensor.hf.partition(".")[2]
+        return short if tensor.hf not in self._files and short in self._files else tensor.hf
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of a tensor in the layout of this project. BadInput for numbers of an unknown kind."""
+        name = self.name_of(tensor)
+        about = self._file(self._files[name]).get_slice(name)
+        if about.get_dtype() not in NUMBERS:
+            expected = ", ".join(NUMBERS)
+            raise BadInput(f"{self._files[name]}: {name}: got numbers of {about.get_dtype()}, expected {expected}")
+        shape = tuple(about.get_shape())
+        return shape[::-1] if tensor.is_transposed else shape
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """A tensor in fp32 and in the layout of this project."""
+        name = self.name_of(tensor)
+        array = self._file(self._files[name]).get_tensor(name).astype(np.float32)
+        return np.ascontiguousarray(array.T) if tensor.is_transposed else array
+
+    def _file(self, path: Path) -> Any:
+        """The open file of this name; one is open at a time."""
+        if self._current is None or self._current[0] != path:
+            self._current = None
+            try:
+                self._current = path, self._open(path, "np")
+            except OSError as error:
+                raise BadInput(f"{path}: cannot be read ({why(error)}), expected a shard of the model") from None
+            except Exception as error:  # SafetensorError has no narrower base
+                raise BadInput(f"{path}: damaged or truncated ({error}); fetch it again") from None
+        return self._current[1]
+
+    def _files_by_tensor(self) -> dict[str, Path]:
+        """The file of each tensor. BadInput for a shard that is missing or lacks what the index says it has."""
+        index = self._folder / INDEX
+        self._current = None
+        if not index.exists():
+            if not (self._folder / ONE_FILE).exists():
+                others = sorted(path.name for path in self._folder.glob("*.bin"))
+                has = f"has {others[0]}, which is not read: save the model as safetensors" if others else "has neither"
+                raise BadInput(f"{self._folder}: expected {ONE_FILE} or {INDEX}, {has}")
+            shards = [ONE_FILE]
+            places: Any = None
+        else:
+            places = read_config(index).get("weight_map")
+            if not is_object(places) or not all(isinstance(shard, str) for shard in places.values()):
+                raise BadInput(f"{index}: weight_map: missing, expected the shard of each tensor")
+            shards = sorted(set(places.values()))
+            if absent := [shard for shard in shards if not (self._folder / shard).is_file()]:
+                raise BadInput(f"{self._folder}: lacks {shortened(absent)}, expected all shards of {INDEX}")
+        found: dict[str, Path] = {}
+        for shard in shards:
+            path = self._folder / shard
+            found |= {name: path for name in self._file(path).keys()}  # noqa: SIM118 (it is no mapping)
+        for name, shard in (places or {}).items():
+            if found.get(name) != self._folder / shard:
+                raise BadInput(f"{self._folder / shard}: lacks {name}, which {INDEX} says is in it; fetch it again")
+        return found
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected that of a model") from None
+    if not is_object(content):
+        raise BadInput(f"{path}: got {content!r:.40}, expected an object")
+    return content
+
+
+def write_folder(
+    folder: Path,
+    options: ModelSpec,
+    load: Callable[[str], Leaves],
+    *,
+    origin: Mapping[str, bytes],
+    dtype: str = "fp32",
+    shard_bytes: int = 4 << 30,
+) -> int:
+    """Write what transformers loads into an empty folder: config.json, safetensors in shards of at most about
+    `shard_bytes`, and the files of `origin`. `load` gives the parameters of an entry by the paths of its leaves; one
+    entry and one shard are held at a time. Returns the number of tensors."""
+    require_one_of("dtype", dtype, tuple(DTYPES))
+    save = extra("safetensors.numpy").save_file
+    dtype_name, numbers = DTYPES[dtype]
+    config = config_of(options, json.loads(origin.get(CONFIG, b"{}")), dtype_name)
+    for name, content in origin.items():
+        (folder / name).write_bytes(content)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    shards = _shards(options, np.dtype(numbers).itemsize, shard_bytes)
+    places: dict[str, str] = {}
+    known: tuple[str, Leaves] = ("", {})
+    for number, shard in enumerate(shards, start=1):
+        file = ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        arrays: dict[str, np.ndarray] = {}
+        for entry, path, tensor in shard:
+            if known[0] != entry:
+                known = entry, load(entry)
+            array = known[1][path].T if tensor.is_transposed else known[1][path]
+            with np.errstate(over="ignore"):
+                arrays[tensor.hf] = np.ascontiguousarray(array, numbers)
+            if not np.isfinite(arrays[tensor.hf]).all():
+                raise BadInput(f"{tensor.hf}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
+        save(arrays, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)  # the package makes a file for its owner alone
+        places |= dict.fromkeys(arrays, file)
+    if len(shards) > 1:
+        n_params = options.facts.n_params
+        about = {"total_parameters": n_params, "total_size": n_params * np.dtype(numbers).itemsize}
+        (folder / INDEX).write_text(json.dumps({"metadata": about, "weight_map": places}, indent=2) + "\n")
+    return len(places)
+
+
+def _shards(options: ModelSpec, number_bytes: int, shard_bytes: int) -> list[list[tuple[str, str, Tensor]]]:
+    """The tensors of each shard, with the entry and the leaf of each."""
+    shards: list[list[tuple[str, str, Tensor]]] = [[]]
+    size_bytes = 0
+    for entry in options.facts.entries:
+        tensors = tensors_of(options, entry.name)
+        for leaf in entry.leaves:
+            leaf_bytes = math.prod(leaf.shape) * number_bytes
+            if shards[-1] and size_bytes + leaf_bytes > shard_bytes:
+                shards.append([])
+                size_bytes = 0
+            shards[-1].append((entry.name, leaf.path, tensors[leaf.path]))
+            size_bytes += leaf_bytes
+    return shards

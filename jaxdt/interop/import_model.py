@@ -1,0 +1,63 @@
+"""From the files of another project to a model folder, one tensor and one entry at a time."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from jaxdt.interop.tensor_names import FAMILIES, Tensor, tensors_of
+from jaxdt.run.errors import BadInput, shortened
+from jaxdt.run.model_facts import ModelSpec
+from jaxdt.runtime.storage.model_folder import ModelRecord, ModelWriter, new_folder
+
+
+class Source(Protocol):
+    """Files with a model. `where` names them in errors, `names` are the tensors that are parameters, and `origin` gives
+    the small files that stay with the model."""
+
+    where: str
+    options: ModelSpec
+
+    @property
+    def names(self) -> set[str]: ...
+    @property
+    def origin(self) -> Iterable[tuple[str, bytes]]: ...
+    def name_of(self, tensor: Tensor) -> str: ...
+    def shape(self, tensor: Tensor) -> tuple[int, ...]: ...
+    def read(self, tensor: Tensor) -> np.ndarray: ...
+
+
+def import_model(source: Source, folder: Path) -> ModelRecord:
+    """Write a new model folder. BadInput if the tensors are not those of the model; nothing is written then."""
+    options = source.options
+    tensors = {entry.name: tensors_of(options, entry.name) for entry in options.facts.entries}
+    _check(source, tensors)
+    with new_folder(folder, "a model") as temporary:
+        writer = ModelWriter(temporary)
+        for name, leaves in tensors.items():
+            writer.add(name, {path: source.read(tensor) for path, tensor in leaves.items()})
+        for name, content in source.origin:
+            writer.add_origin(name, content)
+        return writer.finish(options)
+
+
+def _check(source: Source, tensors: dict[str, dict[str, Tensor]]) -> None:
+    """BadInput that lists, in one line, the tensors that are missing, left over or of another shape."""
+    names, missing, misshapen = source.names, list[str](), list[str]()
+    left_over = set(names)
+    for entry in source.options.facts.entries:
+        for leaf in entry.leaves:
+            tensor = tensors[entry.name][leaf.path]
+            name = source.name_of(tensor)
+            left_over.discard(name)
+            if name not in names:
+                missing.append(name)
+            elif (shape := source.shape(tensor)) != leaf.shape:
+                misshapen.append(f"{name} {list(shape)} instead of {list(leaf.shape)}")
+    if own_head := source.options.own_head:  # a tied one is a copy of the table, which some files have all the same
+        left_over.discard(source.name_of(FAMILIES[source.options.family][own_head[0]][own_head[1]]))
+    problems = {"lacks": sorted(missing), "has no use for": sorted(left_over), "has other shapes:": misshapen}
+    texts = [f"{what} {shortened(found)}" for what, found in problems.items() if found]
+    if texts:
+        raise BadInput(f"{source.where}: {'; '.join(texts)}; expected the tensors of the model of its config")

@@ -1,0 +1,200 @@
+"""Runs that begin with a model folder: version 0 is that model, whatever the run's cut, length and kind of sync."""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from fleets import ROOT, Launched, write_config
+
+from jaxdt.api import launch as api
+from jaxdt.api.config import load_config
+from jaxdt.model.base import model_of
+from jaxdt.model.chain import Chain
+from jaxdt.model.data import write_tokens
+from jaxdt.model.float_vector import FloatVector
+from jaxdt.protocol import events as ev
+from jaxdt.run import config as configs
+from jaxdt.run.errors import BadInput
+from jaxdt.run.families.gpt import GPTConfig
+from jaxdt.run.families.llama import LlamaConfig
+from jaxdt.runtime.run_job import RunJob
+from jaxdt.runtime.storage.entries import load_entries
+from jaxdt.runtime.storage.model_folder import ModelWriter, as_leaves, copy_description, open_model
+from jaxdt.runtime.storage.store import Store, stage_functions
+
+MODEL = GPTConfig.of("debug", d_model=32, n_heads=2, d_ff=64, max_len=32, tied_head=True)
+LLAMA = LlamaConfig.of("debug", qkv_bias=True, tied_head=True)
+N_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of three models, and of none."""
+    root = tmp_path_factory.mktemp("models")
+    for name, (options, seed) in {"a": (MODEL, 7), "b": (MODEL, 8), "llama": (LLAMA, 7)}.items():
+        writer = ModelWriter(root / name)
+        for entry in options.facts.entries:
+            tree = jax.tree.map(np.array, model_of(options).init(options, entry.name, jax.random.key(seed)))
+            writer.add(entry.name, as_leaves(tree))
+        writer.add_origin("tokenizer.json", b"{}")
+        writer.finish(options)
+    (root / "empty").mkdir()
+    return root
+
+
+@pytest.fixture
+def checked(models, tmp_path):
+    """(fields, launch options) -> the run, checked as launch.py checks it."""
+
+    def check(fields=(), **options):
+        config = load_config(write_config(tmp_path))
+        config.update_from_flattened_dict(dict(fields))
+        return api.check(config, api.LaunchOptions(**{"init_from": models / "a", **options}))
+
+    return check
+
+
+SYNCS = {
+    "allreduce": {},
+    "groups": {"sync.kind": "groups", "sync.groups.outer": "nesterov", "sync.groups.every_steps": 2},
+    "one stage": {"plan.stages": 1},
+    "llama": {},
+}
+
+
+@pytest.mark.parametrize("untie", [False, True], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", SYNCS)
+def test_version_0_is_the_model(checked, models, tmp_path, kind, untie):
+    folder = models / ("llama" if kind == "llama" else "a")
+    run, model = checked(SYNCS[kind], init_from=folder, untie=untie), open_model(folder)
+    assert run.config.model.family == model.options.family
+    job = RunJob(config=run.config, plan=run.plan, data=run.data, run="r", run_dir=tmp_path / "run")
+    assert (run.config.seq_len, run.config.model.max_len) == (16, model.options.max_len)
+    for stage in range(run.plan.n_stages):
+        peer = run.plan.placement[stage][0]
+        store = Store(
+            run.config, run.plan, peer, run.data, stage_functions(run.config, run.plan, stage), job.load_entries
+        )
+        store.restore(ev.Restore(0, 0, 0, ()))
+        versions = store.parameter_versions
+        assert versions.version == 0
+        for name, tree in versions.params.items():
+            got, known = as_leaves(jax.tree.map(np.array, tree)), model.load(name)
+            if name == "head" and untie:
+                known["out"] = model.load("tok")[""].T
+            assert got.keys() == known.keys()
+            assert all(np.array_equal(got[path], known[path]) for path in known), name
+        if versions.outer:
+            anchor, momentum = versions.outer
+            assert np.array_equal(FloatVector(anchor).of(anchor), FloatVector(versions.params).of(versions.params))
+            assert not FloatVector(momentum).of(momentum).any()
+
+
+def test_a_run_continues_only_with_the_model_that_it_began_with(checked, models, tmp_path):
+    run = checked()
+    assert (run.config.init.path, run.config.init.digest) == (str(models / "a"), open_model(models / "a").digest)
+    copy_description(run.config, tmp_path / "job")
+    assert sorted(path.name for path in (tmp_path / "job" / "model").rglob("*")) == [
+        "model.json",
+        "origin",
+        "tokenizer.json",
+    ]
+    again = api.check(run.config, api.LaunchOptions())
+    assert again.config == run.config
+    moved = shutil.copytree(models / "a", tmp_path / "moved")
+    assert api.check(run.config, api.LaunchOptions(init_from=moved)).config.init.path == str(moved)
+    with pytest.raises(
+        BadInput, match=r"^--init_from: .+ is the model [0-9a-f]{16}, expected [0-9a-f]{16}, with which"
+    ):
+        api.check(run.config, api.LaunchOptions(init_from=models / "b"))
+    (moved / "model.json").write_bytes((models / "b" / "model.json").read_bytes())
+    changed = api.check(run.config, api.LaunchOptions(init_from=models / "a")).config
+    replaced = configs.parse({**api.fields_of(changed), "init": {"path": str(moved), "digest": changed.init.digest}})
+    with pytest.raises(
+        BadInput, match=r"^init\.path: .+ is the model [0-9a-f]{16}, this run begins with [0-9a-f]{16}$"
+    ):
+        api.check(replaced, api.LaunchOptions())
+    shutil.rmtree(moved)
+    with pytest.raises(
+        BadInput, match=r"^init\.path: this run begins with the model .+; copy the folder to this host$"
+    ):
+        api.check(replaced, api.LaunchOptions())
+    assert api.check(replaced, api.LaunchOptions(resume=True)).config == replaced  # its checkpoint has all it needs
+
+
+def test_what_does_not_fit_the_model(checked, models, tmp_path):
+    with pytest.raises(BadInput, match=r"^data\.seq_len: got 48, expected 0 \(model\.max_len\) to model\.max_len 32$"):
+        checked({"data.seq_len": 48})
+    with pytest.raises(BadInput, match=r"empty: holds no model\.json, expected a model folder"):
+        checked(init_from=models / "empty")
+    with pytest.raises(BadInput, match=r"^--untie: is for the model of --init_from=DIR, expected both$"):
+        checked(init_from=None, untie=True)
+    tokens = np.arange(2000) % 300
+    text = write_tokens(tmp_path / "large.tok", "bytes", 300, tokens[:1000], tokens[1000:]).path
+    with pytest.raises(
+        BadInput, match=r"^data\.path: .+ is of a vocabulary of 300 tokens, the model of .+ has 256; exp"
+    ):
+        checked({"data.path": str(text)})
+    with pytest.raises(BadInput, match=r"^init\.digest: got '' with init\.path 'x', expected both or neither"):
+        checked({"init.path": "x"}, init_from=None)
+
+
+def trained_in_one_process(run):
+    """(losses, parameters) after the steps of a run, by the functions of the whole model."""
+    config, train, n = run.config, run.config.train, run.config.plan.microbatches
+    alone = configs.parse({**api.fields_of(config), "plan": {"microbatches": n}})
+    functions = stage_functions(alone, configs.default_plan(alone), 0)
+    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
+    names = [entry.name for entry in config.model.facts.entries]
+    chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names).items()}]
+    batch = functools.partial(run.data.train_batch, train.seed)
+    size, seq_len = train.microbatch_size, config.seq_len
+    losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]
+    return losses, chain.params[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("untie", [False, True], ids=["tied", "untied"])
+def test_a_model_comes_in_trains_in_two_stages_and_leaves(checked, models, tmp_path, untie):
+    """As real processes; the losses are those of one process, and what leaves is the last checkpoint."""
+    pytest.importorskip("safetensors", reason="the extra hf is not installed")
+    from jaxdt.interop.hf_files import HFFolder
+    from jaxdt.interop.import_model import import_model
+
+    fields = {"plan.stages": 2, "plan.pipelines": 1, "train.steps": N_STEPS}
+    run = checked(fields, untie=untie)
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    fleet = Launched(tmp_path, *flags, f"--init_from={models / 'a'}", *["--untie"][: int(untie)])
+    try:
+        assert fleet.ended(timeout_s=280) == 0, fleet.output
+    finally:
+        fleet.kill()
+    assert "--init_from: the run begins with " in fleet.output
+    losses, params = trained_in_one_process(run)
+    assert fleet.losses() == pytest.approx(losses, abs=1e-6 * max(losses))
+    exported = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/tools/export_model.py"), f"--run_dir={fleet.run_dir}"]
+        + [f"--to={tmp_path / 'out'}"],
+        capture_output=True,
+        text=True,
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{}"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["n_positions"], config["tie_word_embeddings"]) == (16, not untie)
+    import_model(HFFolder(tmp_path / "out"), tmp_path / "again")
+    again = open_model(tmp_path / "again")
+    written = load_entries(fleet.run_dir / "checkpoints" / f"{N_STEPS:08d}")
+    for name, entry in written.items():
+        known, leaves = as_leaves(entry["params"]), again.load(name)
+        assert leaves.keys() == known.keys()
+        assert all(np.array_equal(leaves[path], known[path]) for path in known), name
+        plain = as_leaves(params[name])
+        assert all(np.abs(leaves[path] - plain[path]).max() < 1e-4 for path in known), name

@@ -1,0 +1,143 @@
+"""Tokenizers that come with a model: those of tokenizer.json, and those of GGUF files."""
+
+import json
+
+import numpy as np
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+
+from jaxdt.interop.gguf_tokenizer import SPLITS, tokenizer_files  # noqa: E402
+from jaxdt.model import prepare  # noqa: E402
+from jaxdt.model.tokenizer import load_tokenizer, word_cut  # noqa: E402
+from jaxdt.run.errors import BadInput  # noqa: E402
+
+TEXT = "It's a truth, universally acknowledged: 1813 + 27 tokens\n\n  can't be wrong — naïve café 日本語 42x7.\n" * 40
+
+
+def trained(*, marks_beginnings: bool = False) -> tokenizers.Tokenizer:
+    """A small tokenizer of pairs of bytes."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    splits = tokenizers.pre_tokenizers
+    made.pre_tokenizer = splits.Metaspace() if marks_beginnings else splits.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = splits.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([TEXT], trainer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a tokenizer.json."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    trained().save(str(path / "tokenizer.json"))
+    return path
+
+
+def test_a_text_has_the_tokens_that_its_model_knows(folder):
+    tokenizer, known = load_tokenizer(str(folder)), trained()
+    tokens = tokenizer.encode(TEXT.encode())
+    assert tokens.tolist() == known.encode(TEXT).ids
+    assert tokenizer.decode(tokens).decode() == TEXT
+    assert tokenizer.vocab_size == known.get_vocab_size()
+    assert tokenizer.encode(b"a<|end|>b").tolist()[1] == 0
+    assert load_tokenizer(str(folder / "tokenizer.json")).name == tokenizer.name
+    assert tokenizer.name.startswith("hf:") and len(tokenizer.name) == 15
+
+
+def test_a_text_in_pieces_has_the_tokens_of_the_whole(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "PIECE_BYTES", 100)
+    (tmp_path / "text").write_text(TEXT)
+    file = prepare.prepare([tmp_path / "text"], [tmp_path / "text"], str(folder), tmp_path / "text.tok")
+    whole = load_tokenizer(str(folder)).encode(TEXT.encode())
+    assert np.array_equal(file.tokens[: file.n_train_tokens], whole)
+    assert file.tokenizer == load_tokenizer(str(folder)).name
+    again = prepare.prepare([tmp_path / "text"], [tmp_path / "text"], str(folder), tmp_path / "text.tok")
+    assert again.checksum == file.checksum
+
+
+def test_where_a_text_may_be_cut():
+    assert word_cut(b"one two three", False) == len(b"one two")
+    assert word_cut(b"one, ", False) == 0
+    assert word_cut("日本語\nab".encode(), False) == len("日本語".encode())
+    assert word_cut(b"anything", True) == len(b"anything")
+
+
+def test_a_tokenizer_that_marks_beginnings_takes_whole_texts_only(tmp_path):
+    trained(marks_beginnings=True).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert (tokenizer.cut(b"one two three", False), tokenizer.cut(b"one two three", True)) == (0, 13)
+
+
+def test_what_is_no_tokenizer(tmp_path):
+    with pytest.raises(BadInput, match=r"^tokenizer: got '.+', expected one of bytes, gpt2, a tokenizer\.json or a fo"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"tokenizer\.json: cannot be read \(.+\), expected a tokenizer of a model$"):
+        load_tokenizer(str(tmp_path))
+
+
+def fields_of(known: tokenizers.Tokenizer, rule: str) -> dict:
+    """What a GGUF file says of a tokenizer."""
+    model = json.loads(known.to_str())["model"]
+    texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": rule,
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.token_type": [3 if text == "<|end|>" else 1 for text in texts],
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+
+
+# The words into which each rule splits a text.
+WORDS = {
+    "gpt-2": ["12345", "Ġx", "Ġ", "Ġit", "'s", "?", "Ċ", "Ċ", "Y"],
+    "starcoder": ["1", "2", "3", "4", "5", "Ġx", "Ġ", "Ġit", "'s", "?", "Ċ", "Ċ", "Y"],
+    "llama-bpe": ["123", "45", "Ġx", "Ġ", "Ġit", "'s", "?ĊĊ", "Y"],
+    "qwen2": ["1", "2", "3", "4", "5", "Ġx", "Ġ", "Ġit", "'s", "?ĊĊ", "Y"],
+}
+SAME = {"mpt": "gpt-2", "refact": "starcoder", "smollm": "starcoder"}
+
+
+@pytest.mark.parametrize("rule", SPLITS)
+def test_each_rule_splits_a_text_as_its_models_do(rule, tmp_path):
+    files = tokenizer_files(fields_of(trained(), rule), "file.gguf")
+    made = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    words = [word for word, _ in made.pre_tokenizer.pre_tokenize_str("12345 x  it's?\n\nY")]
+    assert words == WORDS[SAME.get(rule, rule)]
+    assert made.decode(made.encode(TEXT).ids, skip_special_tokens=False) == TEXT
+    assert made.encode("<|end|>").ids == [0]
+    assert json.loads(files["tokenizer_config.json"]) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": "{{ messages }}",
+    }
+
+
+def test_the_tokenizer_of_a_gguf_file_is_that_of_its_model():
+    known = trained()
+    files = tokenizer_files(fields_of(known, "gpt-2"), "file.gguf")
+    assert tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()).encode(TEXT).ids == known.encode(TEXT).ids
+
+
+def test_a_beginning_that_the_model_expects():
+    fields = fields_of(trained(), "llama-bpe") | {
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    made = tokenizers.Tokenizer.from_str(tokenizer_files(fields, "file.gguf")["tokenizer.json"].decode())
+    assert made.encode("it").ids == [0, *made.encode("it", add_special_tokens=False).ids]
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(
+        BadInput, match=r"^file\.gguf: tokenizer\.ggml\.pre: got 'tekken', expected one of gpt-2, mpt, "
+    ):
+        tokenizer_files(fields_of(trained(), "tekken"), "file.gguf")
+    assert tokenizer_files({"tokenizer.ggml.model": "llama"}, "file.gguf") == {}
