@@ -99,9 +99,6 @@ class LlamaConfig(ModelSpec):
     def head_width(self) -> int:
         return self.d_head or self.d_model // self.n_heads
 
-    def with_compression(self, compression: str, after: Any) -> "LlamaConfig":
-        raise BadInput(f"model.compression: got {compression!r}, expected none: the family llama has no such layers")
-
     def with_equal_layers(self, n_layers: int) -> "LlamaConfig":
         return replace(self, n_layers=n_layers)
 
