@@ -235,6 +235,9 @@ class ModelFacts:
         return found
 
 
+UNKNOWN = ModelFacts(0, 0, 0, (), ())
+
+
 class MicrobatchShape(NamedTuple):
     """The shape of a microbatch's tokens: `size` samples of `seq_len` tokens."""
 
@@ -256,7 +259,13 @@ class ModelSpec(ABC):
     # (entry, leaf, table): the head's own matrix is this leaf, which models with a tied head lack; they use the
     # transposed table in its place. None for a family without tied heads.
     own_head: ClassVar[tuple[str, str, str] | None] = None
+    has_own_sources: ClassVar[bool] = False  # functions outside the package, whose facts no file of caches may keep
     max_len: int
+
+    @property
+    def functions(self) -> str:
+        """The module whose MODEL has the functions of the family."""
+        return f"jaxdt.model.families.{self.family}"
 
     @classmethod
     def of(cls, preset: Any, **overrides: Any) -> Self:
@@ -290,9 +299,13 @@ class ModelSpec(ABC):
         """The field that says how many stages the model can have at most."""
         return "n_layers"
 
-    @abstractmethod
     def with_compression(self, compression: str, after: Any) -> "ModelSpec":
-        """The same model with pairs of such layers behind these layers. BadInput for a family that has none."""
+        """The same model with pairs of such layers behind these layers, or with "none". BadInput for a family that has
+        no pairs, as this one."""
+        del after
+        if compression == "none":
+            return self
+        raise BadInput(f"model.compression: got {compression!r}, expected none: {self.family} has no such layers")
 
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""
@@ -304,11 +317,12 @@ class ModelSpec(ABC):
 
     @cached_property
     def facts(self) -> ModelFacts:
-        return _derived(self)
+        return derived(self)
 
 
 @functools.cache
-def _derived(model: ModelSpec) -> ModelFacts:
+def derived(model: ModelSpec) -> ModelFacts:
+    """The facts that follow from a model's functions."""
     source = "jaxdt.model.derive" if sys.modules.get("jax") else "jaxdt.model.facts_process"
     return import_module(source).facts(model)
 

@@ -48,7 +48,7 @@ def main() -> None:
     shape, on_accelerator = config.microbatch_shape, jax.default_backend() != "cpu"
     options = memory_options(config, plan.schedule, lo, hi)
     memory = stage_memory(config.model, lo, hi, shape, 1, options, on_accelerator=on_accelerator)
-    is_last = hi == config.model.n_layers  # computes forward and backward as one Work
+    is_last = hi == config.model.facts.n_layers  # computes forward and backward as one Work
     used = config.model.facts.n_used_params(lo, hi)
     flops = 6.0 * shape.n_tokens * used
     work_s = seconds[WorkKind.BACKWARD] + (0.0 if is_last else seconds[WorkKind.FORWARD])
