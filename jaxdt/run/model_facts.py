@@ -278,6 +278,10 @@ class ModelSpec(ABC):
     def with_compression(self, compression: str, after: Any) -> "ModelSpec":
         """The same model with pairs of such layers behind these layers. BadInput for a family that has none."""
 
+    def with_seq_len(self, seq_len: int) -> Self:
+        """The options of the same model for samples of at most so many tokens."""
+        return dataclasses.replace(self, seq_len=seq_len)  # pyright: ignore[reportArgumentType]
+
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""
         raise BadInput("--untie: the head of the model is its own, expected one that is tied to the embedding")

@@ -15,7 +15,7 @@ import hashlib
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -234,4 +234,4 @@ def options_of_run(model: ModelFolder, seq_len: int, untie: bool) -> ModelSpec:
             f"model.seq_len: got {seq_len}, expected at most the {model.options.seq_len} tokens of {model.folder}"
         )
     options = model.options.untied() if untie else model.options
-    return replace(options, seq_len=seq_len)
+    return options.with_seq_len(seq_len)
