@@ -18,7 +18,7 @@ def get_config():
     config.model.d_ff = 384
     config.model.n_heads = 4
     config.model.n_kv_heads = 2
-    config.model.seq_len = 64
+    config.data.seq_len = 64
     config.model.tied_head = True
     config.plan.stages = 2
     config.plan.pipelines = 2

@@ -5,7 +5,7 @@ One table of keys for each model_type is read in both directions. What the table
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxdt.run.errors import BadInput, nearest
@@ -166,7 +166,7 @@ def _rope(config: Config, where: str) -> dict[str, Any]:
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise BadInput(f"{where}: {key}: got partial_rotary_factor {rope['partial_rotary_factor']!r}, expected 1.0")
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    scaling = [rope.get(name) for name in LLAMA3_ROPE] if kind == "llama3" else []
+    scaling: list[Any] = [rope.get(name) for name in LLAMA3_ROPE] if kind == "llama3" else []
     if None in scaling:
         raise BadInput(f"{where}: {key}: {LLAMA3_ROPE[scaling.index(None)]}: missing, expected it for the type llama3")
     try:
@@ -200,7 +200,7 @@ def config_of(options: ModelSpec, origin: Config, dtype: str) -> dict[str, Any]:
         written |= window if name == "mistral" else {**window, **of_qwen} if name.startswith("qwen") else {}
         written |= {"attention_bias": fields["o_bias"], "hidden_act": "silu"}
     written |= {"architectures": [kind.architecture], "dtype" if "dtype" in origin else "torch_dtype": dtype}
-    read_back = replace(options_of_config(written, "config.json"), max_len=options.max_len)
+    read_back = options_of_config(written, "config.json").with_max_len(options.max_len)
     got = write(read_back)
     wrong = [field for field, value in fields.items() if got.get(field) != value]
     if wrong:

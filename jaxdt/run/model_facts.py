@@ -307,6 +307,10 @@ class ModelSpec(ABC):
             return self
         raise BadInput(f"model.compression: got {compression!r}, expected none: {self.family} has no such layers")
 
+    def with_max_len(self, max_len: int) -> Self:
+        """The options of the same model for samples of at most so many tokens."""
+        return dataclasses.replace(self, max_len=max_len)  # pyright: ignore[reportArgumentType]
+
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""
         raise BadInput("--untie: the head of the model is its own, expected one that is tied to the embedding")

@@ -188,7 +188,7 @@ def test_a_model_comes_in_trains_in_two_stages_and_leaves(checked, models, tmp_p
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{}"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["n_positions"], config["tie_word_embeddings"]) == (16, not untie)
+    assert (config["n_positions"], config["tie_word_embeddings"]) == (32, not untie)
     import_model(HFFolder(tmp_path / "out"), tmp_path / "again")
     again = open_model(tmp_path / "again")
     written = load_entries(fleet.run_dir / "checkpoints" / f"{N_STEPS:08d}")

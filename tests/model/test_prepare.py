@@ -73,7 +73,8 @@ def test_missing_package_names_what_to_install(monkeypatch):
 
 
 def test_unknown_tokenizer_is_refused():
-    with pytest.raises(BadInput, match="got 'gpt3', expected one of bytes, gpt2 .did you mean \"gpt2\""):
+    expected = "expected one of bytes, gpt2, a tokenizer.json or a folder that holds one"
+    with pytest.raises(BadInput, match=f"got 'gpt3', {expected} .did you mean \"gpt2\""):
         load_tokenizer("gpt3")
 
 

@@ -30,6 +30,7 @@ STABLE_NAMES = {
         "rebalance_rule", "join_rule",
     },
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps", "codec", "groups", "server"},
+    "init": {"path", "digest"},
     "net": {"heartbeat_s", "deadline_floor_s", "outage_s", "copies_gbps"},
     "codec": None,
     "error_feedback": None,
