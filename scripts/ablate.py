@@ -27,9 +27,8 @@ from absl import flags
 from experiments.ablation import page, results
 from experiments.ablation.grid import AblationConfig, Case, cases, cut
 from experiments.ablation.picture import draw
-from experiments.ablation.predict import step_seconds
 from experiments.ablation.progress import GridProgress
-from experiments.ablation.report import cut_cases, markdown, rows
+from experiments.ablation.report import cut_cases, markdown, rows, step_seconds
 from experiments.ablation.workers import SPAWN, WorkerLost, trained
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 

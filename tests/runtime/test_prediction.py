@@ -13,8 +13,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import EndedReport, PredictionReport, StepReport, ViewReport
 from jaxdt.run.config import default_plan, parse
 from jaxdt.run.network import Device, Host, uniform
+from jaxdt.runtime.reporting import counts, prediction
 from jaxdt.runtime.reporting import journal as journal_module
-from jaxdt.runtime.reporting import prediction, processor_use
 from jaxdt.runtime.reporting.counts import MembershipChanges
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
@@ -206,18 +206,18 @@ def test_idle_time_is_that_of_the_cpus_of_the_mask(monkeypatch):
             rows = ["cpu 1 1 1 900 90 0", *(f"cpu{cpu} 1 1 1 {cpu}00 {cpu} 0" for cpu in (1, 2, 3)), "intr 5"]
             return "\n".join(rows)
 
-    monkeypatch.setattr(processor_use, "Path", Stat)
-    monkeypatch.setattr(processor_use, "allowed_cpus", lambda: [1, 3])
-    assert processor_use.idle_s() == pytest.approx(404 / os.sysconf("SC_CLK_TCK"))
+    monkeypatch.setattr(counts, "Path", Stat)
+    monkeypatch.setattr(counts, "allowed_cpus", lambda: [1, 3])
+    assert counts.idle_s() == pytest.approx(404 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_what_the_run_uses_itself_is_not_what_others_use(monkeypatch):
     """Peer 1 is killed after 6 s of processor time and started again; the coordinator's process uses 1 s."""
     idle_s, own_s = iter((1000.0, 1010.0)), iter((5.0, 6.0))
-    monkeypatch.setattr(processor_use, "idle_s", lambda: next(idle_s))
-    monkeypatch.setattr(processor_use, "_own_s", lambda: next(own_s))
-    monkeypatch.setattr(processor_use, "allowed_cpus", lambda: [4, 5, 6, 7])
-    use = processor_use.ProcessorUse()
+    monkeypatch.setattr(counts, "idle_s", lambda: next(idle_s))
+    monkeypatch.setattr(counts, "_own_s", lambda: next(own_s))
+    monkeypatch.setattr(counts, "allowed_cpus", lambda: [4, 5, 6, 7])
+    use = counts.ProcessorUse()
     for peer, cpu_s in ((0, 4.0), (1, 6.0), (0, 9.0), (1, 2.0)):
         use.counted(peer, {"cpu_s": cpu_s})
     assert use.others_cores(10.0) == pytest.approx((40.0 - 10.0 - 1.0 - 9.0 - 6.0 - 2.0) / 10.0)
@@ -227,8 +227,8 @@ def test_a_system_that_does_not_count_idle_time_blames_nobody(monkeypatch):
     def idle_s():
         raise FileNotFoundError("/proc/stat")
 
-    monkeypatch.setattr(processor_use, "idle_s", idle_s)
-    assert processor_use.ProcessorUse().others_cores(10.0) == 0.0
+    monkeypatch.setattr(counts, "idle_s", idle_s)
+    assert counts.ProcessorUse().others_cores(10.0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from experiments.ablation import results, workers
 from experiments.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
-from experiments.ablation.predict import step_seconds
 from experiments.ablation.progress import GridProgress
-from experiments.ablation.report import cost, cut_cases, quality, rows, steps_to, value_at
+from experiments.ablation.report import cost, cut_cases, quality, rows, step_seconds, steps_to, value_at
 from experiments.ablation.train import chain_of
 from report_fields import report_fields
 

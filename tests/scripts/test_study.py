@@ -77,7 +77,7 @@ class FakeMachine:
             (local_run, "join", self._join),
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
-            (run_module.processor_use, "idle_s", self.monotonic),
+            (run_module.counts, "idle_s", self.monotonic),
             (run_module.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
             (run_module, "time", self),
         ):

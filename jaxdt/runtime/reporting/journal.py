@@ -46,11 +46,10 @@ from jaxdt.run.errors import shell_line
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, RunFolders
-from jaxdt.runtime.reporting.counts import LinkCodecs, MembershipChanges, PoolSummary, Totals, link_bytes
+from jaxdt.runtime.reporting.counts import LinkCodecs, MembershipChanges, PoolSummary, ProcessorUse, Totals, link_bytes
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
-from jaxdt.runtime.reporting.processor_use import ProcessorUse
 from jaxdt.runtime.reporting.run_history import RunHistory
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, refusal, write_durably

@@ -13,7 +13,7 @@ from jaxdt.cli import local_run
 from jaxdt.protocol import events as ev
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
-from jaxdt.runtime.reporting import processor_use
+from jaxdt.runtime.reporting import counts
 from jaxdt.sim.faults import CRASH, Fault
 
 WARM_UP_STEPS = 3  # every peer has compiled after them
@@ -60,14 +60,14 @@ class ComparedRun:
         try:
             self._wait_for_steps(WARM_UP_STEPS)
             began_s = time.monotonic()
-            idle_before_s = processor_use.idle_s()
+            idle_before_s = counts.idle_s()
             held_up_s = 0.0
             events = []
             for fault in schedule:
                 held_up_s = max(held_up_s, self._wait_until(began_s + fault.at_s))
                 events.append([time.monotonic() - began_s, *self._apply(fault)])
             held_up_s = max(held_up_s, self._wait_until(began_s + seconds))
-            cores_busy = len(allowed_cpus()) - (processor_use.idle_s() - idle_before_s) / seconds
+            cores_busy = len(allowed_cpus()) - (counts.idle_s() - idle_before_s) / seconds
             self._wait_for_steps(self._n_steps + 1)  # the current step counts in part
             return {
                 "began_s": began_s,
