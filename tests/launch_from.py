@@ -10,21 +10,21 @@ from types import SimpleNamespace
 
 import fork_server
 
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
 if __name__ == "__main__":
     folder, file_bytes_max = Path(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
-    if script := fork_server.divide():
-        runpy.run_path(script, run_name="__main__")
-        sys.exit()
-    sys.argv[:3] = sys.argv[:1]
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-    import launch
+    script = fork_server.divide()
+    if not script:
+        from jaxdt.runtime import fleet
 
-    from jaxdt.api import launch as api
-    from jaxdt.cli import run_flags
-    from jaxdt.runtime import fleet
+        popen = {"Popen": fork_server.Forked, "PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
+        fleet.subprocess = SimpleNamespace(**popen)
+        script = str(SCRIPTS / "launch.py")
+        sys.argv[:3] = [script]
+        sys.path.insert(0, str(SCRIPTS))
+        from jaxdt.api import launch
 
-    api.SCRIPTS = folder
-    popen = {"Popen": fork_server.Forked, "PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
-    fleet.subprocess = SimpleNamespace(**popen)
-    run_flags.run(launch.main)
+        launch.SCRIPTS = folder
+    runpy.run_path(script, run_name="__main__")

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleets import QUICK, ROOT, replayed
+from fleets import QUICK, ROOT, one_thread, replayed
 
 from jaxdt.runtime.run_dir import token_flag
 
@@ -28,9 +28,9 @@ def test_a_pipeline_is_lost_and_comes_back_and_the_run_equals_the_replay_of_its_
     its own. The third time the pipeline stays away, and the run ends without it."""
     fleet = churning(*DIFFERING, *QUICK)
     fleet.wait_for_step(1)
-    command, variables = killed(fleet.children()[3])
+    command = killed(fleet.children()[3])
     wait_for(fleet, "lost", 1)
-    with started(command, variables, tmp_path / "again.log") as again:
+    with started(command, tmp_path / "again.log") as again:
         wait_for(fleet, "pipeline_join", 1)
         fleet.wait_for_step(len(fleet.losses()) + 2)
         again.kill()
@@ -38,7 +38,7 @@ def test_a_pipeline_is_lost_and_comes_back_and_the_run_equals_the_replay_of_its_
     join = f"--join={(fleet.run_dir / 'coordinator_address').read_text()}"
     program = [sys.executable, str(ROOT / "scripts/train.py"), join, f"--run_dir={tmp_path / 'newcomer'}"]
     command = [*program, "--emulate_forward_s=0.1", token_flag(fleet.run_dir, "newcomer")]
-    with started(command, variables, tmp_path / "newcomer.log") as newcomer:
+    with started(command, tmp_path / "newcomer.log") as newcomer:
         wait_for(fleet, "pipeline_join", 2)
         fleet.wait_for_step(len(fleet.losses()) + 2)
         newcomer.kill()
@@ -59,19 +59,18 @@ def wait_for(fleet, kind, n):
 
 
 def killed(pid):
-    """The command line and the environment of a process that ends here."""
-    command, variables = (
-        Path(f"/proc/{pid}/{name}").read_bytes().decode().rstrip("\0").split("\0") for name in ("cmdline", "environ")
-    )
+    """The command line of a process that ends here."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     os.kill(pid, signal.SIGKILL)
-    return command, dict(line.split("=", 1) for line in variables)
+    return command
 
 
 @contextmanager
-def started(command, variables, log_path):
+def started(command, log_path):
     """A process with as many threads as the lost one had."""
+    environment = os.environ | one_thread()
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, stdin=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, stdin=subprocess.PIPE)
     try:
         yield process
     finally:
