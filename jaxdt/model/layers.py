@@ -150,7 +150,8 @@ def attend(
     one another in the products. With a window, a token sees so many, itself included."""
     b, h, t, k = q_BHTK.shape
     g = k_BGTK.shape[1]
-    q_BGRK = jnp.multiply(q_BHTK, k**-0.5).reshape(b, g, h // g * t, k)
+    scaled_BHTK: Array = q_BHTK * k**-0.5
+    q_BGRK = scaled_BHTK.reshape(b, g, h // g * t, k)
     scores_BHTT = jnp.einsum("bgrk,bgtk->bgrt", q_BGRK, k_BGTK).reshape(b, h, t, t)
     weights_BGRT = kernels.causal_softmax(scores_BHTT, window).reshape(b, g, h // g * t, t)
     mixed_BHTK = jnp.einsum("bgrt,bgtk->bgrk", weights_BGRT, v_BGTK).reshape(b, h, t, k)

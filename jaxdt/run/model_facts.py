@@ -309,7 +309,8 @@ class ModelSpec(ABC):
 
     def with_max_len(self, max_len: int) -> Self:
         """The options of the same model for samples of at most so many tokens."""
-        return dataclasses.replace(self, max_len=max_len)  # pyright: ignore[reportArgumentType]
+        options: Any = self
+        return dataclasses.replace(options, max_len=max_len)
 
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""

@@ -89,7 +89,7 @@ class LlamaConfig(ModelSpec):
 
     def _check_scaling(self) -> None:
         given: Any = self.rope_scaling
-        numbers: tuple[Any, ...] = given if type(given) is tuple else (None,)
+        numbers: list[Any] = [*given] if isinstance(given, tuple) else [None]
         are_finite = all(type(number) in (int, float) and 0 < number < math.inf for number in numbers)
         if not are_finite or len(numbers) not in (0, 4) or (numbers and not (given[0] >= 1 and given[1] < given[2])):
             raise BadInput(

@@ -118,7 +118,7 @@ class _Run:
         self._rows = [[self._replica(s, p) for p in range(n_pipelines)] for s in range(timing.n_stages)]
         peers = [tuple(replica.peer for replica in row) for row in self._rows]
         self._outcome = GroupOutcome([0] * n_pipelines, [[] for _ in self._rows])
-        self._matchers: Sequence[Matcher]
+        self._matchers: Sequence[Matcher | ServerGate]
         if isinstance(timing.groups, ServerTiming):
             line = ServerLine()
             gates = [ServerGate(timing.groups, line, dict.fromkeys(row, 0)) for row in peers]
