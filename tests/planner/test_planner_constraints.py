@@ -102,7 +102,7 @@ def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
         patch.setattr(constrained, "SMALL", small)
         patch.setattr(constrained, "RELAXED_FRAC", 0.05)
         try:
-            result = planner.solve(network, job, planner.Stop(evaluations=50_000), constraints=constraints)
+            result = planner.solve(network, job, planner.Stop(time_s=0.5), constraints=constraints)
         except BadInput as error:
             line = str(error)
             assert "cannot hold" in line if not costs_s else "zero bandwidth" in line and math.isinf(min(costs_s))
