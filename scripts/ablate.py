@@ -150,7 +150,7 @@ def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     data = run_inputs.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
     build.check_config(config)
-    if config.model.compression != "none" or config.codec != "none":
+    if config.model != config.model.with_compression("none", ()) or config.codec != "none":
         raise BadInput("model.compression, codec: expected none, the ablation sets them itself")
     for n_stages in ablation.stages:
         cut(config.model, n_stages)

@@ -1,5 +1,4 @@
-"""The GPT written out once more, in plain jnp under autodiff, to hold the stage functions against; and the configs that
-between them use every option."""
+"""The GPT in plain jnp."""
 
 from functools import partial, reduce
 
@@ -35,12 +34,6 @@ def logits(config, params, tokens_BT):
             x = _dense(params[f"receiver_{after:03d}"]["expand"], narrow)
     x = _norm(params["head"]["ln"], x)
     return x @ (params["tok"].T if config.tied_head else params["head"]["out"])
-
-
-def loss_sum(config, params, tokens_BT, targets_BT):
-    logp_BTV = jax.nn.log_softmax(logits(config, params, tokens_BT), axis=-1)
-    picked_BT = jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    return -jnp.sum(picked_BT) / tokens_BT.shape[1]
 
 
 def _block(config, p, x):

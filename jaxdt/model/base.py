@@ -53,7 +53,7 @@ class Model(NamedTuple):
 
 def model_of(options: ModelSpec) -> Model:
     """The functions of a model's family. Its module is imported when the family is used."""
-    return import_module(f"jaxdt.model.families.{options.family}").MODEL
+    return import_module(options.functions).MODEL
 
 
 def stage_entries(options: ModelSpec, lo: int, hi: int) -> list[str]:

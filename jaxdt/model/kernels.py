@@ -135,9 +135,10 @@ def _swiglu_forward(gate, value):
 
 
 def _swiglu_backward(saved, g_in):
+    dtypes = [part.dtype for part in saved]
     gate, value, g = (part.astype(jnp.float32) for part in (*saved, g_in))
     s = jax.nn.sigmoid(gate)
-    return (s * (1.0 + gate * (1.0 - s)) * value * g).astype(g_in.dtype), (gate * s * g).astype(g_in.dtype)
+    return (s * (1.0 + gate * (1.0 - s)) * value * g).astype(dtypes[0]), (gate * s * g).astype(dtypes[1])
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)

@@ -23,9 +23,9 @@ def options_of(preset: Any = "debug", family: Any = None, **overrides: Any) -> M
     """The options of a preset with the given fields replaced. Without a family, the first one that has the preset.
     Values are checked here, since they may come straight from a file."""
     if family is None:
-        owners = {name: family for family in reversed(FAMILIES) for name in options_class(family).presets}
-        require_one_of("model.preset", preset, tuple(owners))
-        family = owners[preset]
+        owners = [(name, owner) for owner in FAMILIES for name in options_class(owner).presets]
+        require_one_of("model.preset", preset, tuple(dict(owners)))
+        family = next(owner for name, owner in owners if name == preset)
     return _class_named(family, "model").of(preset, **overrides)
 
 

@@ -230,6 +230,9 @@ class ModelFacts:
         return found
 
 
+UNKNOWN = ModelFacts(0, 0, 0, (), ())
+
+
 class ModelSpec(ABC):
     """The options of a model: a frozen dataclass of a family, with the fields that a config file may set. Equal options
     have equal facts. `presets`: options by name, one of them "debug". A family whose options have the field `family` is
@@ -237,10 +240,16 @@ class ModelSpec(ABC):
 
     family: str
     presets: ClassVar[dict[str, dict[str, Any]]]
+    has_own_sources: ClassVar[bool] = False  # functions outside the package, whose facts no file of caches may keep
     # (entry, leaf, table): the head's own matrix is this leaf, which models with a tied head lack; they use the
     # transposed table in its place. None for a family without tied heads.
     own_head: ClassVar[tuple[str, str, str] | None] = None
     seq_len: int
+
+    @property
+    def functions(self) -> str:
+        """The module whose MODEL has the functions of the family."""
+        return f"jaxdt.model.families.{self.family}"
 
     @classmethod
     def of(cls, preset: Any, **overrides: Any) -> Self:
@@ -274,9 +283,13 @@ class ModelSpec(ABC):
         """The field that says how many stages the model can have at most."""
         return "n_layers"
 
-    @abstractmethod
     def with_compression(self, compression: str, after: Any) -> "ModelSpec":
-        """The same model with pairs of such layers behind these layers. BadInput for a family that has none."""
+        """The same model with pairs of such layers behind these layers, or with "none". BadInput for a family that has
+        no pairs, as this one."""
+        del after
+        if compression == "none":
+            return self
+        raise BadInput(f"model.compression: got {compression!r}, expected none: {self.family} has no such layers")
 
     def with_seq_len(self, seq_len: int) -> Self:
         """The options of the same model for samples of at most so many tokens."""
@@ -292,7 +305,7 @@ class ModelSpec(ABC):
 
     @cached_property
     def facts(self) -> ModelFacts:
-        return _derived(self)
+        return derived(self)
 
     def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int:
         """Numbers that one microbatch sends over the stage boundary at `layer`, each way (before a codec)."""
@@ -300,7 +313,8 @@ class ModelSpec(ABC):
 
 
 @functools.cache
-def _derived(model: ModelSpec) -> ModelFacts:
+def derived(model: ModelSpec) -> ModelFacts:
+    """The facts that follow from a model's functions."""
     source = "jaxdt.model.derive" if "jax" in sys.modules else "jaxdt.model.facts_process"
     return import_module(source).facts(model)
 

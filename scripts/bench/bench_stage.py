@@ -49,7 +49,7 @@ def main() -> None:
     size, on_accelerator = config.train.microbatch_size, jax.default_backend() != "cpu"
     options = memory_options(config, plan.schedule, lo, hi)
     memory = stage_memory(config.model, lo, hi, size, 1, options, on_accelerator=on_accelerator)
-    is_last = hi == config.model.n_layers  # computes forward and backward as one Work
+    is_last = hi == config.model.facts.n_layers  # computes forward and backward as one Work
     used = config.model.facts.n_used_params(lo, hi)
     flops = 6.0 * size * config.model.seq_len * used
     work_s = seconds[WorkKind.BACKWARD] + (0.0 if is_last else seconds[WorkKind.FORWARD])

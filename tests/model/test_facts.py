@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gpt_formulae as by_hand
+import llama_reference
 import pytest
 from gpt_reference import CONFIGS
 
@@ -20,6 +21,7 @@ from jaxdt.model.derive import facts
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import PRESETS, GPTConfig
+from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
 
@@ -54,6 +56,40 @@ def test_costs_of_each_cut_equal_those_by_hand(name):
         assert found.flops(lo, hi, model.seq_len) == by_hand.flops(model, lo, hi, model.seq_len)
         assert found.saved(lo, hi) == by_hand.saved(model, lo, hi)
         assert found.working(lo, hi, model.seq_len) == pytest.approx(by_hand.working(model, lo, hi), rel=1e-12)
+
+
+LLAMAS = llama_reference.CONFIGS | {name: LlamaConfig.of(name) for name in LlamaConfig.presets}
+PUBLISHED = {
+    "smollm2_135m": 134_515_008,
+    "llama2_7b": 6_738_415_616,
+    "llama3_8b": 8_030_261_248,
+    "qwen2_0p5b": 494_032_768,
+    "qwen3_0p6b": 596_049_920,
+    "mistral_7b": 7_241_732_096,
+}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_sizes_and_costs_of_a_llama_equal_those_by_hand(name):
+    """A table of keys and values that heads share is small; each head of queries has its own scores all the same."""
+    model = LLAMAS[name]
+    found, n, t = facts(model), model.n_layers, model.seq_len
+    table, block = model.vocab_size * model.d_model, llama_reference.block_params(model)
+    assert (found.n_layers, found.in_width, found.cuts) == (n, model.d_model, tuple(range(n + 1)))
+    assert (found.vocab_size, found.max_len) == (model.vocab_size, t)
+    for lo, hi in ranges(found) if n < 4 else ((0, 1), (1, n), (0, n)):
+        n_tables = (lo == 0) + (hi == n) - (model.tied_head and hi - lo == n)
+        assert found.stage_params(lo, hi) == (hi - lo) * block + n_tables * table + (hi == n) * model.d_model
+        of_head = 2 * table * (hi == n)
+        assert found.flops(lo, hi, t) == t * ((hi - lo) * llama_reference.layer_flops(model, t) + of_head)
+        assert found.saved(lo, hi) == (hi - lo) * llama_reference.saved(model) - model.d_model
+        working = (hi - lo) * (2 * llama_reference.saved(model) + 4 / 3 * model.n_heads * t)
+        assert found.working(lo, hi, t) == pytest.approx(working, rel=1e-12)
+        assert [entry.name for entry in found.shared(lo, hi)] == ["tok"] * (
+            model.tied_head and hi - lo < n and n_tables
+        )
+    assert found.alike() == {0: (n, n)}
+    assert name not in PUBLISHED or found.n_params == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpt_reference import CONFIGS, logits
+from reference_models import CONFIGS, logits
 
 from jaxdt.model import kernels
 from jaxdt.model.base import apply_stage, init_stage, stage_entries
@@ -40,7 +40,7 @@ def test_logits_equal_the_reference(name):
     np.testing.assert_allclose(run(config, params, tokens_BT), logits(config, params, tokens_BT), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", "tied"])
+@pytest.mark.parametrize("name", ["plain", "tied", "qwen2"])
 def test_a_token_changes_no_earlier_logits(name):
     config = CONFIGS[name]
     params, before = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
@@ -54,7 +54,7 @@ def test_a_token_changes_no_earlier_logits(name):
 def test_init_does_not_depend_on_the_split(name):
     config = CONFIGS[name]
     whole = init_stage(config, 0, config.n_layers, seed=5)
-    for cuts in ([0, 2, 4],) if config.n_shared_blocks else ([0, 2, 3], [0, 1, 2, 3]):
+    for cuts in ([0, 2, 4],) if config.n_layers == 4 else ([0, 2, 3], [0, 1, 2, 3]):  # of shared blocks
         for lo, hi in zip(cuts, cuts[1:], strict=False):
             stage = init_stage(config, lo, hi, seed=5)
             assert sorted(stage) == stage_entries(config, lo, hi)
@@ -100,9 +100,14 @@ def plain_layer_norm(x, scale, bias):
     return normed * scale[None, None] + bias[None, None]
 
 
-def plain_causal_softmax(scores):
-    hidden = jnp.triu(jnp.ones(scores.shape[-2:], bool), 1)[None, None]
-    return jax.nn.softmax(jnp.where(hidden, -jnp.inf, scores), axis=-1)
+def plain_rms_norm(x, scale):
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-3) * scale[None, None]
+
+
+def plain_causal_softmax(scores, window=100):
+    ahead = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])[None]
+    hidden = (ahead < 0) | (ahead >= window)
+    return jax.nn.softmax(jnp.where(hidden[None, None], -jnp.inf, scores), axis=-1)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -114,8 +119,12 @@ def value_and_pulled(function, args, g):
 KERNELS = {
     "product": (kernels.product, jnp.matmul, [(2, 3, 8), (8, 8)]),
     "layer_norm": (kernels.layer_norm, plain_layer_norm, [(2, 3, 8), (8,), (8,)]),
+    "rms_norm": (lambda *args: kernels.rms_norm(*args, 1e-3), plain_rms_norm, [(2, 3, 8), (8,)]),
+    "swiglu": (kernels.swiglu, lambda gate, value: jax.nn.silu(gate) * value, [(2, 3, 8), (2, 3, 8)]),
     "gelu": (kernels.gelu, lambda x: jax.nn.gelu(x, approximate=True), [(2, 3, 8)]),
     "causal_softmax": (kernels.causal_softmax, plain_causal_softmax, [(2, 3, 5, 5)]),
+    "window": (lambda s: kernels.causal_softmax(s, 2), lambda s: plain_causal_softmax(s, 2), [(2, 3, 5, 5)]),
+    "long_window": (lambda s: kernels.causal_softmax(s, 5), plain_causal_softmax, [(2, 3, 5, 5)]),
 }
 
 
@@ -137,7 +146,7 @@ def test_kernels_keep_bfloat16(name):
     first, *rest = (jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32) for shape in shapes)
     y, gradients = value_and_pulled(kernel, (first.astype(jnp.bfloat16), *rest), jnp.ones_like(first))
     assert [y.dtype, gradients[0].dtype] == [jnp.bfloat16] * 2
-    assert all(gradient.dtype == jnp.float32 for gradient in gradients[1:])
+    assert [gradient.dtype for gradient in gradients[1:]] == [argument.dtype for argument in rest]
     np.testing.assert_allclose(y.astype(jnp.float32), plain(first, *rest), rtol=0.05, atol=0.05)
 
 

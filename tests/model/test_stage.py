@@ -1,12 +1,12 @@
 from functools import cache, partial
 
-import gpt_reference as reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gpt_reference import CONFIGS
+import reference_models as reference
+from reference_models import CONFIGS
 
 from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
@@ -96,6 +96,11 @@ def assert_trees_close(got, wanted, rtol=1e-4, atol=1e-6):
         ("maxout", [0, 2, 3], "dots"),
         ("maxout", [0, 1, 3], "recompute"),
         ("shared_maxout", [0, 2, 4], "recompute"),
+        ("llama3", [0, 1, 3], "dots"),
+        ("qwen2", [0, 1, 2, 3], "recompute"),
+        ("qwen3", [0, 3], "recompute"),
+        ("qwen3", [0, 2, 3], "dots"),
+        ("mistral", [0, 1, 3], "recompute"),
     ],
 )
 def test_stages_give_the_loss_and_gradient_of_the_reference(name, cuts, remat):
@@ -206,8 +211,9 @@ def test_two_devices_give_the_numbers_of_one():
     assert_trees_close(results[1], results[0])
 
 
-def test_bfloat16_computes_close_to_float32_with_float32_masters():
-    config = CONFIGS["plain"]
+@pytest.mark.parametrize("name", ["plain", "llama3"])
+def test_bfloat16_computes_close_to_float32_with_float32_masters(name):
+    config = CONFIGS[name]
     stages, batch = build_split(config, [0, 2, 3], remat="dots", dtype="bfloat16"), microbatches(config)
     params = [stage.init(3) for stage in stages]
     y_BTD, residual = stages[0].forward(params[0], batch[0][0])

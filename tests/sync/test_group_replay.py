@@ -6,12 +6,12 @@ model in plain JAX, by all-reduce, and by runs of one pipeline."""
 import functools
 from dataclasses import replace
 
-import gpt_reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference_models
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers, check
 from jaxdt.membership.coordinator_config import load_durable_state
@@ -239,7 +239,7 @@ def whole_model_step(model, optim, clips_alone=((),)):
     rule = optax.chain(*(optax.masked(clip, part) for part in parts), adamw)
 
     def loss(params, tokens_BT):
-        return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
+        return reference_models.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
 
     @jax.jit
     def step(params, state, tokens_BT):

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import gpt_reference
 import jax
 import numpy as np
 import pytest
+import reference_models
 from test_group_replay import BATCH, N_HELD_OUT, Tokens, make_config, replayed, simulated
 from test_stash import stashing
 
@@ -54,7 +54,7 @@ def test_they_are_those_of_the_whole_model_at_the_mean_of_the_parameters(name):
     for version in losses:
         found = [replay.mean_state(mean)[0] for mean in means if mean.version == version]
         params = {name: tree for of_stage in found for name, tree in of_stage.items()}
-        total = sum(float(gpt_reference.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
+        total = sum(float(reference_models.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
         assert losses[version] == pytest.approx(total / (N_HELD_OUT * BATCH), rel=1e-5)
     assert [report.version for report in outcome.of(CheckpointReport)] == [3, 6, 8]
 

@@ -3,10 +3,10 @@ aside, with the same pushes at every stage, and the workers go on meanwhile."""
 
 from dataclasses import replace
 
-import gpt_reference
 import jax
 import numpy as np
 import pytest
+import reference_models
 import test_server
 from test_group_replay import N_HELD_OUT, Tokens
 from test_server import BATCH, N_STEPS, make_config, replayed, result_of, trained
@@ -67,7 +67,7 @@ def assert_kept_aside_as_replayed(config, outcome, stores):
         params = {}
         for stage, snapshot in replay.snapshots[version, False].items():
             params |= replay.served_state(stage, replay.servers[stage], snapshot.vector)[0]
-        total = sum(float(gpt_reference.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
+        total = sum(float(reference_models.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
         assert loss == pytest.approx(total / (N_HELD_OUT * BATCH), rel=1e-5)
     versions = {report.version for report in outcome.of(CheckpointReport)}
     for report in outcome.of(KeptReport):

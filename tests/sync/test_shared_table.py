@@ -4,11 +4,11 @@ Runs are those of the whole model in plain JAX, whatever the cut, and whoever is
 
 from collections import Counter
 
-import gpt_reference
 import jax
 import numpy as np
 import optax
 import pytest
+import reference_models
 import test_group_replay
 from test_group_replay import (
     BATCH,
@@ -51,7 +51,7 @@ def whole_model(config, every_steps, outer=None):
     @jax.jit
     def step(params, state, tokens_BT):
         def loss(params):
-            return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / len(tokens_BT)
+            return reference_models.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / len(tokens_BT)
 
         value, gradient = jax.value_and_grad(loss)(params)
         change, state = rule.update(gradient, state)

@@ -5,10 +5,10 @@ import functools
 import random
 from dataclasses import replace
 
-import gpt_reference
 import jax
 import optax
 import pytest
+import reference_models
 from test_group_replay import (
     BATCH,
     SEED,
@@ -95,7 +95,9 @@ def test_losses_are_those_of_the_whole_model_at_stashed_versions(head):
 
     @jax.jit
     def gradient(params, tokens_BT):
-        mean = lambda params: gpt_reference.loss_sum(config.model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / BATCH  # noqa: E731
+        def mean(params):
+            return reference_models.loss_sum(config.model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / BATCH
+
         return jax.value_and_grad(mean)(params)
 
     @jax.jit

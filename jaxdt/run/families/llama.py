@@ -100,9 +100,6 @@ class LlamaConfig(ModelSpec):
     def head_width(self) -> int:
         return self.d_head or self.d_model // self.n_heads
 
-    def with_compression(self, compression: str, after: Any) -> "LlamaConfig":
-        raise BadInput(f"model.compression: got {compression!r}, expected none: the family llama has no such layers")
-
     def untied(self) -> ModelSpec:
         return replace(self, tied_head=False) if self.tied_head else super().untied()
 

@@ -1,0 +1,20 @@
+"""The model of each family written out once more, in plain jnp under autodiff, to hold the stage functions against; and
+configs that between them use every option."""
+
+import gpt_reference
+import jax
+import jax.numpy as jnp
+import llama_reference
+
+REFERENCES = {"gpt": gpt_reference, "llama": llama_reference}
+CONFIGS = gpt_reference.CONFIGS | llama_reference.CONFIGS
+
+
+def logits(config, params, tokens_BT):
+    return REFERENCES[config.family].logits(config, params, tokens_BT)
+
+
+def loss_sum(config, params, tokens_BT, targets_BT):
+    logp_BTV = jax.nn.log_softmax(logits(config, params, tokens_BT), axis=-1)
+    picked_BT = jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    return -jnp.sum(picked_BT) / tokens_BT.shape[1]
