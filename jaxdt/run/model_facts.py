@@ -293,8 +293,8 @@ class ModelSpec(ABC):
 
     def with_seq_len(self, seq_len: int) -> Self:
         """The options of the same model for samples of at most so many tokens."""
-        changed: Any = dataclasses.replace(self, seq_len=seq_len)  # pyright: ignore[reportArgumentType]
-        return changed
+        options: Any = self
+        return dataclasses.replace(options, seq_len=seq_len)
 
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""
