@@ -34,7 +34,7 @@ def check(folder: Path, options, leaves) -> None:
     """That transformers loads all of this folder, and computes as these parameters do here."""
     model, loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(loaded[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), loaded
-    ids = np.random.default_rng(0).integers(0, options.vocab_size, (2, min(24, options.seq_len)))
+    ids = np.random.default_rng(0).integers(0, options.vocab_size, (2, min(24, options.max_len)))
     with torch.no_grad():
         known = model(torch.tensor(ids)).logits.numpy()
     params = {name: as_tree(leaves[name]) for name in leaves}
