@@ -150,11 +150,11 @@ def attend(
     one another in the products. With a window, a token sees so many, itself included."""
     b, h, t, k = q_BHTK.shape
     g = k_BGTK.shape[1]
-    scaled_BHTK: Array = q_BHTK * k**-0.5
-    q_BGRK = scaled_BHTK.reshape(b, g, h // g * t, k)
+    q_BGRK = (q_BHTK * k**-0.5).reshape(b, g, h // g * t, k)
     scores_BHTT = jnp.einsum("bgrk,bgtk->bgrt", q_BGRK, k_BGTK).reshape(b, h, t, t)
-    weights_BGRT = kernels.causal_softmax(scores_BHTT, window).reshape(b, g, h // g * t, t)
-    mixed_BHTK = jnp.einsum("bgrt,bgtk->bgrk", weights_BGRT, v_BGTK).reshape(b, h, t, k)
+    weights_BHTT: Any = kernels.causal_softmax(scores_BHTT, window)
+    mixed_BGRK = jnp.einsum("bgrt,bgtk->bgrk", weights_BHTT.reshape(b, g, h // g * t, t), v_BGTK)
+    mixed_BHTK = mixed_BGRK.reshape(b, h, t, k)
     return jnp.transpose(mixed_BHTK, (0, 2, 1, 3)).reshape(b, t, h * k)
 
 
