@@ -44,7 +44,7 @@ def _block(c, p, x):
 
 def _attention(c, q_BTK, k_BTK, v_BTK):
     ahead = np.arange(q_BTK.shape[1])[:, None] - np.arange(q_BTK.shape[1])[None, :]  # of a key, by the query
-    is_seen = (ahead >= 0) & (ahead < (c.window or c.seq_len))
+    is_seen = (ahead >= 0) & (ahead < (c.window or c.max_len))
     scores = jnp.einsum("bqk,btk->bqt", q_BTK, k_BTK) / q_BTK.shape[-1] ** 0.5
     return jax.nn.softmax(jnp.where(is_seen[None], scores, -1e30), axis=-1) @ v_BTK
 
