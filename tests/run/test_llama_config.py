@@ -7,7 +7,7 @@ from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.run.model import options_of, read_options
 
-SIZES = dict(n_layers=4, d_model=8, n_heads=2, n_kv_heads=1, d_ff=16, seq_len=6, vocab_size=10)
+SIZES = dict(n_layers=4, d_model=8, n_heads=2, n_kv_heads=1, d_ff=16, max_len=6, vocab_size=10)
 
 
 @pytest.mark.parametrize(
