@@ -5,10 +5,13 @@ import json
 import os
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
 from jaxdt.protocol import events as ev
+from jaxdt.run import serialize
+from jaxdt.run.config import parse
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator, without_address
 from jaxdt.runtime.identity import authority
@@ -16,7 +19,7 @@ from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.joining import credential_for
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_end import ended_run
-from jaxdt.runtime.storage.checkpoint import mark_complete
+from jaxdt.runtime.storage.checkpoint import about_run, mark_complete
 
 
 @pytest.fixture
@@ -119,12 +122,15 @@ def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
     )
     command = f"python scripts/launch.py --resume --run_dir={tmp_path}"
     ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; to go on"
-    mark_complete(tmp_path, ev.Checkpoint(7), {})
+    config = parse({"model": {"preset": "debug"}})
+    mark_complete(tmp_path, ev.Checkpoint(7), about_run(config, ""))
     for name in ("best", "00000007.backup", "00000009"):  # the user's, and one that is not whole
         (tmp_path / "checkpoints" / name).mkdir()
         (tmp_path / "checkpoints" / name / "complete.json").touch()
     for n_steps, flag in ((8, ""), (7, " --config.train.steps=14")):
-        (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": n_steps}}))
+        (tmp_path / "config.json").write_text(
+            json.dumps(serialize.write(replace(config, train=replace(config.train, steps=n_steps))))
+        )
         assert ended_run(tmp_path) == f"{ended} from step 7: {command}{flag}"
     (tmp_path / "run").unlink()  # of processes that were started by hand
     by_hand = f"start each process again with its flag file and --resume_from={tmp_path}/checkpoints/00000007"
