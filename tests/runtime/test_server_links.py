@@ -24,7 +24,7 @@ def echoing(start, server, gbps=None):
         for send in echo.handle(0.0, from_plain(head)):
             node.transport.send(send.dst, to_plain(ev.Header("r", 0, 0, server), send.body))
 
-    shape = None if gbps is None else lambda dst: LinkShape(0.0, gbps)
+    shape = lambda dst: None if gbps is None else LinkShape(0.0, gbps)  # noqa: E731
     node = start(server, on_message=on_message, shape=shape)
     return node
 
