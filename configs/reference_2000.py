@@ -28,6 +28,8 @@ def get_config():
     config.model.n_shared_blocks = 0
     config.model.compression = "none"
     config.model.compression_after = ()
+    config.init.path = ""  # fresh parameters
+    config.init.digest = ""
     config.data.path = ""  # the committed corpus in bytes
     config.data.seq_start = 0
     config.data.seq_growth_steps = 0

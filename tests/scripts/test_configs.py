@@ -13,7 +13,7 @@ from jaxdt.run.model import options_class
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The groups of fields that decide the losses of a run, and further fields that do.
-GROUPS = ("model", "data", "plan", "train", "optim")
+GROUPS = ("model", "data", "init", "plan", "train", "optim")
 FIELDS = ("codec", "error_feedback", "dtype", "remat")
 
 
