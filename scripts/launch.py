@@ -84,8 +84,9 @@ SUBJECTS = {  # of --help
 def main() -> int:
     began_s = time.monotonic() - time.process_time()  # imports are CPU-bound, so this is when the process began
     environment.keep_off_gpus()
+    config = run_flags.config_dict()
     check_model_flags()
-    checked = api.check(run_flags.config_dict(), options_of_flags(), run_flags.PLAN.value or "--config")
+    checked = api.check(config, options_of_flags(), run_flags.PLAN.value or "--config")
     if PRINT_CONFIG.value:
         print(config_table(checked.config, checked.plan))
         return 0
