@@ -28,8 +28,7 @@ def main() -> int:
     is_gguf = FROM.value.endswith(".gguf") or Path(FROM.value).is_file()
     source = GGUFFile(Path(FROM.value)) if is_gguf else HFFolder(Path(FROM.value))
     record = import_model(source, Path(OUT.value))
-    facts = source.options.facts
-    about = source.options
+    about, facts = source.options, source.options.facts
     shape = f"{about.family}, {facts.n_layers} layers, {facts.n_params:,} parameters, vocabulary {facts.vocab_size}"
     print(f"{OUT.value}: {shape}, samples of at most {about.max_len} tokens, digest {record.digest:.16}")
     return 0
