@@ -121,8 +121,7 @@ class Steps:
 def simulated(rate: Rate, gpu: str, results: Results) -> Steps:
     n = N_PEERS[gpu] // STAGES
     smallest_s = tuple(step_s(fleet(rate, gpu, STAGES, k), results) for k in range(1, n + 1))
-    short_s, long_s = (loss_s(rate, gpu, share, results) for share in (SHORT, LONG))
-    return Steps(smallest_s, linear(short_s, long_s, BATCH / n))
+    return Steps(smallest_s, loss_s(rate, gpu, BATCH // n, results))
 
 
 def parallel_s(rate: Rate, averaged: bool, results: Results) -> float:
@@ -362,8 +361,9 @@ def assumptions() -> list[str]:
         f"{1e3 * GBPS:g} Mb/s each way on each machine's line, {1e3 * LATENCY_S:g} ms one way; averaging and commit "
         "at the end of every step. The reliable GPUs average over such lines too in one column, and for free in the "
         "other: whether the paper's stood in one machine is not stated.",
-        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. So is the cost of a loss: "
-        f"the mean over losses after {', '.join(f'{part:g}' for part in CRASHES)} of a step.",
+        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. The cost of a loss is that "
+        "of whole steps, all of whose microbatches are simulated: the mean over losses after "
+        f"{', '.join(f'{part:g}' for part in CRASHES)} of a step.",
         "A trace's largest number of machines stands for 8 or 32, the others are scaled and rounded; rebalancing every "
         f"{PERIOD_S:g} s, who joins takes the smallest stage. A step is that of stages which all have as many peers as "
         "the smallest one.",
