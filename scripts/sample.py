@@ -3,7 +3,8 @@
     python scripts/sample.py --run_dir=runs/x --prompt="It was" --n_tokens=300
 
 Uses the newest checkpoint of the run that is whole and computes on the CPU. The text ends where the model ends it, if
-it came with a tokenizer that says how.
+it came with a tokenizer that says how. With --chat the prompt is a message to a model that came with a chat template
+(import_model.py), and what is printed is the answer.
 """
 
 import check_installed  # noqa: F401
@@ -16,6 +17,7 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.interop.chat import chat_prompt
 from jaxdt.model.data import TokenFile
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import OF_FILE, TOKENIZER_JSON, Tokenizer, load_tokenizer
@@ -31,6 +33,7 @@ CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Folder of a checkpoint; by default the newest whole one of run_dir."
 )
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")
+CHAT = flags.DEFINE_bool("chat", False, "The prompt is a message, which the model answers.")
 N_TOKENS = flags.DEFINE_integer("n_tokens", 300, "How many tokens to add.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 always takes the most probable token.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the random draws.")
@@ -48,7 +51,9 @@ def main() -> int:
     except (OSError, ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     data = run_inputs.token_file(config.data.path)
-    tokenizer, ends = tokenizer_of(data, RunFolders.of(run_dir).job / IN_A_RUN / ORIGIN)
+    origin = RunFolders.of(run_dir).job / IN_A_RUN / ORIGIN
+    tokenizer, ends = tokenizer_of(data, origin)
+    text = chat_prompt(origin, PROMPT.value) if CHAT.value else PROMPT.value
     if CHECKPOINT.value:
         entries = load_entries(Path(CHECKPOINT.value))
     else:
@@ -58,14 +63,15 @@ def main() -> int:
         entries = load_parts(found.record.checkpoint.parts, [found.folder])
     params = assemble(config.model, [{name: entry["params"]} for name, entry in entries.items()])
     try:
-        prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
+        prompt = tokenizer.encode(text.encode()).tolist()
     except ValueError as error:
         raise BadInput(f"--prompt: {tokenizer.name} cannot encode it ({why(error)})") from None
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
     options = (N_TOKENS.value, TEMPERATURE.value, SEED.value, config.seq_len)
     tokens = generate(config.model, params, prompt, *options, ends=ends)
-    print(tokenizer.decode(np.array(prompt + tokens)).decode(errors="replace"))
+    shown = tokens if CHAT.value else prompt + tokens
+    print(tokenizer.decode(np.array(shown)).decode(errors="replace"))
     return 0
 
 

@@ -1,0 +1,62 @@
+"""What a chat model expects to read: its own template, filled with the message of a user.
+
+The template is a program in Jinja's language that came with the model, so it runs in Jinja's sandbox.
+"""
+
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxdt.run.errors import BadInput
+from jaxdt.run.serialize import parse_json
+
+TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+DEFAULT = "default"  # of several templates with names
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def chat_prompt(origin: Path, message: str) -> str:
+    """The text that the model answers: `message` as that of a user, up to where the answer begins. `origin`: the files
+    that came with the model. BadInput for a model without a template, and one that this template cannot fill."""
+    if find_spec("jinja2") is None:
+        raise BadInput("--chat: got no module jinja2, expected that of the extra hf: pip install jinja2")
+    import jinja2  # pyright: ignore[reportMissingImports]  an extra
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # pyright: ignore[reportMissingImports]
+
+    config = parse_json((origin / TOKENIZER_CONFIG).read_bytes()) if (origin / TOKENIZER_CONFIG).exists() else {}
+    template = _template(origin, config)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # Llama 3 is told today's date
+    names = {name: _text(config[name]) for name in SPECIAL if config.get(name)}
+    messages = [{"role": "user", "content": message}]
+    try:
+        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
+    except jinja2.TemplateError as error:
+        raise BadInput(f"{origin}: its chat template cannot be filled ({error}), use --prompt without --chat") from None
+
+
+def _template(origin: Path, config: dict[str, Any]) -> str:
+    if (origin / TEMPLATE).exists():
+        return (origin / TEMPLATE).read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}.get(DEFAULT)
+    if not isinstance(found, str):
+        raise BadInput(f"--chat: {origin} has no chat template, expected a model that was made to chat")
+    return found
+
+
+def _text(token: Any) -> str:
+    """Of a special token: older files say more of it than its text."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _refuse(reason: str) -> NoReturn:
+    """What templates call for messages that they do not take."""
+    from jinja2 import TemplateError  # pyright: ignore[reportMissingImports]
+
+    raise TemplateError(reason)
