@@ -227,9 +227,14 @@ def test_questions_to_a_person(capsys):
 
 
 def test_the_wall_clock_decides_nothing():
-    """It may jump. The dates of certificates and the doctor's look at the clock are all that reads it."""
+    """It may jump. The dates of certificates, the doctor's look at the clock, and a chat's template, which may ask for
+    the date, are all that reads it."""
     readers = {module for module in SOURCES if "datetime" in imports_of(module)}
-    assert readers <= {"jaxdt.runtime.identity.certificate", "jaxdt.runtime.calibrate.doctor"}
+    assert readers <= {
+        "jaxdt.runtime.identity.certificate",
+        "jaxdt.runtime.calibrate.doctor",
+        "jaxdt.interop.chat",
+    }
     for module in SOURCES:
         read = source_of(module).reads["time"]
         assert not read & {"time", "time_ns", "gmtime", "localtime"}, f"{module} reads the wall clock"
