@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.compiled import below, compiled, unit
+from planner.cost.compiled import below, compiled, copy_row, copy_rows, unit
 
 MEANS_WEIGHT = 0.1  # of the means in what annealing minimises: maxima alone hide progress
 FORWARD, BACKWARD, GATHER, UPDATE = range(4)
@@ -109,7 +109,7 @@ def pipeline_s(data, path, home, share, done):
                 else:
                     break
                 n_left -= 1
-    done[:] = free
+    copy_row(free, done)
     return max(0.0, free.max())
 
 
@@ -378,8 +378,8 @@ def _may_hold(memory, device, stage):
 
 @compiled
 def _copy(source, target):
-    target.place[:] = source.place
-    target.spare[:] = source.spare
+    copy_rows(source.place, target.place)
+    copy_row(source.spare, target.spare)
 
 
 @compiled
@@ -443,7 +443,7 @@ def anneal_step(data, memory, prices, placement, best, rng, heat):
             continue
         q = p if other >= S * P else other % P
         for slot, pipeline in enumerate((p, q)):
-            saved_done[slot] = timeline.done[pipeline]
+            copy_row(timeline.done[pipeline], saved_done[slot])
             saved_longest[slot] = timeline.longest[pipeline]
         _swap(placement, i, p, other)
         _time_pipeline(data, placement.place, home, p, timeline)
@@ -459,6 +459,6 @@ def anneal_step(data, memory, prices, placement, best, rng, heat):
                 _copy(placement, best)
             continue
         for slot, pipeline in enumerate((p, q)):
-            timeline.done[pipeline] = saved_done[slot]
+            copy_row(saved_done[slot], timeline.done[pipeline])
             timeline.longest[pipeline] = saved_longest[slot]
         _swap(placement, i, p, other)
