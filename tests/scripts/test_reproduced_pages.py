@@ -19,7 +19,7 @@ COMMITTED = ROOT / "configs/reproduce"
 PAGES = [name for name in TARGETS if (COMMITTED / name / FILE).is_file()]
 NUMBER = re.compile(r"\b\d+\.\d+\b")
 PAGE = re.compile(r"configs/reproduce/(\w+)/README\.md")
-N_SAMPLED, N_WORKS_MAX = 6, 8_000
+N_SAMPLED, N_WORKS_MAX = 4, 4_000
 
 
 @pytest.mark.parametrize("name", PAGES)

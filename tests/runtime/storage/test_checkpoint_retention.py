@@ -254,8 +254,9 @@ def test_what_is_whole_or_unknown_is_never_deleted_and_all_choose_the_same(writt
         run.check(before, keep)
         assert chosen(run) == run.newest
         assert not any("\n" in line for line in said)
+        left = run.here()
         for version, (kind, _) in kinds.items():
-            is_left = f"{version:08d}" in run.here() and kind in (
+            is_left = f"{version:08d}" in left and kind in (
                 {**NOT_WHOLE, **UNKNOWN}.keys() - {"partly elsewhere", "a file"}
             )
             assert any(f"/{version:08d}" in line for line in said) == is_left, (version, kind, said)
