@@ -51,8 +51,10 @@ runpy.run_path({script!r}, run_name="__main__")
 N_TOKENS = 50_000
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
+# A checkpoint takes as long as several steps.
 ENDLESS = (
     "--config.train.steps=100000",
+    "--config.train.checkpoint_every_steps=4",
     "--config.train.keep_checkpoints=100000",
     "--config.train.checkpoint_on_stop=false",
     "--config.plan.microbatches=4",

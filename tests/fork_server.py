@@ -125,5 +125,6 @@ def show_command(command: list[str]) -> None:
 if __name__ == "__main__":
     for module in IMPORTS:
         importlib.import_module(module)
-    sys.modules["jaxdt.runtime.calibrate.stage_times"].STAGE_S = 0.0  # no such fleet is measured
+    stage_times = sys.modules["jaxdt.runtime.calibrate.stage_times"]
+    stage_times.STAGE_S, stage_times.N_TIMED = 0.0, 1  # no such fleet is measured
     runpy.run_path(serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__")

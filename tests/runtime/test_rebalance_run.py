@@ -145,7 +145,7 @@ def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
 
 def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
     """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
-    steps = ("--config.train.steps=30", "--config.plan.microbatches=12")
+    steps = ("--config.train.steps=30", "--config.plan.microbatches=12", "--config.train.checkpoint_every_steps=30")
     one = churning(*steps, *ONE_PROCESS, run_dir="one")
     swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
     net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
