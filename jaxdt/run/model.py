@@ -3,6 +3,7 @@ jaxdt/run/families, its functions in jaxdt/model/families, each in the file of i
 as sizes and FLOP, are the facts of the model (jaxdt.run.model_facts).
 """
 
+import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -16,17 +17,17 @@ FAMILIES = ("gpt", "llama")
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a program of before recorded, with the names of today; BadInput for an old name that a person
-    wrote, among some of the options."""
+    """The options with the names of today, in place of those that a program of before recorded, or that a person knows
+    from it, who is told. BadInput for both names at once."""
     found = dict(options)
     if "seq_len" not in found:
         return found
+    ways = "data.seq_len for the tokens of a sample, or model.max_len for the most that the model takes"
+    if "max_len" in found:
+        raise BadInput(f"model.seq_len: got {found['seq_len']!r} beside model.max_len, expected {ways}")
     names = set(get_type_hints(options_class(FAMILIES[0]).__init__)) - {"return"}
-    if "max_len" in found or names - set(found) != {"max_len"}:
-        raise BadInput(
-            f"model.seq_len: got {found['seq_len']!r}, expected data.seq_len for the tokens of a sample, or "
-            "model.max_len for the most that the model takes"
-        )
+    if names - set(found) != {"max_len"}:
+        warnings.warn(f"model.seq_len is an old name: use {ways}", FutureWarning, stacklevel=2)
     found["max_len"] = found.pop("seq_len")
     return found
 
