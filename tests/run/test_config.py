@@ -90,7 +90,7 @@ def test_the_length_of_samples_was_once_an_option_of_the_model():
     recorded["model"]["seq_len"] = recorded["model"].pop("max_len")
     del recorded["data"]["seq_len"]
     assert parse(recorded) == config
-    with pytest.warns(FutureWarning, match="^model.seq_len is an old name: use data.seq_len for the tokens of a sample"):
+    with pytest.warns(FutureWarning, match="^model.seq_len is an old name: use data.seq_len for the tokens"):
         written = parse({"model": {"preset": "debug", "seq_len": 64}})
     assert (written.seq_len, written.model.max_len) == (64, 64)
     with pytest.raises(BadInput, match="model.seq_len: got 64 beside model.max_len, expected data.seq_len for the"):
