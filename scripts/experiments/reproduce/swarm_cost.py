@@ -361,8 +361,8 @@ def assumptions() -> list[str]:
         f"{1e3 * GBPS:g} Mb/s each way on each machine's line, {1e3 * LATENCY_S:g} ms one way; averaging and commit "
         "at the end of every step. The reliable GPUs average over such lines too in one column, and for free in the "
         "other: whether the paper's stood in one machine is not stated.",
-        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. The cost of a loss is that "
-        "of whole steps, all of whose microbatches are simulated: the mean over losses after "
+        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. The cost of a loss is "
+        "that of whole steps, all of whose microbatches are simulated: the mean over losses after "
         f"{', '.join(f'{part:g}' for part in CRASHES)} of a step.",
         "A trace's largest number of machines stands for 8 or 32, the others are scaled and rounded; rebalancing every "
         f"{PERIOD_S:g} s, who joins takes the smallest stage. A step is that of stages which all have as many peers as "
