@@ -46,7 +46,7 @@ def sourced(
     by_flag: names of the fields that flags gave.
     file_source, plan_source: the names under which to show the config file and the plan file, RESUME for those of a run
         that is resumed; `plan_source` is None without a plan file."""
-    values = dict(flat(serialize.write(config)))
+    values = {name: value for name, value in flat(serialize.write(config)) if not name.startswith("model.facts.")}
     own = dict(flat(fields))
     of_plan = _of_plan(plan) if plan_source else {}
     found: list[SourcedValue] = []
