@@ -171,6 +171,9 @@ def _module(name: str, options: OwnModel) -> Any:
         for known, module in list(sys.modules.items()):
             if (file := getattr(module, "__file__", None)) and Path(file).resolve() in files:
                 del sys.modules[known]
+                package, _, attribute = known.rpartition(".")
+                if package in sys.modules:  # where `from package import attribute` looks first
+                    vars(sys.modules[package]).pop(attribute, None)
         importlib.invalidate_caches()
     put_current_folder_on_path()
     module = importlib.import_module(name)

@@ -4,10 +4,11 @@ import itertools
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdt.model.base import init_stage
+from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
@@ -243,3 +244,17 @@ def test_facts_that_differ_with_an_equal_source_are_refused():
     model = CONFIGS["own_linen"]
     with pytest.raises(BadInput, match="own_linen:build here computes something else than the run, expected its facts"):
         init_stage(replace(model, facts=replace(model.facts, last_flops=1)), 0, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["own_nnx", "own_linen"])
+def test_a_cut_changes_nothing_in_bf16(name):
+    """The boundary has the dtype of activations, and each part gets its parameters rounded to it."""
+    model, bf16 = CONFIGS[name], jnp.dtype(jnp.bfloat16)
+    params = init_stage(model, 0, 3, 0)
+    tokens_BT = np.arange(12).reshape(2, 6) % 19
+    whole = apply_stage(model, 0, 3, bf16, params, tokens_BT)
+    x = apply_stage(model, 0, 2, bf16, params, tokens_BT)
+    assert x.dtype == bf16 and whole.dtype == jnp.float32
+    np.testing.assert_array_equal(apply_stage(model, 2, 3, bf16, params, x), whole)
+    exact = apply_stage(model, 0, 3, jnp.dtype(jnp.float32), params, tokens_BT)
+    assert 0 < np.abs(whole - exact).max() < 0.03 * np.abs(exact).max()
