@@ -11,10 +11,10 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -166,10 +166,10 @@ IMPORTED: dict[str, str] = {}  # modules of one's own in this process, and the d
 def _module(name: str, options: OwnModel) -> Any:
     """The module, imported again if a file of it has changed since."""
     options.check_source()
-    files = [path.resolve() for path in options.source_files]
+    files = [os.path.abspath(path) for path in options.source_files]
     if IMPORTED.get(name) != options.source:
         for known, module in list(sys.modules.items()):
-            if (file := getattr(module, "__file__", None)) and Path(file).resolve() in files:
+            if (file := getattr(module, "__file__", None)) and os.path.abspath(file) in files:
                 del sys.modules[known]
                 package, _, attribute = known.rpartition(".")
                 if package in sys.modules:  # where `from package import attribute` looks first
@@ -177,7 +177,7 @@ def _module(name: str, options: OwnModel) -> Any:
         importlib.invalidate_caches()
     put_current_folder_on_path()
     module = importlib.import_module(name)
-    if (file := Path(module.__file__ or "").resolve()) != files[0]:
+    if (file := os.path.abspath(module.__file__ or "")) != files[0]:
         raise BadInput(
             f"model.family: {options.family}: {name} is {file} here, expected {files[0]}; give it another name"
         )

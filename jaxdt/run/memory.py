@@ -4,8 +4,8 @@ Two moments count. While a peer computes, it holds parameters, optimizer moments
 microbatch between its forward and its backward a residual and the boundary tensors beside it; and what one backward
 needs while it runs. While a peer updates, it holds beside the same state its own gradient as one vector, the slices of
 the sum, the joined sum, and the new parameters, since the old ones are not donated. The exchange before the update
-holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32); 4
-for one that is not trained.
+holds less. Per trained parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32); one that is
+not trained takes 4.
 
 A peer on an accelerator holds a part of that in the host's memory: the own vector and the slices, vectors of others,
 boundary tensors on their way and kept ones. These do not count against the device, on which the update takes 24 bytes

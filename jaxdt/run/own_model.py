@@ -19,7 +19,7 @@ from jaxdt.run.errors import BadInput, nearest, shell_line
 from jaxdt.run.model_facts import UNKNOWN, ModelFacts, ModelSpec, derived, require_sizes
 
 PACKAGE, INIT = "jaxdt", "__init__.py"
-LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
+LIBRARIES = [Path(os.path.abspath(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")]
 NEEDED = ("max_len", "vocab_size")
 
 
@@ -153,7 +153,7 @@ def _file_of(base: Path, module: str) -> Path | None:
     """The file of a module below this folder, if it is there."""
     path = base.joinpath(*module.split("."))
     files = (path / INIT, path.with_name(f"{path.name}.py"))
-    return next((file.resolve() for file in files if file.is_file()), None)
+    return next((Path(os.path.abspath(file)) for file in files if file.is_file()), None)
 
 
 def _imported(path: Path, module: str) -> Iterator[str]:
