@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,18 +93,17 @@ class _Built:
             blocks = blocks[:1] * options.n_equal_layers
         self.parts, self.n_layers = parts, len(blocks)
         named = {EMBED: parts.embed} | {block_name(i): block for i, block in enumerate(blocks)} | {HEAD: parts.head}
-        self.functions = {name: _Functions(name, part) for name, part in named.items()}
+        self.functions: dict[str, _Functions] = {}
         self.inputs: dict[str, tuple[Any, ...]] = {}
         y: Any = jax.ShapeDtypeStruct((1, EXAMPLE_TOKENS), jnp.int32)
+        trees: Any = None
         with _promotion():
-            for name, functions in self.functions.items():
-                if name == EMBED:
-                    trees = params = jax.eval_shape(functions.init, jax.random.key(0), y)
-                inputs = (y, *self._table(trees)) if name == HEAD else (y,)
-                self.inputs[name] = inputs
-                if name not in (EMBED, HEAD):
+            for name, part in named.items():
+                with _refused(f"model: {name} fails"):
+                    functions = self.functions[name] = _Functions(name, part)
+                    inputs = self.inputs[name] = (y, *self._table(trees)) if name == HEAD else (y,)
                     params = jax.eval_shape(functions.init, jax.random.key(0), *inputs)
-                if name != HEAD:
+                    trees = params if name == EMBED else trees
                     y = jax.eval_shape(functions.apply, params, *inputs)
 
     def _table(self, embedding: Any) -> tuple[Any, ...]:
@@ -138,6 +137,18 @@ class _Built:
 
 
 @contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """An error of somebody's code becomes one line."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise BadInput(f"{what} with {type(error).__name__}: {text:.300}") from error
+
+
+@contextlib.contextmanager
 def _promotion():
     """As in plain jax, whatever this process asks of its own code."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -148,13 +159,8 @@ def _build(options: OwnModel) -> Parts:
     """What the function returns."""
     name, _, function = options.family.partition(":")
     given = json.loads(options.options) | {"max_len": options.max_len, "vocab_size": options.vocab_size}
-    try:
+    with _refused(f"model.family: {options.family} failed here"):
         parts = getattr(_module(name, options), function)(given)
-    except BadInput:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise BadInput(f"model.family: {options.family} failed here with {type(error).__name__}: {text}") from error
     if not isinstance(parts, Parts) or not parts.blocks:
         raise BadInput(f"model.family: {options.family} returned {type(parts).__name__}, expected Parts with blocks")
     return parts
@@ -231,8 +237,11 @@ def is_trained(options: OwnModel, entry: str, path: str) -> bool:
 
 
 def embed(options: OwnModel, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
-    """tokens [B,T] int32 -> [B,T,W] in `dtype`."""
-    return _built(options).apply(EMBED, params, tokens_BT, dtype).astype(dtype)
+    """tokens [B,T] int32 -> [B,T,W] in `dtype`. BadInput for another shape."""
+    x = _built(options).apply(EMBED, params, tokens_BT, dtype)
+    if x.ndim != 3 or x.shape[:2] != tokens_BT.shape:
+        raise BadInput(f"model: the embedding makes {list(x.shape)} of {list(tokens_BT.shape)}, expected [B, T, W]")
+    return x.astype(dtype)
 
 
 def apply_layer(options: OwnModel, layer: int, params: Params, x: Boundary) -> Boundary:

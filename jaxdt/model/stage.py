@@ -142,7 +142,13 @@ def build_stage(
         gradient = gradient_tree(config, lo, hi, part, vectors, scale)
         change, opt_state = optimizer.update(gradient, opt_state, part)
         updated: Any = optax.apply_updates(part, change)
-        return with_trained(params, updated), opt_state
+        return updated, opt_state
+
+    update_trained = jit(update, (whole, whole, whole, whole), (whole, whole), donate=1)
+
+    def update_beside_frozen(params: Params, opt_state: OptState, vectors: Any, scale: Any) -> tuple[Params, OptState]:
+        updated, opt_state = update_trained(params, opt_state, vectors, scale)
+        return with_trained(params, updated), opt_state  # the others are no copies
 
     def add_vectors(acc: Params, vectors: Vectors) -> Params:
         added = gradient_tree(config, lo, hi, acc, vectors, 1.0)
@@ -177,7 +183,7 @@ def build_stage(
         eval_loss=jit(loss_sum, (whole, batch, batch), whole) if last else None,
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
         add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
-        update=jit(update, (whole, whole, whole, whole), (whole, whole), donate=1),
+        update=update_beside_frozen if facts.frozen else update_trained,
     )
 
 

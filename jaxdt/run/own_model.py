@@ -42,7 +42,6 @@ class OwnModel(ModelSpec):
     facts: ModelFacts = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     presets = {"debug": {}}
-    functions = "jaxdt.model.own_model"  # pyright: ignore[reportAssignmentType]
     has_own_sources = True
 
     def __post_init__(self) -> None:
@@ -53,6 +52,10 @@ class OwnModel(ModelSpec):
             is_object = False
         if not is_object:
             raise BadInput(f"model.options: got {self.options!r}, expected a JSON object as text")
+
+    @property
+    def functions(self) -> str:
+        return "jaxdt.model.own_model"
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
