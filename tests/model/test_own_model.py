@@ -135,7 +135,11 @@ PLAIN = dict(block="nn.Dense(4)(x)", inner="nnx.Linear(4, 4, rngs=rngs)", parts=
             r"model: the embedding makes \[1, 2\] of \[1, 2\], expected \[B, T, W\]",
         ),
         (dict(block="nn.Dense(4)(x) @ x"), {}, "model: block_000 fails with TypeError: dot_general "),
-        (dict(inner="rngs.no", parts=PARTS.format("Nnx", 19, 19)), {}, "model: block_000 fails with AttributeError: "),
+        (
+            dict(inner="rngs.params.no", parts=PARTS.format("Nnx", 19, 19)),
+            {},
+            "model: block_000 fails with AttributeError: ",
+        ),
         (dict(parts="None"), {}, "model.family: .*:build returned NoneType, expected Parts with blocks"),
         (dict(parts="1 / 0"), {}, "model.family: .*:build failed here with ZeroDivisionError: division by zero"),
         (
