@@ -60,10 +60,9 @@ def page() -> str:
     parts = [HEAD]
     for section, kind in config_fields.sections().items():
         parts.append(f"## {section or 'Top level'}")
-        if issubclass(kind, ModelSpec):
-            parts += [MODEL, prose(kind), table(kind, section), presets(kind)]
-        else:
-            parts += [prose(kind), table(kind, section)]
+        is_model = issubclass(kind, ModelSpec)
+        parts += [MODEL if is_model and MODEL not in parts else "", prose(kind), table(kind, section)]
+        parts.append(presets(kind) if is_model and not kind.has_own_sources else "")
     parts += ["## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 

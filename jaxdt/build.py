@@ -116,6 +116,12 @@ def check(config: RunConfig, plan: Plan) -> None:
             f"plan.roles: got peers with roles, expected none with wiring {config.wiring.kind} and sync "
             f"{config.sync.kind}, which do not know {', '.join(unknown)}"
         )
+    for shared in config.model.facts.shared(*plan.stages[0]) if replicas_may_differ(config) else []:
+        if shared.n_trained < shared.n_params:
+            raise BadInput(
+                f"sync.kind: got {config.sync.kind}, expected allreduce: several stages hold {shared.name}, a part of "
+                "which is not trained"
+            )
     entry = wiring_entry(config.wiring.kind)
     if plan.schedule == STASH and not replicas_may_differ(config):
         raise BadInput(

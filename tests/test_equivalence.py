@@ -46,6 +46,12 @@ SEED = 3
 KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.EVALUATE, WorkKind.GATHER, WorkKind.UPDATE)
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 LLAMA = MODEL | dict(family="llama", n_heads=4, n_kv_heads=2, window=8, qk_norm=True, qkv_bias=True)
+OWN = {
+    name: dict(family=f"configs.custom_model.{name}:build", options='{"width": 32}', max_len=16, vocab_size=64)
+    for name in ("own_nnx", "own_linen")
+}
+FROZEN = '{"width": 32, "frozen": ["embed/", "/qkv/"]}'
+OWN["own_nnx_frozen"] = OWN["own_nnx"] | {"options": FROZEN}
 BATCH = 2
 # The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
 # noise into steps of full size, different in every program.
@@ -63,6 +69,15 @@ CASES = [
     *(case for case in itertools.product(*OPTIONS) if sum(map(tuple.index, OPTIONS, case)) % 2 == 0),
 ]
 GRID = [pytest.param(*case, MODEL, id="{}x{}-{}-{}-{}".format(*case)) for case in CASES]
+GRID += [
+    pytest.param(stages, 1, "1f1b", remat, None, OWN[name], id=f"{name}-{stages}-{remat}")
+    for name, stages, remat in (
+        ("own_nnx", 1, "recompute"),
+        ("own_nnx", 3, "dots"),
+        ("own_linen", 2, "recompute"),
+        ("own_linen", 3, "dots"),
+    )
+]
 # Another family has the same schedules and replicas: both rematerialisations on even and uneven cuts are enough.
 GRID += [
     pytest.param(stages, pipelines, "1f1b", remat, head, LLAMA, id=f"llama-{stages}x{pipelines}-{remat}-{head}")
@@ -106,7 +121,7 @@ def make_config(
     train = dict(steps=N_STEPS, seed=SEED, microbatch_size=BATCH)
     return run_config.parse(
         dict(
-            model=model | {"tied_head": head == "tied"},
+            model=model if head is None else model | {"tied_head": head == "tied"},
             plan=plan | dict(stages=stages, pipelines=pipelines),
             train=train | options,
             optim=serialize.write(optim),
@@ -131,7 +146,9 @@ def functions_of():
     def of(config, plan, stage):
         ends = stage in (0, plan.n_stages - 1)
         remat = "recompute" if stage == plan.n_stages - 1 else config.remat
-        model = config.model if ends else replace(config.model, tied_head=False)
+        model = config.model
+        if not ends and hasattr(model, "tied_head"):
+            model = replace(model, tied_head=False)
         key = (plan.stages[stage], model, config.optim, remat)
         if key not in COMPILED:
             made = stage_functions(config, plan, stage)
@@ -201,11 +218,22 @@ def update_of(optim):
     return jax.jit(rule.init), update
 
 
+def where_frozen(frozen, tree, other):
+    """The tree, with the leaves of the other one that are not trained."""
+
+    def chosen(keys, leaf, other_leaf):
+        entry, _, path = jax.tree_util.keystr(keys, simple=True, separator="/").partition("/")
+        return other_leaf if (entry, path) in frozen else leaf
+
+    return jax.tree_util.tree_map_with_path(chosen, tree, other)
+
+
 @functools.cache
 def train_in_one_process(model, optim, lengths, sync, n_steps):
     """(losses, gradient norms, parameters before the first and after each of n_steps steps). With a delay, steps from
     the second on compute with the parameters of one update before (SWARM App. E)."""
     data, loss_and_gradient, (initial_state, update) = Tokens(), gradient_of(model), update_of(optim)
+    frozen = model.facts.frozen
     params = init_stage(model, 0, model.facts.n_layers, SEED)
     state = initial_state(params)
     losses, norms, versions = [], [], [params]
@@ -214,7 +242,10 @@ def train_in_one_process(model, optim, lengths, sync, n_steps):
         parts = [data.train_batch(SEED, step, m, BATCH, seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
         lag = sync.delay if step >= max(sync.delay_after_steps, 1) else 0
         loss, gradient = loss_and_gradient(versions[step - lag], np.concatenate(parts))
-        norm, params, state = update(params, state, gradient)
+        if frozen:
+            gradient = where_frozen(frozen, gradient, jax.tree.map(jnp.zeros_like, gradient))
+        norm, updated, state = update(params, state, gradient)
+        params = where_frozen(frozen, updated, params) if frozen else updated
         versions.append(params)
         losses.append(float(loss))
         norms.append(float(norm))
@@ -276,7 +307,8 @@ def train_in_pieces(
             jax.tree.map(are_equal, replicas[0], other)
         for name, value in replicas[0].items():
             if name in params:
-                np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
+                are_copies = partial(np.testing.assert_array_equal, err_msg=f"two copies of {name} drifted apart")
+                jax.tree.map(are_copies, params[name], value)
             params[name] = value
     steps = rows_of(outcome)
     assert [fields["step"] for fields in steps] == list(range(config.train.steps))

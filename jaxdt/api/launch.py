@@ -204,6 +204,7 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
     run_config, plan, data = run_inputs.config_and_plan(fields, options.plan, source)
     if run_config.init.digest and not options.resume:
         model_of_run(run_config)
+    run_config.model.check_source(resumes=options.resume)
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)
     for path in (options.emulate, options.network):

@@ -17,7 +17,7 @@ from absl import flags
 
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import FAMILIES, options_class
+from jaxdt.run.model import option_classes
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.sync.base import SYNCS
 from jaxdt.sync.matching.base import MATCHERS
@@ -113,6 +113,7 @@ MEANINGS = {
     "model.d_ff": "width inside the feed-forward part of a layer",
     "model.max_len": "most tokens that a sample may have, and positions that are learned; unset: data.seq_len",
     "model.vocab_size": "tokens of the vocabulary; unset: that of the token file",
+    "model.options": "what the function gets beside seq_len and vocab_size, as JSON",
     "model.n_kv_heads": "heads of keys and values, each for as many heads of queries",
     "model.d_head": "width of an attention head; 0: d_model / n_heads",
     "model.rope_theta": "base of the frequencies of rotary positions",
@@ -160,7 +161,7 @@ class ConfigField:
 def sections() -> dict[str, type]:
     """The dataclass of each section by its dotted name, in order: the top level first, the model last, once for each
     family, whose name stands behind it in parentheses."""
-    models = {f"model ({family})": options_class(family) for family in FAMILIES}
+    models = {f"model ({family})": options for family, options in option_classes().items()}
     return dict(_sections(configs.RunConfig, TOP)) | models
 
 
@@ -181,7 +182,8 @@ def fields_of(kind: type, section: str) -> list[ConfigField]:
     kinds = typing.get_type_hints(kind)
     found: list[ConfigField] = []
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(kinds[field.name]) or kinds[field.name] is ModelSpec or not field.init:
+        is_section = dataclasses.is_dataclass(kinds[field.name]) or kinds[field.name] is ModelSpec
+        if is_section or (issubclass(kind, ModelSpec) and field.name not in kind.field_names()):
             continue
         name = f"{prefix_of(section)}.{field.name}" if section else field.name
         found.append(
@@ -218,6 +220,8 @@ def _accepts(kind: type, section: str, name: str, kinds: dict[str, typing.Any]) 
         return ""
     data: dict[str, typing.Any] = {"model": {"preset": "debug"}}
     if issubclass(kind, ModelSpec):
+        if kind.has_own_sources:
+            return ""
         data["model"]["family"] = kind.family
     inner = data
     for part in prefix_of(section).split(".") if section else ():

@@ -20,6 +20,7 @@ from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.plan import Plan
 
 FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"
+DERIVED = ("model.facts.", "model.n_equal_layers")  # not for people to set
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def sourced(
     by_flag: names of the fields that flags gave.
     file_source, plan_source: the names under which to show the config file and the plan file, RESUME for those of a run
         that is resumed; `plan_source` is None without a plan file."""
-    values = dict(flat(serialize.write(config)))
+    values = {name: value for name, value in flat(serialize.write(config)) if not name.startswith(DERIVED)}
     own = dict(flat(fields))
     of_plan = _of_plan(plan) if plan_source else {}
     found: list[SourcedValue] = []
@@ -103,6 +104,8 @@ def _model_source(field: str, value: Any, own: Mapping[str, Any], file_source: s
         return "token file"
     if serialize.write(own.get(f"model.{field}")) == value:
         return file_source
+    if field == "source":
+        return "files of the module"
     preset = str(own.get("model.preset", "debug"))
     shape = model.presets[preset]
     if field == "family" or serialize.write(shape.get(field)) == value:

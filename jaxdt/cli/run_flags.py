@@ -96,6 +96,8 @@ def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
     check_run_dir()
     if peer is not None and config.init.digest and not RESUME.value:
         model_of_run(config)  # before anything else is done for a peer that lacks it
+    if peer is not None:
+        config.model.check_source()
     resume = Path(RESUME.value) if RESUME.value else None
     return _job(config, plan, data, RUN.value, _credential(coordinator, peer), resume)
 
@@ -156,6 +158,7 @@ def newcomer(
     own_fingerprint = fingerprint(config, plan, data.checksum)
     if own_fingerprint != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
+    config.model.check_source()
     run_job = _job(config, plan, data, welcome.run, credential)
     return run_job, _placed(coordinator, run_job, welcome)
 

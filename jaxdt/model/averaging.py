@@ -39,8 +39,8 @@ def fragment_entries(config: ModelSpec, lo: int, hi: int, n_fragments: int) -> l
 
 
 class ReplicaState(NamedTuple):
-    """The state of a replica: its parameters, anchor and momentum of the outer optimizer (trees like the parameters; ()
-    without one), and its own optimizer's state."""
+    """The state of a replica: its parameters (trained ones, where it is to be averaged), anchor and momentum of the
+    outer optimizer (trees like the trained parameters; () without one), and its own optimizer's state."""
 
     params: Params
     outer: tuple[Any, ...]

@@ -49,6 +49,8 @@ class Model(NamedTuple):
     # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
     # first `layer` layers; None for a family that has none
     pair: Callable[[Any, int], tuple[Half, Half]] | None = None
+    # (options, entry, path of a leaf) -> whether it is trained; None: all are
+    trained: Callable[[Any, str, str], bool] | None = None
 
 
 def model_of(options: ModelSpec) -> Model:

@@ -2,10 +2,11 @@
 gives the sizes of parameters, and the products of each distinct layer stand in its jaxpr.
 
 As a script it answers questions of processes without jax: a line of JSON with a model's options in, a line with the
-facts and a digest of its sources out."""
+facts and a digest of its sources out, or why there are none."""
 
 import json
 import math
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from jaxdt.model import facts_process
 from jaxdt.model.base import Model, Params, model_of
 from jaxdt.run import serialize
+from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import Entry, LayerFacts, Leaf, ModelFacts, ModelSpec
 
@@ -51,7 +53,9 @@ def facts(options: ModelSpec) -> ModelFacts:
             readers.setdefault(name, set()).add(layer)
     names = sorted(readers)
     trees = jax.eval_shape(lambda: {name: model.init(options, name, jax.random.key(0)) for name in names})
-    entries = {name: Entry(name, tuple(sorted(readers[name])), _leaves(model, name, trees[name])) for name in trees}
+    entries = {
+        name: Entry(name, tuple(sorted(readers[name])), _leaves(model, options, name, trees[name])) for name in trees
+    }
 
     embedding = {name: trees[name] for name in reads.embedding}
     embed = partial(model.embed, options, jnp.dtype(jnp.float32))
@@ -61,8 +65,10 @@ def facts(options: ModelSpec) -> ModelFacts:
     width = in_width
     for layer, names in enumerate(reads.layers):
         params = {name: trees[name] for name in names}
-        shapes = [[(leaf.path, leaf.shape) for leaf in entries[name].leaves] for name in names]
+        shapes = [[(leaf.path, leaf.shape, leaf.trained) for leaf in entries[name].leaves] for name in names]
         kind = f"{width} {shapes}"
+        if options.has_own_sources:  # blocks with equal leaves may compute something else
+            kind += _program(partial(model.layer, options, layer), params, width)
         if kind not in known:
             known[kind] = replace(_layer(partial(model.layer, options, layer), params, width), like=layer)
         splits_no_entry = layer == 0 or not set(names) & set(reads.layers[layer - 1])
@@ -81,11 +87,12 @@ def facts(options: ModelSpec) -> ModelFacts:
     )
 
 
-def _leaves(model: Model, entry: str, tree: Any) -> tuple[Leaf, ...]:
+def _leaves(model: Model, options: ModelSpec, entry: str, tree: Any) -> tuple[Leaf, ...]:
     found = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
-        found.append(Leaf(path, leaf.shape, model.role(entry, path, leaf.shape)))
+        is_trained = model.trained is None or model.trained(options, entry, path)
+        found.append(Leaf(path, leaf.shape, model.role(entry, path, leaf.shape), is_trained))
     return tuple(found)
 
 
@@ -97,12 +104,17 @@ def _layer(function: Function, params: Params, in_width: int) -> LayerFacts:
         flops=short.weight_flops,
         flops_per_token=(long.other_flops - short.other_flops) // n_more,
         saved=short.weight_numbers,
-        working=WORKING_PRODUCTS * short.weight_numbers,
+        working=float(WORKING_PRODUCTS * short.weight_numbers),
         working_per_token=WORKING_SCORES * ((long.other_numbers - short.other_numbers) // n_more),
         n_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
         cut=True,
         like=0,
     )
+
+
+def _program(function: Function, params: Params, in_width: int) -> str:
+    """The text of a layer's jaxpr; functions in it stand with their addresses, which say nothing."""
+    return re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(function)(params, _activation(in_width, LENGTHS[0]))))
 
 
 def _tokens(length: int) -> jax.ShapeDtypeStruct:
@@ -147,5 +159,9 @@ def _product(eqn: Any) -> tuple[int, int, int, int]:
 
 if __name__ == "__main__":
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
-        answer = facts(read_options(json.loads(question), "model"))
-        print(json.dumps({"sources": facts_process.sources(), "facts": serialize.write(answer)}), flush=True)
+        try:
+            found = read_options(json.loads(question), "model").facts
+            answer = {"sources": facts_process.sources(), "facts": serialize.write(found)}
+        except BadInput as error:
+            answer = {"refused": str(error)}
+        print(json.dumps(answer), flush=True)

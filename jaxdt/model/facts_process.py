@@ -55,7 +55,10 @@ def sources() -> str:
 
 
 def _path(model: ModelSpec) -> Path | None:
-    """The file of a model's facts; None for a user who has no folder of caches."""
+    """The file of a model's facts; None for a user who has no folder of caches, and for functions that the digest of
+    sources does not cover."""
+    if model.has_own_sources:
+        return None
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     if not folder.is_absolute():
         return None
@@ -120,6 +123,8 @@ class _Child:
                 lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
                 raise BadInput(f"model: its facts could not be derived ({lines[-1]})")
         answer = json.loads(line)
+        if "refused" in answer:
+            raise BadInput(answer["refused"])
         if answer["sources"] != sources():
             raise BadInput(f"model: its facts were derived from other sources than those in {PACKAGE}")
         return answer["facts"]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float32, Int
 
 from jaxdt.model.base import Boundary, Logits, Params, Tokens, apply_stage, init_stage
 from jaxdt.model.residual import put_weights_back, take_weights_out
-from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params
+from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params, trained, with_trained
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
@@ -63,9 +63,10 @@ class StageOptions:
 @dataclass(frozen=True)
 class StageFunctions:
     """Everything that a peer computes. Parameters, their gradients and accumulators are fp32 trees of one structure
-    (jaxdt.model.base). x is tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y and gy
-    have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have
-    a smaller T in place of seq_len; each T is compiled once.
+    (jaxdt.model.base); gradients and accumulators lack the leaves that are not trained (jaxdt.model.vectors). x is
+    tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y and gy have `out_shape`, all in
+    `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have a smaller T in place of
+    seq_len; each T is compiled once.
 
     With a shared table the last stage's `init`, `init_optimizer` and `update` know its own parameters only, all others
     know the table too.
@@ -137,17 +138,31 @@ def build_stage(
         return sum_sample_losses(run(params, x), targets_BT)
 
     def update(params: Params, opt_state: OptState, vectors: Vectors, scale: Scalar) -> tuple[Params, OptState]:
-        gradient = gradient_tree(config, lo, hi, params, vectors, scale)
-        change, opt_state = optimizer.update(gradient, opt_state, params)
-        updated: Any = optax.apply_updates(params, change)
+        part = trained(config, params)
+        gradient = gradient_tree(config, lo, hi, part, vectors, scale)
+        change, opt_state = optimizer.update(gradient, opt_state, part)
+        updated: Any = optax.apply_updates(part, change)
         return updated, opt_state
+
+    update_trained = jit(update, (whole, whole, whole, whole), (whole, whole), donate=1)
+
+    def update_beside_frozen(params: Params, opt_state: OptState, vectors: Any, scale: Any) -> tuple[Params, OptState]:
+        updated, opt_state = update_trained(params, opt_state, vectors, scale)
+        return with_trained(params, updated), opt_state  # the others are no copies
 
     def add_vectors(acc: Params, vectors: Vectors) -> Params:
         added = gradient_tree(config, lo, hi, acc, vectors, 1.0)
         return acc | jax.tree.map(jnp.add, {name: acc[name] for name in added}, added)
 
-    forward, backward = _forward_and_backward(run, options.remat, first)
-    fused = _loss_and_backward(loss_sum, first)
+    def zeros() -> Params:
+        return _zeros_like(trained(config, jax.eval_shape(lambda: init_stage(config, lo, hi, 0))))
+
+    def accumulate(pullback: Callable, gy: Any, acc: Params) -> tuple[Boundary | None, Params]:
+        gradient, *gx = pullback(gy)
+        return (gx[0] if gx else None), jax.tree.map(jnp.add, acc, trained(config, gradient))
+
+    forward, backward = _forward_and_backward(run, options.remat, first, accumulate)
+    fused = _loss_and_backward(loss_sum, first, accumulate)
     return StageFunctions(
         config=config,
         lo=lo,
@@ -159,8 +174,8 @@ def build_stage(
         group_sizes=group_sizes(config, lo, hi),
         init=lambda seed: devices.place(init(seed)),
         place=devices.place,
-        init_optimizer=jit(optimizer.init, (whole,), whole),
-        zeros=jit(lambda: _zeros_like(jax.eval_shape(lambda: init_stage(config, lo, hi, 0))), (), whole),
+        init_optimizer=jit(lambda params: optimizer.init(trained(config, params)), (whole,), whole),
+        zeros=jit(zeros, (), whole),
         forward=None if last else jit(forward, (whole, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
         loss_backward=jit(fused, (whole, batch, batch, whole), (whole, batch, whole), donate=3) if last else None,
@@ -168,7 +183,7 @@ def build_stage(
         eval_loss=jit(loss_sum, (whole, batch, batch), whole) if last else None,
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
         add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
-        update=jit(update, (whole, whole, whole, whole), (whole, whole), donate=1),
+        update=update_beside_frozen if facts.frozen else update_trained,
     )
 
 
@@ -182,14 +197,14 @@ def _zeros_like(shapes: Any) -> Params:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def _forward_and_backward(run: Callable, remat: str, first: bool) -> tuple[Callable, Callable]:
+def _forward_and_backward(run: Callable, remat: str, first: bool, accumulate: Callable) -> tuple[Callable, Callable]:
     """The forward and the backward of a stage that is not the last, as two programs joined by the residual."""
 
     def forward_recompute(params, x):
         return run(params, x), x
 
     def backward_recompute(params, x, gy_BTW, acc):
-        return _accumulate(_pullback(run, params, x, first)[1], gy_BTW, acc)
+        return accumulate(_pullback(run, params, x, first)[1], gy_BTW, acc)
 
     # The recomputed part runs in another program than the original, so nothing has to keep the two apart.
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -200,17 +215,17 @@ def _forward_and_backward(run: Callable, remat: str, first: bool) -> tuple[Calla
         return y_BTW, take_weights_out(pullback, params)
 
     def backward_dots(params, residual, gy_BTW, acc):
-        return _accumulate(put_weights_back(residual, params), gy_BTW, acc)
+        return accumulate(put_weights_back(residual, params), gy_BTW, acc)
 
     return (forward_recompute, backward_recompute) if remat == "recompute" else (forward_dots, backward_dots)
 
 
-def _loss_and_backward(loss_sum: Callable, first: bool) -> Callable:
+def _loss_and_backward(loss_sum: Callable, first: bool, accumulate: Callable) -> Callable:
     """Forward, loss and backward of the last stage in one program, in which XLA chooses what to save."""
 
     def loss_backward(params, x, targets_BT, acc):
         loss, pullback = _pullback(lambda params, x: loss_sum(params, x, targets_BT), params, x, first)
-        gx_BTW, acc = _accumulate(pullback, jnp.ones_like(loss), acc)
+        gx_BTW, acc = accumulate(pullback, jnp.ones_like(loss), acc)
         return loss, gx_BTW, acc
 
     return loss_backward
@@ -221,11 +236,6 @@ def _pullback(function: Callable, params: Params, x: Any, first: bool) -> tuple[
     if first:
         return jax.vjp(lambda params: function(params, x), params)
     return jax.vjp(function, params, x)
-
-
-def _accumulate(pullback: Callable, gy: Any, acc: Params) -> tuple[Boundary | None, Params]:
-    gradient, *gx = pullback(gy)
-    return (gx[0] if gx else None), jax.tree.map(jnp.add, acc, gradient)
 
 
 def computes_on(n_devices: int | None = None) -> str:

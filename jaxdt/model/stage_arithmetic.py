@@ -17,7 +17,7 @@ from jaxdt.model.base import Params
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
-from jaxdt.model.vectors import TIED_GROUP, group_entries
+from jaxdt.model.vectors import TIED_GROUP, group_entries, trained, with_trained
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
@@ -51,7 +51,8 @@ class StageArithmetic:
     def fresh_state(self, stage: int) -> State:
         functions = self._functions[stage]
         params = functions.init(self._config.train.seed)
-        outer = (params, jax.tree.map(jnp.zeros_like, params)) if self._groups.outer != "none" else ()
+        part = trained(self._config.model, params)
+        outer = (part, jax.tree.map(jnp.zeros_like, part)) if self._groups.outer != "none" else ()
         return _joined(ReplicaState(params, outer, functions.init_optimizer(params)))
 
     def params(self, state: State) -> Params:
@@ -87,20 +88,22 @@ class StageArithmetic:
 
     def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Sent:
         names = self._fragments[stage][fragment]
-        return as_sent(self._config.sync.codec, exchanged(self._groups, self._split(state), names, weight))
+        return as_sent(self._config.sync.codec, exchanged(self._groups, self._trained(state), names, weight))
 
     def mean(self, contributions: Sequence[Sent], weight: int) -> Vector:
         return added(contributions).astype(np.float32) * np.float32(1.0 / weight)
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
-        after = averaged(self._groups, self._split(state), self._fragments[stage][fragment], mean)
-        return self.placed(stage, _joined(after))
+        after = averaged(self._groups, self._trained(state), self._fragments[stage][fragment], mean)
+        return self.placed(stage, _joined(after._replace(params=with_trained(state[0], after.params))))
 
     def mean_state(self, states: Sequence[State]) -> State:
-        return mean_tree(states)
+        part, own = mean_tree([(trained(self._config.model, params), own) for params, own in states])
+        return with_trained(states[0][0], part), own
 
     def vector(self, state: State) -> Float32[np.ndarray, " n"]:
-        return FloatVector(state[0]).of(state[0])
+        part = self._trained(state).params
+        return FloatVector(part).of(part)
 
     def change(self, vector: Float32[np.ndarray, " n"], base: Float32[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
         return as_sent(self._config.sync.codec, vector - base).astype(np.float32)
@@ -109,7 +112,13 @@ class StageArithmetic:
         return vector + change
 
     def with_vector(self, stage: int, state: State, vector: Float32[np.ndarray, " n"]) -> State:
-        return self._functions[stage].place(FloatVector(state[0]).tree(vector, 1.0)), state[1]
+        part = FloatVector(self._trained(state).params).tree(vector, 1.0)
+        return self._functions[stage].place(with_trained(state[0], part)), state[1]
+
+    def _trained(self, state: State) -> ReplicaState:
+        """What of a replica's state other replicas may change."""
+        replica = self._split(state)
+        return replica._replace(params=trained(self._config.model, replica.params))
 
     def _split(self, state: State) -> ReplicaState:
         params, own = state

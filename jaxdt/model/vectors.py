@@ -5,9 +5,13 @@ that is both the first stage's embedding and the last stage's head, are a group 
 replicas of all these stages. Where replicas may differ such a table is the first stage's alone
 (jaxdt.sync.shared_table).
 
+Leaves that the facts of the model call not trained have no gradient and are in no vector: gradients, moments and
+whatever replicas exchange are trees like `trained(params)`.
+
 n numbers of a group."""
 
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +30,28 @@ def group_entries(config: ModelSpec, lo: int, hi: int) -> dict[str, list[str]]:
     return {STAGE_GROUP: own} | ({TIED_GROUP: shared} if shared else {})
 
 
+def trained(config: ModelSpec, params: Params) -> Params:
+    """The parameters with None, which is a tree without leaves, in place of each leaf that is not trained."""
+    frozen = config.facts.frozen
+    if not frozen:
+        return params
+
+    def kept(keys: Any, leaf: Any) -> Any:
+        path = jax.tree_util.keystr(keys[1:], simple=True, separator="/")
+        return None if (keys[0].key, path) in frozen else leaf
+
+    return jax.tree_util.tree_map_with_path(kept, params)
+
+
+def with_trained(params: Params, part: Params) -> Params:
+    """The parameters with the leaves of `part`, a tree like their trained ones."""
+
+    def newest(new: Any, own: Any) -> Any:
+        return own if new is None else new
+
+    return {name: jax.tree.map(newest, part[name], params[name], is_leaf=lambda leaf: leaf is None) for name in params}
+
+
 def own_params(config: ModelSpec, lo: int, hi: int, params: Params) -> Params:
     """The parameters of a stage without those that belong to a stage before it."""
     owned = {entry.name for entry in config.facts.owned(lo, hi)}
@@ -34,8 +60,8 @@ def own_params(config: ModelSpec, lo: int, hi: int, params: Params) -> Params:
 
 def group_sizes(config: ModelSpec, lo: int, hi: int) -> dict[str, int]:
     """Sync group -> how many numbers its vector has."""
-    n_params = {entry.name: entry.n_params for entry in config.facts.entries_in(lo, hi)}
-    return {group: sum(n_params[name] for name in names) for group, names in group_entries(config, lo, hi).items()}
+    n_trained = {entry.name: entry.n_trained for entry in config.facts.entries_in(lo, hi)}
+    return {group: sum(n_trained[name] for name in names) for group, names in group_entries(config, lo, hi).items()}
 
 
 def gradient_vectors(config: ModelSpec, lo: int, hi: int, tree: Params) -> dict[str, Float32[Array, " n"]]:

@@ -521,6 +521,12 @@ def check_plan(config: RunConfig, plan: Plan) -> None:
             raise BadInput(
                 f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {n_layers} layers with one block"
             )
+    for stage, (lo, hi) in enumerate(plan.stages):
+        if facts.stage_trained(lo, hi) == facts.shared_trained(lo, hi):
+            raise BadInput(
+                f"plan.stages[{stage}]: layers {lo}..{hi - 1} have nothing of their own that is trained, expected "
+                "other cuts, or other parameters that are trained"
+            )
     for boundary in range(len(plan.codec)):
         for pipeline in range(plan.n_pipelines):
             for forward in (True, False):

@@ -4,7 +4,8 @@ Two moments count. While a peer computes, it holds parameters, optimizer moments
 microbatch between its forward and its backward a residual and the boundary tensors beside it; and what one backward
 needs while it runs. While a peer updates, it holds beside the same state its own gradient as one vector, the slices of
 the sum, the joined sum, and the new parameters, since the old ones are not donated. The exchange before the update
-holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32).
+holds less. Per trained parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32); one that is
+not trained takes 4.
 
 A peer on an accelerator holds a part of that in the host's memory: the own vector and the slices, vectors of others,
 boundary tensors on their way and kept ones. These do not count against the device, on which the update takes 24 bytes
@@ -87,15 +88,17 @@ class MemoryOptions:
 
 
 def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
-    """Parameters, moments and accumulator of layers lo..hi-1, and the weights cast for one Work in another dtype."""
+    """Parameters of layers lo..hi-1, moments and accumulator of those that are trained, and the weights cast for one
+    Work in another dtype."""
     cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
-    return model.facts.stage_params(lo, hi) * (FLOAT_BYTES * (2 + n_moments) + cast_bytes)
+    of_trained = model.facts.stage_trained(lo, hi) * FLOAT_BYTES * (1 + n_moments)
+    return model.facts.stage_params(lo, hi) * (FLOAT_BYTES + cast_bytes) + of_trained
 
 
 def update_bytes(model: ModelSpec, lo: int, hi: int) -> int:
     """Memory that the update takes beside the state: own vector, slices of the sum, joined sum, new parameters. A peer
     without replicas holds all of them too."""
-    return 4 * FLOAT_BYTES * model.facts.stage_params(lo, hi)
+    return 4 * FLOAT_BYTES * model.facts.stage_trained(lo, hi)
 
 
 def residual_bytes(model: ModelSpec, lo: int, hi: int, shape: MicrobatchShape, dtype: str, remat: str) -> int:
@@ -148,8 +151,8 @@ def stage_memory(
     dtype, copies = options.dtype, options.copies
     n_boundaries = (lo > 0) + (hi < model.facts.n_layers)
     boundary_bytes = n_boundaries * model.facts.boundary_numbers(shape.n_tokens) * DTYPE_BYTES[dtype]
-    vector_bytes = FLOAT_BYTES * model.facts.stage_params(lo, hi)
-    updated_bytes = FLOAT_BYTES * model.facts.owned_params(lo, hi) if copies else vector_bytes
+    vector_bytes = FLOAT_BYTES * model.facts.stage_trained(lo, hi)
+    updated_bytes = FLOAT_BYTES * model.facts.owned_trained(lo, hi) if copies else vector_bytes
     has_delay = bool(options.delay) and copies is None
     held = StageMemory(
         parameters=state_bytes(model, lo, hi, dtype, n_moments=0) - vector_bytes + has_delay * vector_bytes,

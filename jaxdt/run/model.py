@@ -11,9 +11,15 @@ from typing import Any, get_type_hints
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.own_model import OwnModel, is_own
 
 # The first family is that of files which name none.
 FAMILIES = ("gpt", "llama")
+
+
+def option_classes() -> dict[str, type[ModelSpec]]:
+    """All classes of options, by the name of the family; that of models of one's own comes last."""
+    return {family: options_class(family) for family in FAMILIES} | {"your own": OwnModel}
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +46,8 @@ def options_class(family: str) -> type[ModelSpec]:
 def options_of(preset: Any = "debug", family: Any = None, **overrides: Any) -> ModelSpec:
     """The options of a preset with the given fields replaced. Without a family, the first one that has the preset.
     Values are checked here, since they may come straight from a file."""
+    if is_own(family):
+        return OwnModel.of(preset, family=family, **renamed(overrides))
     if family is None:
         owners = [(name, owner) for owner in FAMILIES for name in options_class(owner).presets]
         require_one_of("model.preset", preset, tuple(dict(owners)))
@@ -49,6 +57,8 @@ def options_of(preset: Any = "debug", family: Any = None, **overrides: Any) -> M
 
 def read_options(data: Any, where: str) -> ModelSpec:
     """The options that plain data describes in full; `where` names them in errors."""
+    if serialize.is_object(data) and is_own(data.get("family")):
+        return OwnModel.of("debug", **data)
     options = renamed(data) if serialize.is_object(data) else data
     family = options.pop("family", FAMILIES[0]) if serialize.is_object(options) else FAMILIES[0]
     return serialize.read(_class_named(family, where), options, where)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxdt.run import serialize
@@ -55,7 +56,7 @@ class Entry:
     def n_params(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves)
 
-    @property
+    @cached_property
     def n_trained(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves if leaf.trained)
 
@@ -127,48 +128,63 @@ class ModelFacts:
                     f"{', '.join(map(str, self.cuts))}"
                 )
 
+    @cached_property
+    def frozen(self) -> frozenset[tuple[str, str]]:
+        """(entry, path) of the leaves that are not trained."""
+        return frozenset((e.name, leaf.path) for e in self.entries for leaf in e.leaves if not leaf.trained)
+
     def entries_in(self, lo: int, hi: int) -> list[Entry]:
         """The entries that the layers lo..hi-1 read, by name."""
-        return self._of_range(lo, hi)[0]
+        return self._of_range(lo, hi).entries
 
     def shared(self, lo: int, hi: int) -> list[Entry]:
-        """Those of them that other layers read too: parameters that several stages hold."""
-        return self._of_range(lo, hi)[1]
+        """Those of them that are trained and that other layers read too: parameters that several stages hold, and on
+        which they have to agree."""
+        return self._of_range(lo, hi).shared
 
     def owned(self, lo: int, hi: int) -> list[Entry]:
-        """Those of them that no layer before lo reads: each entry of the model is owned by one stage."""
-        return [entry for entry in self.entries_in(lo, hi) if entry.layers[0] >= lo]
-
-    def shared_params(self, lo: int, hi: int) -> int:
-        return sum(entry.n_params for entry in self.shared(lo, hi))
-
-    def owned_params(self, lo: int, hi: int) -> int:
-        return sum(entry.n_params for entry in self.owned(lo, hi))
+        """Those of them that no layer before lo reads, or that are not trained: each trained entry of the model is
+        owned by one stage, and of the others each stage has its own copy."""
+        return [entry for entry in self.entries_in(lo, hi) if entry.layers[0] >= lo or not entry.n_trained]
 
     def stage_params(self, lo: int, hi: int) -> int:
         """Numbers that a stage of the layers lo..hi-1 holds."""
-        return self._of_range(lo, hi)[2]
+        return self._of_range(lo, hi).n_params
 
     def stage_trained(self, lo: int, hi: int) -> int:
         """Those of them that are trained."""
-        return sum(entry.n_trained for entry in self.entries_in(lo, hi))
+        return self._of_range(lo, hi).n_trained
 
-    def _of_range(self, lo: int, hi: int) -> tuple[list[Entry], list[Entry], int]:
+    def shared_trained(self, lo: int, hi: int) -> int:
+        return sum(entry.n_trained for entry in self.shared(lo, hi))
+
+    def owned_trained(self, lo: int, hi: int) -> int:
+        return sum(entry.n_trained for entry in self.owned(lo, hi))
+
+    def owned_frozen(self, lo: int, hi: int) -> int:
+        return sum(entry.n_params - entry.n_trained for entry in self.owned(lo, hi))
+
+    def _of_range(self, lo: int, hi: int) -> "_Range":
         """Kept for each range: planners ask for the same few a million times."""
         if (lo, hi) not in self._ranges:
             found = [entry for entry in self.entries if entry.is_read_in(lo, hi)]
-            shared = [entry for entry in found if entry.is_read_outside(lo, hi)]
-            self._ranges[lo, hi] = found, shared, sum(entry.n_params for entry in found)
+            shared = [entry for entry in found if entry.n_trained and entry.is_read_outside(lo, hi)]
+            n_params, n_trained = (sum(getattr(entry, name) for entry in found) for name in ("n_params", "n_trained"))
+            self._ranges[lo, hi] = _Range(found, shared, n_params, n_trained)
         return self._ranges[lo, hi]
 
     @cached_property
-    def _ranges(self) -> dict[tuple[int, int], tuple[list[Entry], list[Entry], int]]:
+    def _ranges(self) -> dict[tuple[int, int], "_Range"]:
         return {}
 
     @property
-    def n_split_params(self) -> int:
-        """Numbers of all entries that some cut splits, so that several stages hold them."""
-        return sum(e.n_params for e in self.entries if any(e.layers[0] < cut <= e.layers[-1] for cut in self.cuts))
+    def n_trained(self) -> int:
+        return self.stage_trained(0, self.n_layers)
+
+    @property
+    def n_split_trained(self) -> int:
+        """Trained numbers of all entries that some cut splits, so that several stages hold them."""
+        return sum(e.n_trained for e in self.entries if any(e.layers[0] < cut <= e.layers[-1] for cut in self.cuts))
 
     @property
     def n_logit_params(self) -> int:
@@ -233,6 +249,15 @@ class ModelFacts:
         for entry in self.owned(lo, hi):
             found[sum(start <= entry.layers[0] for start in starts[1:]) % n_fragments].append(entry)
         return found
+
+
+class _Range(NamedTuple):
+    """What is known of the entries that a range of layers reads."""
+
+    entries: list[Entry]
+    shared: list[Entry]
+    n_params: int
+    n_trained: int
 
 
 UNKNOWN = ModelFacts(0, 0, 0, (), ())
@@ -311,6 +336,16 @@ class ModelSpec(ABC):
         """The options of the same model for samples of at most so many tokens."""
         options: Any = self
         return dataclasses.replace(options, max_len=max_len)
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        """The files outside the package that have the functions."""
+        return ()
+
+    def check_source(self, *, resumes: bool = False) -> None:
+        """BadInput if functions outside the package are not those of the run whose config has these options, which the
+        caller may resume."""
+        del resumes
 
     def untied(self) -> "ModelSpec":
         """The options of the same model with a head of its own. BadInput for a model that has one."""

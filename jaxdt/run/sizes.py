@@ -12,8 +12,8 @@ SHARED_TABLE = -1  # in the place of a stage
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that sync together: those of a stage but for a token table that another stage holds too, or this table
-    (`stage` SHARED_TABLE). `stages`: those whose peers hold them."""
+    """Trained parameters that sync together: those of a stage but for a token table that another stage holds too, or
+    this table (`stage` SHARED_TABLE). `stages`: those whose peers hold them."""
 
     stage: int
     stages: tuple[int, ...]
@@ -21,20 +21,20 @@ class Group:
 
 
 def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
-    """Numbers of the parameters of a replica of layers lo..hi-1, where replicas may differ: a table that two stages
-    share belongs to the first (jaxdt.sync.shared_table)."""
-    return config.model.facts.owned_params(lo, hi)
+    """Numbers of the trained parameters of a replica of layers lo..hi-1, where replicas may differ: a table that two
+    stages share belongs to the first (jaxdt.sync.shared_table)."""
+    return config.model.facts.owned_trained(lo, hi)
 
 
 def shared_table_elements(config: RunConfig, plan: Plan) -> int:
     """Numbers of the token table that the first and the last stage share; 0 if they share none."""
-    return config.model.facts.shared_params(*plan.stages[0])
+    return config.model.facts.shared_trained(*plan.stages[0])
 
 
 def moving_table_bytes(config: RunConfig, lo: int, hi: int) -> int:
     """Bytes that a replica of layers lo..hi-1 holds of a shared table, or of its gradient, on the way between the first
     and the last stage: the vector, and its slices."""
-    return 2 * DTYPE_BYTES["float32"] * config.model.facts.shared_params(lo, hi)
+    return 2 * DTYPE_BYTES["float32"] * config.model.facts.shared_trained(lo, hi)
 
 
 def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> int:
@@ -43,7 +43,7 @@ def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> in
     groups = config.sync.groups
     n_trees = 1 + (config.optim.n_moments if groups.average_moments else 0)
     entries = config.model.facts.fragments(lo, hi, groups.fragments)[fragment]
-    return n_trees * sum(entry.n_params for entry in entries)
+    return n_trees * sum(entry.n_trained for entry in entries)
 
 
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
@@ -61,7 +61,7 @@ def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     facts, table = config.model.facts, shared_table_elements(config, plan)
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
-        groups.append(Group(stage, (stage,), facts.stage_params(lo, hi) - facts.shared_params(lo, hi)))
+        groups.append(Group(stage, (stage,), facts.stage_trained(lo, hi) - facts.shared_trained(lo, hi)))
     if table:
         of_stages = tuple(stage for stage, (lo, hi) in enumerate(plan.stages) if facts.shared(lo, hi))
         groups.append(Group(SHARED_TABLE, of_stages, table))

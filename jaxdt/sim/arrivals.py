@@ -67,4 +67,5 @@ class Arrivals:
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters and moments; the optimizer's counters are left out."""
-    return config.model.facts.stage_params(*plan.stages[stage]) * (1 + config.optim.n_moments)
+    facts, (lo, hi) = config.model.facts, plan.stages[stage]
+    return facts.stage_params(lo, hi) + facts.stage_trained(lo, hi) * config.optim.n_moments

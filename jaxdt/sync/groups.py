@@ -127,6 +127,8 @@ def _fragments_problem(config: RunConfig, plan: Plan) -> str:
             f"sync.groups.fragments: got {groups.fragments}, expected at most {fewest}, the blocks of the stage that "
             "has fewest: a fragment is whole blocks"
         )
+    if not all(exchanged_elements(config, lo, hi, f) for lo, hi in plan.stages for f in range(groups.fragments)):
+        return f"sync.groups.fragments: got {groups.fragments}, expected fewer: one of them has nothing that is trained"
     if groups.lag_steps and plan.schedule == STASH:
         return (
             f"sync.groups.lag_steps: got {groups.lag_steps}, expected 0 with plan.schedule {STASH}, whose forwards run "

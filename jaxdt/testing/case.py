@@ -152,7 +152,7 @@ class Case:
     def __str__(self) -> str:
         config, (sync, train, wiring) = self.config, (self.config.sync, self.config.train, self.config.wiring)
         settings = {"groups": sync.groups, "server": sync.server}.get(sync.kind, f"delay {sync.delay}")
-        head = "tied" if config.model.facts.n_split_params else "untied"
+        head = "tied" if config.model.facts.n_split_trained else "untied"
         return (
             f"seed {self.seed}: {self.plan.shape}, shares {self.plan.shares}, {len(self.plan.workers)} workers, "
             f"{train.steps} steps of {self.plan.n_microbatches} microbatches, {self.plan.schedule}, {wiring.kind}, "

@@ -103,9 +103,10 @@ def _workload(plan: Plan, job: Job) -> CommWorkload:
 def state_bytes_of(job: Job, plan: Plan):
     """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
     if isinstance(job.work, RunConfig):
-        run = job.work
-        per_parameter = FLOAT_BYTES * (1 + run.optim.n_moments)
-        return lambda lo, hi: float(per_parameter * run.model.facts.stage_params(lo, hi))
+        facts, n_moments = job.work.model.facts, job.work.optim.n_moments
+        return lambda lo, hi: float(
+            FLOAT_BYTES * (facts.stage_params(lo, hi) + n_moments * facts.stage_trained(lo, hi))
+        )
     largest = max(hi - lo for lo, hi in plan.stages)
     a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
     return lambda lo, hi: a_layer_bytes * (hi - lo)

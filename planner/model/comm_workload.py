@@ -65,7 +65,7 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
 
 def largest_gradient_bytes(model: ModelSpec, stages: layer_cuts.Ranges) -> int:
     """c_dp: fp32 gradients of the largest stage."""
-    return FLOAT_BYTES * max(model.facts.stage_params(lo, hi) for lo, hi in stages)
+    return FLOAT_BYTES * max(model.facts.stage_trained(lo, hi) for lo, hi in stages)
 
 
 def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:

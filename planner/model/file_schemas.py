@@ -10,7 +10,7 @@ import typing
 from typing import Any
 
 from jaxdt.run import network, plan, profile
-from jaxdt.run.model import FAMILIES, options_class
+from jaxdt.run.model import option_classes
 from jaxdt.run.model_facts import ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -102,7 +102,7 @@ class _Definitions:
                 self.definitions[name] = self._object(typing.cast(type[Any], kind))
             return {"$ref": f"#/$defs/{name}"}
         if kind is ModelSpec:
-            return {"anyOf": [self.of(options_class(family)) for family in FAMILIES]}
+            return {"anyOf": [self.of(options) for options in option_classes().values()]}
         if origin in (types.UnionType, typing.Union):
             return {"anyOf": [self.of(argument) for argument in arguments]}
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:

@@ -248,9 +248,9 @@ class StepWorkload:
         which the simulator times."""
         facts = self.profile.model.facts
         if self.run is not None and replicas_may_differ(self.run):
-            return np.array([FLOAT_BYTES * facts.owned_params(lo, hi) for lo, hi in stages], dtype=float), 0.0
-        sizes = np.array([FLOAT_BYTES * facts.stage_params(lo, hi) for lo, hi in stages], dtype=float)
-        shared = [FLOAT_BYTES * facts.shared_params(lo, hi) for lo, hi in stages]
+            return np.array([FLOAT_BYTES * facts.owned_trained(lo, hi) for lo, hi in stages], dtype=float), 0.0
+        sizes = np.array([FLOAT_BYTES * facts.stage_trained(lo, hi) for lo, hi in stages], dtype=float)
+        shared = [FLOAT_BYTES * facts.shared_trained(lo, hi) for lo, hi in stages]
         return sizes - shared, float(max(shared))
 
     def least_seconds(self, n_stages: int) -> float:
@@ -290,12 +290,12 @@ class StepWorkload:
     def least_gradient_bytes(self, n_stages: int) -> float:
         """Bytes of gradient that the replicas of all stages exchange, for any cut."""
         facts = self.profile.model.facts
-        separate = facts.n_split_params if n_stages > 1 else 0  # exchanged on their own
-        return FLOAT_BYTES * float(facts.n_params - separate)
+        separate = facts.n_split_trained if n_stages > 1 else 0  # exchanged on their own
+        return FLOAT_BYTES * float(facts.n_trained - separate)
 
     def comm_bytes(self, stages: Ranges, shares: tuple[int, ...]) -> CommBytes:
         """The sizes of Eq. 1-4 with these layers and microbatches."""
-        c_dp_bytes = FLOAT_BYTES * max(self.profile.model.facts.stage_params(lo, hi) for lo, hi in stages)
+        c_dp_bytes = FLOAT_BYTES * max(self.profile.model.facts.stage_trained(lo, hi) for lo, hi in stages)
         return CommBytes(float(c_dp_bytes), float(max(shares) * self.boundary_bytes), self.exchanges_per_step)
 
     def even_comm_bytes(self, n_stages: int, n_pipelines: int) -> CommBytes:

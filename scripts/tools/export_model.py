@@ -19,7 +19,7 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.run_folder import RunFolders
-from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole
+from jaxdt.runtime.storage.checkpoint import about_run, complete_record, newest_whole
 from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN, Leaves, as_leaves, new_folder, open_model
 
 RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run.")
@@ -63,7 +63,7 @@ def of_run(folders: RunFolders) -> tuple[ModelSpec, Callable[[str], Leaves], Pat
         checkpoint = Path(CHECKPOINT.value)
         record = complete_record(checkpoint)
     else:
-        found, problems = newest_whole(folders.run_dir, {"model": serialize.write(config.model)})
+        found, problems = newest_whole(folders.run_dir, {"model": about_run(config, "")["model"]})
         for problem in problems:
             print(f"a newer checkpoint cannot be used, so this is of step {found.version}: {problem}")
         checkpoint, record = found.folder, found.record

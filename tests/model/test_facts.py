@@ -99,7 +99,7 @@ def test_fragments_have_the_numbers_counted_by_hand(name):
     for (lo, hi), n in itertools.product(ranges(found), (1, 2, 3)):
         sizes = [sum(entry.n_params for entry in entries) for entries in found.fragments(lo, hi, n)]
         assert sizes == [by_hand.fragment_params(model, lo, hi, fragment, n) for fragment in range(n)]
-        assert sum(sizes) == found.owned_params(lo, hi)
+        assert sum(sizes) == found.owned_trained(lo, hi)
 
 
 def test_layers_alike_are_those_of_equal_shapes():

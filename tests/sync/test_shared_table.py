@@ -184,7 +184,7 @@ def test_a_table_goes_to_the_last_stage_and_a_gradient_comes_back_in_each_local_
     """Also in a simulation without arithmetic, which counts both."""
     config, moved = make_config("all", 2, head="tied", every_steps=4), Moved()
     simulated(config, trace=moved)
-    n_bytes = N_STEPS * 4 * config.model.facts.n_split_params
+    n_bytes = N_STEPS * 4 * config.model.facts.n_split_trained
     for first, last in zip(*run_config.default_plan(config).placement, strict=True):
         assert moved.n_bytes[RoundKind.TABLE, first] == moved.n_bytes[RoundKind.GRADIENT, last] == n_bytes
     assert {kind for kind, _ in moved.n_bytes} >= {RoundKind.MEAN}

@@ -49,7 +49,9 @@ WRITTEN = (PART, UNFINISHED, re.compile(r"complete\.json(\.\d+\.\d+\.tmp)?"))  #
 def about_run(config: RunConfig, data_checksum: str) -> dict:
     """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens, and
     an outer optimizer if the run has one."""
-    about = {"model": serialize.write(config.model), "optimizer": config.optim.state_name, "data": data_checksum}
+    model = serialize.write(config.model)
+    model.pop("source", None)  # of a module of one's own: another one may make the same model
+    about = {"model": model, "optimizer": config.optim.state_name, "data": data_checksum}
     outer = config.sync.groups.outer
     return about if outer == "none" else about | {"outer": outer}
 

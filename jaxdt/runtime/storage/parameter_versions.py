@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdt.model.averaging import ReplicaState
 from jaxdt.model.stage import StageFunctions
+from jaxdt.model.vectors import trained, with_trained
 from jaxdt.run.delay import Delay
 from jaxdt.run.work import Work, WorkKind
 
@@ -33,7 +34,8 @@ class ParameterVersions:
         """Set the initial parameters, version 0: those that are given, or fresh ones."""
         params = self._functions.init(self._seed) if given is None else self._functions.place(given)
         self._set(0, params, self._functions.init_optimizer(params), params)
-        self.outer = (params, jax.tree.map(jnp.zeros_like, params)) if self._has_outer else ()
+        part = self.trained
+        self.outer = (part, jax.tree.map(jnp.zeros_like, part)) if self._has_outer else ()
 
     def put(self, version: int, state: tuple[Any, ...]) -> None:
         """Set a state that was read from a disk or fetched from a peer. If it lacks the parameters of the version
@@ -67,6 +69,15 @@ class ParameterVersions:
         whole = (opt_state, *self.outer) if self._has_outer else opt_state
         return (self.params, whole) + ((self.before,) if self._delay.steps else ())
 
+    @property
+    def trained(self) -> Any:
+        """The parameters that are trained."""
+        return trained(self._functions.config, self.params)
+
+    def state_from(self, part: Any) -> tuple[Any, ...]:
+        """The state whose trained parameters are these."""
+        return with_trained(self.params, part), *self.state[1:]
+
     def of(self, step: int) -> Any:
         """The parameters with which a step computes."""
         version = self._delay.version_of(step)
@@ -77,10 +88,10 @@ class ParameterVersions:
         return self.before
 
     def adopt(self, state: ReplicaState) -> None:
-        """Replace the parameters, the anchor and the momentum of the outer optimizer, and the replica's own optimizer's
-        state; the version stays."""
+        """Replace the trained parameters, the anchor and the momentum of the outer optimizer, and the replica's own
+        optimizer's state; the version stays."""
         place = self._functions.place
-        self.params, self.opt_state = place(state.params), place(state.opt_state)
+        self.params, self.opt_state = place(with_trained(self.params, state.params)), place(state.opt_state)
         self.outer = tuple(place(tree) for tree in state.outer)
 
     def update(self, vectors: Mapping[str, Any], scale: float) -> None:

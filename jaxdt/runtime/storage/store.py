@@ -112,6 +112,7 @@ class Store:
         groups = config.sync.groups
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
         self._n_params = replica_elements(config, lo, hi)
+        self._n_frozen = config.model.facts.owned_frozen(lo, hi)
         self._exchanged_sizes = [exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)]
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
@@ -264,12 +265,17 @@ class Store:
         its parameters, or the vector that a group exchanges."""
         versions = self.parameter_versions
         if round.kind == RoundKind.PUSH:
-            return self._pushed.next(versions.params)
-        if round.kind == RoundKind.STATE:
-            return FloatVector(versions.state).of(versions.state)
+            return self._pushed.next(versions.trained)
         if round.kind == RoundKind.MEAN:
             return self._exchanged(round.fragment)
-        return FloatVector(versions.params).of(versions.params)
+        exchanged = self._trained_state if round.kind == RoundKind.STATE else versions.trained
+        return FloatVector(exchanged).of(exchanged)
+
+    @property
+    def _trained_state(self) -> tuple[Any, ...]:
+        """The state without the parameters that are not trained."""
+        versions = self.parameter_versions
+        return versions.trained, *versions.state[1:]
 
     def _exchanged(self, fragment: int) -> np.ndarray:
         groups, names = self._config.sync.groups, self._fragments[fragment]
@@ -278,7 +284,7 @@ class Store:
     @property
     def _replica(self) -> ReplicaState:
         versions = self.parameter_versions
-        return ReplicaState(versions.params, versions.outer, versions.opt_state)
+        return ReplicaState(versions.trained, versions.outer, versions.opt_state)
 
     def _freeze(self, step: int) -> None:
         """Keep what a group exchanges of the fragment that is due after `step` local steps. The one before is not
@@ -293,15 +299,16 @@ class Store:
         versions = self.parameter_versions
         total = self._slices.result(round)
         if round.kind == RoundKind.PUSH:
-            versions.put(version, (with_change(versions.params, total), versions.opt_state))
+            versions.put(version, versions.state_from(with_change(versions.trained, total)))
         elif round.kind == RoundKind.PULL:
             self._pushed.pulled(total)
-            versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
+            versions.put(version, versions.state_from(FloatVector(versions.trained).tree(total, scale)))
         elif round.kind == RoundKind.CHECKPOINT:  # the next update donates the optimizer's state
-            moments = jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)
-            self._kept_state = (version, (FloatVector(versions.params).tree(total, scale), moments))
+            params, _ = versions.state_from(FloatVector(versions.trained).tree(total, scale))
+            self._kept_state = (version, (params, jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)))
         elif round.kind == RoundKind.STATE:
-            mean = FloatVector(versions.state).tree(total, scale)
+            part, *others = FloatVector(self._trained_state).tree(total, scale)
+            mean = versions.state_from(part)[0], *others
             if version == self._config.train.steps:
                 versions.put(version, mean)
             else:
@@ -376,8 +383,9 @@ class Store:
     def _mean_of(self, round: RoundId, scale: float) -> Any:
         """The parameters that are the sum of a round times `scale`, which are held until the round is forgotten."""
         if self._mean is None or self._mean[0] != round:
-            tree = FloatVector(self.parameter_versions.params).tree(self._slices.result(round), scale)
-            self._mean = (round, self.functions.place(tree))
+            versions = self.parameter_versions
+            part = FloatVector(versions.trained).tree(self._slices.result(round), scale)
+            self._mean = (round, self.functions.place(versions.state_from(part)[0]))
         return self._mean[1]
 
     def _mean_with_table(self, rounds: tuple[RoundId, ...], scale: float) -> Any:
@@ -532,7 +540,7 @@ class Store:
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
         if round.kind == RoundKind.STATE:
-            return self.n_words if round.stage == self._stage else 0
+            return self.n_words - self._n_frozen if round.stage == self._stage else 0
         if round.kind == RoundKind.MEAN:
             is_here = round.stage == self._stage and round.fragment in range(len(self._exchanged_sizes))
             return self._exchanged_sizes[round.fragment] if is_here else 0
