@@ -24,6 +24,7 @@ from jaxdt.model import kernels
 from jaxdt.model.base import Auxiliary, Boundary, Logits, Params, Tokens, apply_stage, init_stage, stage_outputs
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params
+from jaxdt.protocol.events import EXPERTS
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
@@ -198,16 +199,15 @@ def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], targets_BT: Int[Array
 
 
 def auxiliary_figures(acc: Params) -> dict[str, float]:
-    """What people read of the sums beside a gradient: `auxiliary_loss`, the mean over samples of what the layers of the
-    stage add to the loss, and `expert_load_max`, the load of the busiest expert of a layer by the mean of that layer's
-    experts. Nothing without samples, or of layers without experts."""
+    """The values EXPERTS of a gradient: the mean over samples of what the layers of the stage add to the loss, and the
+    load of the busiest expert of a layer, by the mean of that layer's experts. Nothing without samples, or of layers
+    without experts."""
     if AUXILIARY not in acc or not acc[AUXILIARY]["n_samples"]:
         return {}
     layers: tuple[Auxiliary, ...] = acc[AUXILIARY]["layers"]
-    return {
-        "auxiliary_loss": sum(float(layer.loss) for layer in layers) / float(acc[AUXILIARY]["n_samples"]),
-        "expert_load_max": max(float(jnp.max(layer.load) / jnp.mean(layer.load)) for layer in layers),
-    }
+    loss = sum(float(layer.loss) for layer in layers) / float(acc[AUXILIARY]["n_samples"])
+    load_max = max(float(np.max(layer.load) / np.mean(layer.load)) for layer in layers)
+    return dict(zip(EXPERTS, (loss, load_max), strict=True))
 
 
 def _no_auxiliary(config: ModelSpec, lo: int, hi: int) -> dict[str, Any]:
