@@ -94,6 +94,10 @@ def block_params(c):
     return attention_params(c) + 3 * c.d_model * c.d_ff
 
 
+def used_params(c):
+    return block_params(c)
+
+
 def attention_params(c):
     d, width = c.d_model, c.d_head or c.d_model // c.n_heads
     of_queries, of_keys = c.n_heads * width, c.n_kv_heads * width

@@ -12,7 +12,7 @@ from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
 
 # The first family is that of files which name none.
-FAMILIES = ("gpt", "llama")
+FAMILIES = ("gpt", "llama", "moe")
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
