@@ -16,6 +16,7 @@ from jaxdt.interop.import_model import import_model  # noqa: E402
 from jaxdt.model.base import apply_stage, model_of  # noqa: E402
 from jaxdt.run.families.gpt import GPTConfig  # noqa: E402
 from jaxdt.run.families.llama import LlamaConfig  # noqa: E402
+from jaxdt.run.families.moe import MoeConfig  # noqa: E402
 from jaxdt.runtime.storage.model_folder import as_leaves, as_tree, open_model, options_of_run  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
@@ -27,6 +28,8 @@ FRESH = {
     "qwen2": LlamaConfig.of("debug", qkv_bias=True, window=8),
     "qwen3": LlamaConfig.of("debug", qk_norm=True, d_head=24),
     "mistral": LlamaConfig.of("debug", window=8),
+    "mixtral": MoeConfig.of("debug", window=8),
+    "qwen3 with experts": MoeConfig.of("debug", qk_norm=True, norm_topk=False, tied_head=True),
 }
 
 
