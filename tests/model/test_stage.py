@@ -206,8 +206,9 @@ def test_only_accumulator_and_optimizer_state_are_given_away():
     assert deleted(params) == deleted(acc) == deleted(vectors) == {False}
 
 
-def test_two_devices_give_the_numbers_of_one():
-    config = CONFIGS["tied"]
+@pytest.mark.parametrize("name", ["tied", "mixtral"])
+def test_two_devices_give_the_numbers_of_one(name):
+    config = CONFIGS[name]
     batch, results = microbatches(config), []
     for devices in (1, 2):
         stages = build_split(config, [0, 2, 3], remat="dots", devices=devices)
