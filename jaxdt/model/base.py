@@ -29,7 +29,8 @@ Half = tuple[Callable[[Any, Boundary], Boundary], str]
 class Auxiliary(NamedTuple):
     """What a layer may give beside its output. It follows from the layer and each sample alone, so that no cut and no
     share of microbatches changes the sums. `loss`: a sum over the samples, with its weight; its gradient joins that of
-    the cross-entropy, and the loss that is reported leaves it out. `load`: how often the layer chose each expert."""
+    the cross-entropy, and the loss that is reported leaves it out. `load`: how often the layer chose each of
+    its experts, of which there are some."""
 
     loss: Float32[Array, ""]
     load: Float32[Array, " E"]

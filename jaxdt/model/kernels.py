@@ -110,6 +110,7 @@ def _sums_of_outer_products(x_RD, g_RF, sizes_E):
 def _blocks(n_rows: int, sizes_E: Int[Array, " E"]) -> tuple[int, Any, Callable]:
     """(rows of a block, number of blocks, function of a block's number: its group, its first row, the end of its
     group). A quarter of a mean group keeps the rows few that are multiplied twice."""
+    sizes_E = jnp.asarray(sizes_E)
     quarter = max(1, n_rows // (4 * len(sizes_E)))
     size = min(max(1 << (quarter.bit_length() - 1), BLOCK_ROWS_MIN), BLOCK_ROWS_MAX)
     numbers_E = (sizes_E + size - 1) // size

@@ -17,7 +17,7 @@ from jaxdt.model.base import apply_stage, model_of  # noqa: E402
 from jaxdt.run.families.gpt import GPTConfig  # noqa: E402
 from jaxdt.run.families.llama import LlamaConfig  # noqa: E402
 from jaxdt.run.families.moe import MoeConfig  # noqa: E402
-from jaxdt.runtime.storage.model_folder import as_leaves, as_tree, open_model, options_of_run  # noqa: E402
+from jaxdt.runtime.storage.model_folder import as_leaves, as_tree, open_model  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
 TIED = ("gpt2", "llama3", "qwen2")
@@ -53,7 +53,7 @@ def test_a_model_that_came_in_leaves(name, untie, tmp_path):
         pytest.skip("its head is its own")
     import_model(HFFolder(FIXTURES / name), tmp_path / "model")
     model = open_model(tmp_path / "model")
-    options = options_of_run(model, 32, untie)
+    options = model.options.untied() if untie else model.options
     leaves = {entry.name: as_leaves(model.entry_of(options, entry)) for entry in options.facts.entries}
     origin = {path.name: path.read_bytes() for path in model.origin.iterdir()}
     (tmp_path / "out").mkdir()
