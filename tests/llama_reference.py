@@ -24,22 +24,30 @@ def logits(config, params, tokens_BT):
     x = params["tok"][tokens_BT]
     for layer in range(config.n_layers):
         x = _block(config, params[f"block_{layer:03d}"], x)
-    x = _norm(config, params["head"]["ln"], x)
+    return head(config, params, x)
+
+
+def head(config, params, x):
+    x = norm(config, params["head"]["ln"], x)
     return x @ (params["tok"].T if config.tied_head else params["head"]["out"])
 
 
 def _block(c, p, x):
-    h, width, heads = _norm(c, p["ln1"], x), c.d_head or c.d_model // c.n_heads, []
+    x = with_attention(c, p, x)
+    h = norm(c, p["ln2"], x)
+    return x + _dense(p["down"], jax.nn.silu(_dense(p["gate"], h)) * _dense(p["up"], h))
+
+
+def with_attention(c, p, x):
+    h, width, heads = norm(c, p["ln1"], x), c.d_head or c.d_model // c.n_heads, []
     part = lambda name, head: _dense(p[name], h)[..., head * width : (head + 1) * width]  # noqa: E731
     for head in range(c.n_heads):
         shared = head // (c.n_heads // c.n_kv_heads)
         q, k, v = part("q", head), part("k", shared), part("v", shared)
         if c.qk_norm:
-            q, k = _norm(c, p["q_norm"], q), _norm(c, p["k_norm"], k)
+            q, k = norm(c, p["q_norm"], q), norm(c, p["k_norm"], k)
         heads.append(_attention(c, _turn(c, q), _turn(c, k), v))
-    x = x + _dense(p["o"], jnp.concatenate(heads, axis=-1))
-    h = _norm(c, p["ln2"], x)
-    return x + _dense(p["down"], jax.nn.silu(_dense(p["gate"], h)) * _dense(p["up"], h))
+    return x + _dense(p["o"], jnp.concatenate(heads, axis=-1))
 
 
 def _attention(c, q_BTK, k_BTK, v_BTK):
@@ -77,27 +85,42 @@ def _dense(p, x):
     return y + p["bias"][None, None] if "bias" in p else y
 
 
-def _norm(c, p, x):
+def norm(c, p, x):
     return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + c.norm_eps) * p["scale"][None, None]
 
 
 def block_params(c):
     """By hand: two norms, four projections of the attention, three of the feed-forward part."""
+    return attention_params(c) + 3 * c.d_model * c.d_ff
+
+
+def used_params(c):
+    return block_params(c)
+
+
+def attention_params(c):
     d, width = c.d_model, c.d_head or c.d_model // c.n_heads
     of_queries, of_keys = c.n_heads * width, c.n_kv_heads * width
     biases = c.qkv_bias * (of_queries + 2 * of_keys) + c.o_bias * d
     norms = 2 * d + c.qk_norm * 2 * width
-    return norms + biases + d * of_queries + 2 * d * of_keys + of_queries * d + 3 * d * c.d_ff
+    return norms + biases + d * of_queries + 2 * d * of_keys + of_queries * d
 
 
 def layer_flops(c, n_tokens):
     """Of the forward of one token by hand: two for each weight; each head of queries meets all tokens twice."""
+    return attention_flops(c, n_tokens) + 6 * c.d_model * c.d_ff
+
+
+def attention_flops(c, n_tokens):
     width = c.d_head or c.d_model // c.n_heads
-    matrices = 2 * c.d_model * width * (c.n_heads + c.n_kv_heads) + 3 * c.d_model * c.d_ff
-    return 2 * matrices + 4 * c.n_heads * width * n_tokens
+    return 4 * c.d_model * width * (c.n_heads + c.n_kv_heads) + 4 * c.n_heads * width * n_tokens
 
 
 def saved(c):
     """Results of a layer's products with weights, by hand."""
+    return attention_saved(c) + c.d_model + 2 * c.d_ff
+
+
+def attention_saved(c):
     width = c.d_head or c.d_model // c.n_heads
-    return (c.n_heads + 2 * c.n_kv_heads) * width + 2 * c.d_model + 2 * c.d_ff
+    return (c.n_heads + 2 * c.n_kv_heads) * width + c.d_model

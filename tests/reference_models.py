@@ -5,11 +5,12 @@ import gpt_reference
 import jax
 import jax.numpy as jnp
 import llama_reference
+import moe_reference
 
 from jaxdt.model.base import apply_stage
 
-REFERENCES = {"gpt": gpt_reference, "llama": llama_reference}
-CONFIGS = gpt_reference.CONFIGS | llama_reference.CONFIGS
+REFERENCES = {"gpt": gpt_reference, "llama": llama_reference, "moe": moe_reference}
+CONFIGS = gpt_reference.CONFIGS | llama_reference.CONFIGS | moe_reference.CONFIGS
 
 
 def logits(config, params, tokens_BT):
@@ -20,6 +21,20 @@ def logits(config, params, tokens_BT):
 
 
 def loss_sum(config, params, tokens_BT, targets_BT):
-    logp_BTV = jax.nn.log_softmax(logits(config, params, tokens_BT), axis=-1)
+    return _cross_entropy(logits(config, params, tokens_BT), targets_BT)
+
+
+def objective(config, params, tokens_BT, targets_BT):
+    """(what is minimised, the loss that is reported), both sums over samples."""
+    if config.family != "moe":
+        loss = loss_sum(config, params, tokens_BT, targets_BT)
+        return loss, loss
+    logits_BTV, auxiliary = moe_reference.logits_and_auxiliary(config, params, tokens_BT)
+    loss = _cross_entropy(logits_BTV, targets_BT)
+    return loss + auxiliary, loss
+
+
+def _cross_entropy(logits_BTV, targets_BT):
+    logp_BTV = jax.nn.log_softmax(logits_BTV, axis=-1)
     picked_BT = jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    return -jnp.sum(picked_BT) / tokens_BT.shape[1]
+    return -jnp.sum(picked_BT) / targets_BT.shape[1]

@@ -52,6 +52,8 @@ OWN = {
 }
 FROZEN = '{"width": 32, "frozen": ["embed/", "/qkv/"]}'
 OWN["own_nnx_frozen"] = OWN["own_nnx"] | {"options": FROZEN}
+# With an auxiliary loss that weighs as much as the cross-entropy.
+MOE = MODEL | dict(family="moe", n_heads=4, n_kv_heads=2, n_experts=4, n_experts_per_token=2, router_aux_coef=1.0)
 BATCH = 2
 # The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
 # noise into steps of full size, different in every program.
@@ -85,6 +87,15 @@ GRID += [
         (1, 1, "recompute", "tied"),
         (2, 2, "dots", "untied"),
         (2, 1, "recompute", "tied"),
+        (3, 1, "dots", "tied"),
+        (3, 1, "recompute", "untied"),
+    )
+]
+GRID += [
+    pytest.param(stages, pipelines, "1f1b", remat, head, MOE, id=f"moe-{stages}x{pipelines}-{remat}-{head}")
+    for stages, pipelines, remat, head in (
+        (1, 1, "recompute", "untied"),
+        (2, 2, "dots", "untied"),
         (3, 1, "dots", "tied"),
         (3, 1, "recompute", "untied"),
     )
@@ -171,7 +182,13 @@ def loss_of(model):
 
 @functools.cache
 def gradient_of(model):
-    return jax.jit(jax.value_and_grad(partial(mean_loss, model)))
+    """(params, tokens) -> ((what is minimised, the loss that is reported), gradient), each a mean over samples."""
+
+    def objective(params, tokens_BT):
+        sums = reference_models.objective(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:])
+        return tuple(total / tokens_BT.shape[0] for total in sums)
+
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
 @pytest.fixture(scope="session")
@@ -241,7 +258,7 @@ def train_in_one_process(model, optim, lengths, sync, n_steps):
         seq_len = lengths.at(step)
         parts = [data.train_batch(SEED, step, m, BATCH, seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
         lag = sync.delay if step >= max(sync.delay_after_steps, 1) else 0
-        loss, gradient = loss_and_gradient(versions[step - lag], np.concatenate(parts))
+        (_, loss), gradient = loss_and_gradient(versions[step - lag], np.concatenate(parts))
         if frozen:
             gradient = where_frozen(frozen, gradient, jax.tree.map(jnp.zeros_like, gradient))
         norm, updated, state = update(params, state, gradient)

@@ -17,7 +17,7 @@ from jaxdt.interop.tensor_names import Tensor
 from jaxdt.run.errors import BadInput, why
 
 # general.architecture -> model_type, and key behind the architecture -> key of config.json.
-ARCHITECTURES = {"gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {"gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 KEYS = {
     "gpt2": {
         "block_count": "n_layer",
@@ -33,6 +33,9 @@ KEYS = {
         "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim",
         "feed_forward_length": "intermediate_size",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok",
         "context_length": "max_position_embeddings",
         "attention.layer_norm_rms_epsilon": "rms_norm_eps",
         "rope.freq_base": "rope_theta",
@@ -83,9 +86,14 @@ class GGUFFile:
             "tie_word_embeddings": HEAD not in self._tensors,
             "attention_bias": architecture == "llama" and "blk.0.attn_q.bias" in self._tensors,
         }
+        if architecture == "llama" and found.get("num_local_experts"):
+            found["model_type"] = "mixtral"
+        if architecture == "qwen3moe":  # files do not say it; those who run them scale the weights
+            found["norm_topk_prob"] = True
         if window := fields.get(f"{architecture}.attention.sliding_window"):
-            says_so = {"model_type": "mistral"} if architecture == "llama" else {"use_sliding_window": True}
-            found |= {"sliding_window": window, **says_so}
+            if found["model_type"] == "llama":
+                found["model_type"] = "mistral"
+            found |= {"sliding_window": window} | ({} if architecture == "llama" else {"use_sliding_window": True})
         if epsilon := fields.get(f"{architecture}.attention.layer_norm_epsilon"):
             found["layer_norm_epsilon"] = float(str(np.float32(epsilon)))
         for name in ("bos", "eos"):
@@ -122,14 +130,14 @@ class GGUFFile:
         """The tensors that are parameters."""
         return set(self._tensors) - {FREQUENCIES}
 
-    def name_of(self, tensor: Tensor) -> str:
+    def names_of(self, tensor: Tensor) -> list[str]:
         """The name of a tensor here."""
-        return tensor.gguf
+        return [tensor.gguf]
 
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of a tensor in the layout of this project, which for a matrix is the order of GGUF."""
-        shape = tuple(int(n) for n in self._tensors[tensor.gguf].shape)
-        return shape if tensor.is_matrix else shape[::-1]
+    def shape(self, tensor: Tensor, name: str) -> tuple[int, ...]:
+        """The shape of a tensor in the layout of this project."""
+        shape = tuple(int(n) for n in reversed(self._tensors[name].shape))
+        return (*shape[:-2], shape[-1], shape[-2]) if tensor.is_matrix and len(shape) > 1 else shape
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """A tensor in fp32 and in the layout of this project."""
@@ -142,7 +150,7 @@ class GGUFFile:
             ) from None
         if tensor.is_rotated and self._is_rotated:
             array = without_pairs(array, self.options.head_width)
-        return np.ascontiguousarray(array.T) if tensor.is_matrix else np.array(array)
+        return np.ascontiguousarray(array.swapaxes(-1, -2)) if tensor.is_matrix else np.array(array)
 
 
 def without_pairs(array: np.ndarray, head_width: int) -> np.ndarray:

@@ -5,7 +5,7 @@ One table of keys for each model_type is read in both directions. What the table
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.run.errors import BadInput, nearest
@@ -24,7 +24,8 @@ class ModelType:
     defaults: values of keys that a file may leave out.
     accepted: keys that are no options, with the values that are computed here; the first is that of a file which
         leaves the key out.
-    max_positions: the key with the greatest length. `is_table`: the parameters have a row for each of its positions."""
+    max_positions: the key with the greatest length. `is_table`: the parameters have a row for each of its positions.
+    other_names: key -> the name that it has in some files."""
 
     architecture: str
     family: str
@@ -33,6 +34,12 @@ class ModelType:
     accepted: Mapping[str, tuple[Any, ...]]
     max_positions: str
     is_table: bool = False
+    other_names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def key_in(self, config: Config, key: str) -> str:
+        """The name of a key in this file."""
+        other = self.other_names.get(key, key)
+        return other if other in config and key not in config else key
 
 
 GPT2 = ModelType(
@@ -78,6 +85,13 @@ LLAMA_DEFAULTS = {
 LLAMA_ACCEPTED = {"hidden_act": ("silu",), "mlp_bias": (False,), "partial_rotary_factor": (1.0,)}
 
 
+EXPERT_KEYS = {
+    "n_experts": "num_local_experts",
+    "n_experts_per_token": "num_experts_per_tok",
+    "router_aux_coef": "router_aux_loss_coef",
+}
+
+
 def _like_llama(architecture: str, **defaults: Any) -> ModelType:
     all_defaults = LLAMA_DEFAULTS | defaults
     return ModelType(architecture, "llama", LLAMA_KEYS, all_defaults, LLAMA_ACCEPTED, "max_position_embeddings")
@@ -89,6 +103,29 @@ MODEL_TYPES = {
     "mistral": _like_llama("MistralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8),
     "qwen2": _like_llama("Qwen2ForCausalLM", max_position_embeddings=32768, num_key_value_heads=32),
     "qwen3": _like_llama("Qwen3ForCausalLM", max_position_embeddings=32768, num_key_value_heads=32, head_dim=128),
+    "mixtral": ModelType(
+        architecture="MixtralForCausalLM",
+        family="moe",
+        keys=LLAMA_KEYS | EXPERT_KEYS,
+        defaults=LLAMA_DEFAULTS
+        | dict(num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=131072, rope_theta=1e6)
+        | dict(num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001),
+        accepted=LLAMA_ACCEPTED | {"router_jitter_noise": (0.0,)},
+        max_positions="max_position_embeddings",
+    ),
+    "qwen3_moe": ModelType(
+        architecture="Qwen3MoeForCausalLM",
+        family="moe",
+        keys=LLAMA_KEYS
+        | EXPERT_KEYS
+        | dict(d_ff="moe_intermediate_size", n_experts="num_experts", norm_topk="norm_topk_prob"),
+        defaults=LLAMA_DEFAULTS
+        | dict(num_key_value_heads=4, max_position_embeddings=32768, moe_intermediate_size=768, norm_topk_prob=False)
+        | dict(num_experts=128, num_experts_per_tok=8, router_aux_loss_coef=0.001),
+        accepted=LLAMA_ACCEPTED | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        max_positions="max_position_embeddings",
+        other_names={"num_experts": "num_local_experts"},
+    ),
 }
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -115,46 +152,50 @@ def options_of_config(config: Config, where: str) -> ModelSpec:
 
 
 def _value(config: Config, key: str, kind: ModelType, where: str) -> Any:
+    key = kind.key_in(config, key)
     if key not in config and key not in kind.defaults:
         raise BadInput(f"{where}: {key}: missing, expected it for a model of {kind.architecture}")
     return config.get(key, kind.defaults.get(key))
 
 
 def _of_llama(config: Config, name: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options of the llama family that no single key says."""
-    has_bias = bool(config.get("attention_bias")) and name in ("llama", "qwen3")
+    """The options of Llama-like models that no single key says."""
+    has_bias = bool(config.get("attention_bias")) and name in ("llama", "qwen3", "qwen3_moe")
     found: dict[str, Any] = {
         "n_kv_heads": values["n_kv_heads"] or values["n_heads"],
         "d_head": 0 if _has_usual_heads(values) else values["d_head"],
         "norm_eps": float(values["norm_eps"]),
         "qkv_bias": has_bias or name == "qwen2",
         "o_bias": has_bias,
-        "qk_norm": name == "qwen3",
+        "qk_norm": name in ("qwen3", "qwen3_moe"),
     }
+    if "router_aux_coef" in values:
+        found["router_aux_coef"] = float(values["router_aux_coef"])
     window, is_on_all_layers = _window(config, name, int(values["n_layers"]), where)
     if is_on_all_layers:
         found["window"] = window
     elif window:  # on some layers: none of them does anything for shorter samples
         found["max_len"] = min(int(values["max_len"]), window)
-    return found | _rope(config, where)
+    return found | _rope(config, MODEL_TYPES[name].defaults.get("rope_theta", 10000.0), where)
 
 
 def _window(config: Config, name: str, n_layers: int, where: str) -> tuple[int, bool]:
     """The sliding window, 0 without one, and whether all layers have it."""
     window = config.get("sliding_window")
-    if name == "llama" or not window or not config.get("use_sliding_window", name == "mistral"):
+    is_usual = name in ("mistral", "mixtral")
+    if name == "llama" or not window or not config.get("use_sliding_window", is_usual):
         return 0, False
     if type(window) is not int or window < 1:
         raise BadInput(f"{where}: sliding_window: got {window!r}, expected null or an integer >= 1")
     layers = config.get("layer_types")
     if not is_list(layers):
-        first = 0 if name == "mistral" else int(config.get("max_window_layers", 28))
+        first = 0 if is_usual or name == "qwen3_moe" else int(config.get("max_window_layers", 28))
         layers = ["full_attention"] * min(first, n_layers) + ["sliding_attention"] * max(0, n_layers - first)
     n_sliding = layers.count("sliding_attention")
     return (window if n_sliding else 0), n_sliding == n_layers
 
 
-def _rope(config: Config, where: str) -> dict[str, Any]:
+def _rope(config: Config, usual_theta: float, where: str) -> dict[str, Any]:
     """Rotary positions: rope_parameters of newer files, rope_theta and rope_scaling of older ones."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(key) or {}
@@ -165,7 +206,7 @@ def _rope(config: Config, where: str) -> dict[str, Any]:
         raise BadInput(f"{where}: {key}: got the type {kind!r}, expected default or llama3")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise BadInput(f"{where}: {key}: got partial_rotary_factor {rope['partial_rotary_factor']!r}, expected 1.0")
-    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    theta = rope.get("rope_theta", config.get("rope_theta", usual_theta))
     scaling: list[Any] = [rope.get(name) for name in LLAMA3_ROPE] if kind == "llama3" else []
     if None in scaling:
         raise BadInput(f"{where}: {key}: {LLAMA3_ROPE[scaling.index(None)]}: missing, expected it for the type llama3")
@@ -189,15 +230,17 @@ def config_of(options: ModelSpec, origin: Config, dtype: str) -> dict[str, Any]:
         raise BadInput(f"model: no model_type of Hugging Face has the family {options.family}")
     kind = MODEL_TYPES[name]
     written: dict[str, Any] = dict(origin) if is_known else {"model_type": name, **_rope_keys(fields)}
-    written |= {key: fields[option] for option, key in kind.keys.items()}
+    written |= {kind.key_in(origin, key): fields[option] for option, key in kind.keys.items()}
     if written.get("head_dim") == 0:
         written["head_dim"] = fields["d_model"] // fields["n_heads"]
     if kind.is_table or written.get(kind.max_positions, 0) < options.max_len:
         written[kind.max_positions] = options.max_len
-    if not is_known and kind.family == "llama":
+    if not is_known and kind.family != "gpt":
         window = {"sliding_window": fields["window"] or None}
         of_qwen = {"use_sliding_window": bool(fields["window"]), "max_window_layers": 0}
-        written |= window if name == "mistral" else {**window, **of_qwen} if name.startswith("qwen") else {}
+        written |= (
+            window if name in ("mistral", "mixtral") else {**window, **of_qwen} if name.startswith("qwen") else {}
+        )
         written |= {"attention_bias": fields["o_bias"], "hidden_act": "silu"}
     written |= {"architectures": [kind.architecture], "dtype" if "dtype" in origin else "torch_dtype": dtype}
     read_back = options_of_config(written, "config.json").with_max_len(options.max_len)
@@ -215,6 +258,8 @@ def _has_usual_heads(options: Config) -> bool:
 
 def _model_type(family: str, fields: Config) -> str:
     """The model_type of a model that came from nowhere."""
+    if family == "moe":
+        return "qwen3_moe" if fields["qk_norm"] else "mixtral"
     if family != "llama":
         return {"gpt": "gpt2"}.get(family, "")
     if fields["qk_norm"]:

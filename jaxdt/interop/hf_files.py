@@ -78,14 +78,14 @@ class HFFolder:
         """The tensors that are parameters."""
         return {name for name in self._files if not NOT_PARAMETERS.fullmatch(name)}
 
-    def name_of(self, tensor: Tensor) -> str:
-        """The name of a tensor here. Files of a model without a head leave out the first word of their names."""
-        short = tensor.hf.partition(".")[2]
-        return short if tensor.hf not in self._files and short in self._files else tensor.hf
+    def names_of(self, tensor: Tensor) -> list[str]:
+        """The names of a tensor here. Files of a model without a head leave out the first word of their names."""
+        names = tensor.hf_names
+        short = [name.partition(".")[2] for name in names]
+        return short if names[0] not in self._files and short[0] in self._files else names
 
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of a tensor in the layout of this project. BadInput for numbers of an unknown kind."""
-        name = self.name_of(tensor)
+    def shape(self, tensor: Tensor, name: str) -> tuple[int, ...]:
+        """The shape of one tensor in the layout of this project. BadInput for numbers of an unknown kind."""
         about = self._file(self._files[name]).get_slice(name)
         if about.get_dtype() not in NUMBERS:
             expected = ", ".join(NUMBERS)
@@ -95,9 +95,11 @@ class HFFolder:
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """A tensor in fp32 and in the layout of this project."""
-        name = self.name_of(tensor)
-        array = self._file(self._files[name]).get_tensor(name).astype(np.float32)
-        return np.ascontiguousarray(array.T) if tensor.is_transposed else array
+        arrays: list[np.ndarray] = []
+        for name in self.names_of(tensor):
+            array = self._file(self._files[name]).get_tensor(name).astype(np.float32)
+            arrays.append(np.ascontiguousarray(array.T) if tensor.is_transposed else array)
+        return np.stack(arrays) if tensor.n_experts else arrays[0]
 
     def _file(self, path: Path) -> Any:
         """The open file of this name; one is open at a time."""
@@ -175,14 +177,15 @@ def write_folder(
     for number, shard in enumerate(shards, start=1):
         file = ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         arrays: dict[str, np.ndarray] = {}
-        for entry, path, tensor in shard:
+        for entry, path, tensor, expert in shard:
             if known[0] != entry:
                 known = entry, load(entry)
-            array = known[1][path].T if tensor.is_transposed else known[1][path]
+            name, array = tensor.hf_names[expert], known[1][path]
+            array = array[expert] if tensor.n_experts else array
             with np.errstate(over="ignore"):
-                arrays[tensor.hf] = np.ascontiguousarray(array, numbers)
-            if not np.isfinite(arrays[tensor.hf]).all():
-                raise BadInput(f"{tensor.hf}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
+                arrays[name] = np.ascontiguousarray(array.T if tensor.is_transposed else array, numbers)
+            if not np.isfinite(arrays[name]).all():
+                raise BadInput(f"{name}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
         save(arrays, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(0o644)  # the package makes a file for its owner alone
         places |= dict.fromkeys(arrays, file)
@@ -193,17 +196,19 @@ def write_folder(
     return len(places)
 
 
-def _shards(options: ModelSpec, number_bytes: int, shard_bytes: int) -> list[list[tuple[str, str, Tensor]]]:
-    """The tensors of each shard, with the entry and the leaf of each."""
-    shards: list[list[tuple[str, str, Tensor]]] = [[]]
+def _shards(options: ModelSpec, number_bytes: int, shard_bytes: int) -> list[list[tuple[str, str, Tensor, int]]]:
+    """The tensors of each shard, with the entry and the leaf of each, and the expert where there is one for each."""
+    shards: list[list[tuple[str, str, Tensor, int]]] = [[]]
     size_bytes = 0
     for entry in options.facts.entries:
         tensors = tensors_of(options, entry.name)
         for leaf in entry.leaves:
-            leaf_bytes = math.prod(leaf.shape) * number_bytes
-            if shards[-1] and size_bytes + leaf_bytes > shard_bytes:
-                shards.append([])
-                size_bytes = 0
-            shards[-1].append((entry.name, leaf.path, tensors[leaf.path]))
-            size_bytes += leaf_bytes
+            tensor = tensors[leaf.path]
+            tensor_bytes = math.prod(leaf.shape) // (tensor.n_experts or 1) * number_bytes
+            for expert in range(tensor.n_experts or 1):
+                if shards[-1] and size_bytes + tensor_bytes > shard_bytes:
+                    shards.append([])
+                    size_bytes = 0
+                shards[-1].append((entry.name, leaf.path, tensor, expert))
+                size_bytes += tensor_bytes
     return shards

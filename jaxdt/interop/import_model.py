@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxdt.interop.tensor_names import FAMILIES, Tensor, tensors_of
+from jaxdt.interop.tensor_names import Tensor, names_of, tensors_of
 from jaxdt.run.errors import BadInput, shortened
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.runtime.storage.model_folder import ModelRecord, ModelWriter, new_folder
@@ -14,7 +14,8 @@ from jaxdt.runtime.storage.model_folder import ModelRecord, ModelWriter, new_fol
 
 class Source(Protocol):
     """Files with a model. `where` names them in errors, `names` are the tensors that are parameters, and `origin` gives
-    the small files that stay with the model."""
+    the small files that stay with the model. `names_of` a tensor are several where the files have one for each
+    expert."""
 
     where: str
     options: ModelSpec
@@ -23,8 +24,8 @@ class Source(Protocol):
     def names(self) -> set[str]: ...
     @property
     def origin(self) -> Iterable[tuple[str, bytes]]: ...
-    def name_of(self, tensor: Tensor) -> str: ...
-    def shape(self, tensor: Tensor) -> tuple[int, ...]: ...
+    def names_of(self, tensor: Tensor) -> list[str]: ...
+    def shape(self, tensor: Tensor, name: str) -> tuple[int, ...]: ...
     def read(self, tensor: Tensor) -> np.ndarray: ...
 
 
@@ -49,15 +50,16 @@ def _check(source: Source, tensors: dict[str, dict[str, Tensor]]) -> None:
     for entry in source.options.facts.entries:
         for leaf in entry.leaves:
             tensor = tensors[entry.name][leaf.path]
-            name = source.name_of(tensor)
-            left_over.discard(name)
-            if name not in names:
-                missing.append(name)
-            elif (shape := source.shape(tensor)) != leaf.shape:
-                misshapen.append(f"{name} {list(shape)} instead of {list(leaf.shape)}")
+            tensor_names = source.names_of(tensor)
+            expected = leaf.shape[1:] if tensor_names == tensor.hf_names and tensor.n_experts else leaf.shape
+            left_over.difference_update(tensor_names)
+            missing += [name for name in tensor_names if name not in names]
+            for name in names.intersection(tensor_names):
+                if (shape := source.shape(tensor, name)) != expected:
+                    misshapen.append(f"{name} {list(shape)} instead of {list(expected)}")
     if own_head := source.options.own_head:  # a tied one is a copy of the table, which some files have all the same
-        left_over.discard(source.name_of(FAMILIES[source.options.family][own_head[0]][own_head[1]]))
-    problems = {"lacks": sorted(missing), "has no use for": sorted(left_over), "has other shapes:": misshapen}
+        left_over.difference_update(source.names_of(names_of(source.options)[own_head[0]][own_head[1]]))
+    problems = {"lacks": sorted(missing), "has no use for": sorted(left_over), "has other shapes:": sorted(misshapen)}
     texts = [f"{what} {shortened(found)}" for what, found in problems.items() if found]
     if texts:
         raise BadInput(f"{source.where}: {'; '.join(texts)}; expected the tensors of the model of its config")

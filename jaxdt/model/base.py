@@ -7,7 +7,7 @@ and the head on the last.
 A new family is two files of its name, with a MODEL in jaxdt/model/families and OPTIONS in jaxdt/run/families, which
 needs no jax, and its name in the table of jaxdt.run.model. Everything else asks for its facts (jaxdt.model.derive).
 
-B samples, T tokens, V vocabulary, W boundary width."""
+B samples, T tokens, V vocabulary, W boundary width, E experts."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from jaxdt.run.model_facts import ModelSpec
 
@@ -24,6 +24,16 @@ Tokens = Int[Array, "B T"]
 Boundary = Float[Array, "B T W"]
 Logits = Float[Array, "B T V"]
 Half = tuple[Callable[[Any, Boundary], Boundary], str]
+
+
+class Auxiliary(NamedTuple):
+    """What a layer may give beside its output. It follows from the layer and each sample alone, so that no cut and no
+    share of microbatches changes the sums. `loss`: a sum over the samples, with its weight; its gradient joins that of
+    the cross-entropy, and the loss that is reported leaves it out. `load`: how often the layer chose each of
+    its experts, of which there are some."""
+
+    loss: Float32[Array, ""]
+    load: Float32[Array, " E"]
 
 
 class Entries(NamedTuple):
@@ -44,7 +54,8 @@ class Model(NamedTuple):
     # (entry, path of a leaf, its shape) -> its role (jaxdt.run.model_facts)
     role: Callable[[str, str, tuple[int, ...]], str]
     embed: Callable[[Any, jnp.dtype, Params, Tokens], Boundary]  # (options, dtype, params, tokens) -> x in this dtype
-    layer: Callable[[Any, int, Params, Boundary], Boundary]  # (options, layer, params, x) -> y
+    # (options, layer, params, x) -> y, or (y, what the layer gives beside it)
+    layer: Callable[[Any, int, Params, Boundary], Boundary | tuple[Boundary, Auxiliary]]
     head: Callable[[Any, Params, Boundary], Logits]  # (options, params, y) -> logits in fp32
     # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
     # first `layer` layers; None for a family that has none
@@ -70,13 +81,29 @@ def init_stage(options: ModelSpec, lo: int, hi: int, seed: int) -> Params:
     return {name: model.init(options, name, key) for name in stage_entries(options, lo, hi)}
 
 
+def apply_layer(options: ModelSpec, layer: int, params: Params, x: Boundary) -> tuple[Boundary, tuple[Auxiliary, ...]]:
+    """(y, what the layer gives beside it, if it does)."""
+    result = model_of(options).layer(options, layer, params, x)
+    return (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
+
+
+def stage_outputs(
+    options: ModelSpec, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
+) -> tuple[Boundary | Logits, tuple[Auxiliary, ...]]:
+    """(the output of layers lo..hi-1, what those of them that give something beside it give). x is tokens [B,T] int32
+    on the first stage, else [B,T,W] in `dtype` with W the boundary width at lo. The output is logits [B,T,V] fp32 on
+    the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
+    model = model_of(options)
+    y: Any = model.embed(options, dtype, params, x) if lo == 0 else x
+    found: tuple[Auxiliary, ...] = ()
+    for layer in range(lo, hi):
+        y, beside = apply_layer(options, layer, params, y)
+        found += beside
+    return (model.head(options, params, y) if hi == options.facts.n_layers else y), found
+
+
 def apply_stage(
     options: ModelSpec, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
 ) -> Boundary | Logits:
-    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,W] in `dtype` with W the boundary width at
-    lo; returns logits [B,T,V] fp32 on the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
-    model = model_of(options)
-    y: Any = model.embed(options, dtype, params, x) if lo == 0 else x
-    for layer in range(lo, hi):
-        y = model.layer(options, layer, params, y)
-    return model.head(options, params, y) if hi == options.facts.n_layers else y
+    """The output alone."""
+    return stage_outputs(options, lo, hi, dtype, params, x)[0]

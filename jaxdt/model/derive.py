@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdt.model import facts_process
-from jaxdt.model.base import Model, Params, model_of
+from jaxdt.model import facts_process, kernels
+from jaxdt.model.base import Model, Params, apply_layer, model_of
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
@@ -34,12 +34,14 @@ LENGTHS = (2, 3)  # of the samples for which a layer is traced; what differs bet
 
 
 class _Products(NamedTuple):
-    """What the products of a part of a model take for one token: FLOP and numbers of the results."""
+    """What the products of a part of a model take for one token: FLOP and numbers of the results; and the weights of
+    experts to which it is not sent."""
 
     weight_flops: int
     weight_numbers: int
     other_flops: int
     other_numbers: int
+    unused_weights: int
 
 
 def facts(options: ModelSpec) -> ModelFacts:
@@ -59,10 +61,10 @@ def facts(options: ModelSpec) -> ModelFacts:
 
     embedding = {name: trees[name] for name in reads.embedding}
     embed = partial(model.embed, options, jnp.dtype(jnp.float32))
-    (first,), in_width = _traced(embed, embedding, _tokens, LENGTHS[:1])
+    (first,), x = _traced(embed, embedding, _tokens, LENGTHS[:1])
     known: dict[str, LayerFacts] = {}
     layers: list[LayerFacts] = []
-    width = in_width
+    in_width = width = x.shape[-1]
     for layer, names in enumerate(reads.layers):
         params = {name: trees[name] for name in names}
         shapes = [[(leaf.path, leaf.shape, leaf.trained) for leaf in entries[name].leaves] for name in names]
@@ -70,14 +72,14 @@ def facts(options: ModelSpec) -> ModelFacts:
         if options.has_own_sources:  # blocks with equal leaves may compute something else
             kind += _program(partial(model.layer, options, layer), params, width)
         if kind not in known:
-            known[kind] = replace(_layer(partial(model.layer, options, layer), params, width), like=layer)
+            known[kind] = replace(_layer(partial(apply_layer, options, layer), params, width), like=layer)
         splits_no_entry = layer == 0 or not set(names) & set(reads.layers[layer - 1])
         layers.append(replace(known[kind], cut=splits_no_entry))
         width = layers[-1].out_width
     head = {name: trees[name] for name in reads.head}
-    (last,), vocab_size = _traced(partial(model.head, options), head, partial(_activation, width), LENGTHS[:1])
+    (last,), logits = _traced(partial(model.head, options), head, partial(_activation, width), LENGTHS[:1])
     return ModelFacts(
-        vocab_size=vocab_size,
+        vocab_size=logits.shape[-1],
         max_len=options.max_len,
         in_width=in_width,
         layers=tuple(layers),
@@ -97,18 +99,21 @@ def _leaves(model: Model, options: ModelSpec, entry: str, tree: Any) -> tuple[Le
 
 
 def _layer(function: Function, params: Params, in_width: int) -> LayerFacts:
-    (short, long), out_width = _traced(function, params, partial(_activation, in_width), LENGTHS)
+    (short, long), (y, beside) = _traced(function, params, partial(_activation, in_width), LENGTHS)
     n_more = LENGTHS[1] - LENGTHS[0]
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     return LayerFacts(
-        out_width=out_width,
+        out_width=y.shape[-1],
         flops=short.weight_flops,
         flops_per_token=(long.other_flops - short.other_flops) // n_more,
         saved=short.weight_numbers,
         working=float(WORKING_PRODUCTS * short.weight_numbers),
         working_per_token=WORKING_SCORES * ((long.other_numbers - short.other_numbers) // n_more),
-        n_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        n_params=n_params,
+        n_used=n_params - short.unused_weights,
         cut=True,
         like=0,
+        n_experts=sum(len(one.load) for one in beside),
     )
 
 
@@ -127,21 +132,20 @@ def _activation(width: int, length: int) -> jax.ShapeDtypeStruct:
 
 def _traced(
     function: Function, params: Params, x: Callable[[int], Any], lengths: tuple[int, ...]
-) -> tuple[list[_Products], int]:
-    """(products with samples of each of these lengths, width of the result)."""
-    found, width = [], 0
+) -> tuple[list[_Products], Any]:
+    """(products with samples of each of these lengths, shapes of the result)."""
+    found, result = [], None
     for length in lengths:
-        jaxpr, y = jax.make_jaxpr(function, return_shape=True)(params, x(length))
-        width = y.shape[-1]
-        counts = [_product(eqn) for eqn in _equations(jaxpr.jaxpr)]
-        found.append(_Products(*(sum(column) // length for column in zip((0,) * 4, *counts, strict=True))))
-    return found, width
+        jaxpr, result = jax.make_jaxpr(function, return_shape=True)(params, x(length))
+        counts = [_product(eqn, length) for eqn in _equations(jaxpr.jaxpr)]
+        found.append(_Products(*(sum(column) // length for column in zip((0,) * 5, *counts, strict=True))))
+    return found, result
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """The products of a jaxpr, with those of the jaxprs in it."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
+        if eqn.primitive is kernels.grouped_product_p or eqn.primitive.name == "dot_general":
             yield eqn
         for value in eqn.params.values():
             inner = getattr(value, "jaxpr", value)
@@ -149,12 +153,16 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                 yield from _equations(inner)
 
 
-def _product(eqn: Any) -> tuple[int, int, int, int]:
-    """A product has weights if nothing in it is a batch dimension."""
-    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+def _product(eqn: Any, n_tokens: int) -> tuple[int, int, int, int, int]:
+    """What a product takes for n_tokens. It has weights if nothing in it is a batch dimension."""
     n_numbers = math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive is kernels.grouped_product_p:
+        rows, weights = eqn.invars[0].aval, eqn.invars[1].aval
+        unused = n_tokens * weights.size - rows.shape[0] * math.prod(weights.shape[1:])
+        return 2 * n_numbers * rows.shape[-1], n_numbers, 0, 0, unused
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
     flops = 2 * n_numbers * math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-    return (0, 0, flops, n_numbers) if batch else (flops, n_numbers, 0, 0)
+    return (0, 0, flops, n_numbers, 0) if batch else (flops, n_numbers, 0, 0, 0)
 
 
 if __name__ == "__main__":

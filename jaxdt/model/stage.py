@@ -4,6 +4,9 @@ Loss convention: a sample's loss is the mean cross-entropy of its tokens; `loss_
 an accumulator holds the gradient of everything summed so far. Dividing by the number of samples at the update then
 gives the batch mean, however the microbatches were shared out.
 
+An auxiliary loss of a layer (jaxdt.model.base) is a sum over the same samples. The backward of the layer's own stage
+adds its gradient, so it costs no message; no loss here contains it. The accumulator counts it, beside the gradient.
+
 B microbatch samples, T tokens, V vocabulary, W boundary width, n numbers of a sync group."""
 
 from collections.abc import Callable
@@ -17,9 +20,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int
 
-from jaxdt.model.base import Boundary, Logits, Params, Tokens, apply_stage, init_stage
+from jaxdt.model import kernels
+from jaxdt.model.base import Auxiliary, Boundary, Logits, Params, Tokens, apply_stage, init_stage, stage_outputs
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params, trained, with_trained
+from jaxdt.protocol.events import EXPERTS
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
@@ -29,6 +34,10 @@ OptState = Any
 Residual = Any
 Scalar = Float32[Array, ""]
 Vectors = dict[str, Float32[Array, " n"]]
+Outputs = tuple[Any, tuple[Auxiliary, ...]]
+# The key of an accumulator under which, beside the gradients of the entries, stand the sums of what the layers gave
+# beside their outputs, and the number of samples. An accumulator of layers that give nothing lacks it.
+AUXILIARY = "auxiliary"
 
 
 @dataclass(frozen=True)
@@ -131,11 +140,22 @@ def build_stage(
         params = init_stage(config, lo, hi, seed)
         return own_params(config, lo, hi, params) if options.is_table_shared else params
 
-    def run(params: Params, x: Tokens | Boundary) -> Boundary | Logits:
+    def run(params: Params, x: Tokens | Boundary) -> Outputs:
+        return stage_outputs(config, lo, hi, dtype, params, x)
+
+    def evaluate(params: Params, x: Tokens | Boundary) -> Boundary | Logits:
         return apply_stage(config, lo, hi, dtype, params, x)
 
+    def losses(params: Params, x: Tokens | Boundary, targets_BT: Int[Array, "B T"]) -> Outputs:
+        logits_BTV, beside = run(params, x)
+        return sum_sample_losses(logits_BTV, targets_BT), beside
+
     def loss_sum(params: Params, x: Tokens | Boundary, targets_BT: Int[Array, "B T"]) -> Scalar:
-        return sum_sample_losses(run(params, x), targets_BT)
+        return losses(params, x, targets_BT)[0]
+
+    def zeros() -> Params:
+        shapes = trained(config, jax.eval_shape(lambda: init_stage(config, lo, hi, 0)))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes) | _no_auxiliary(config, lo, hi)
 
     def update(params: Params, opt_state: OptState, vectors: Vectors, scale: Scalar) -> tuple[Params, OptState]:
         part = trained(config, params)
@@ -154,15 +174,19 @@ def build_stage(
         added = gradient_tree(config, lo, hi, acc, vectors, 1.0)
         return acc | jax.tree.map(jnp.add, {name: acc[name] for name in added}, added)
 
-    def zeros() -> Params:
-        return _zeros_like(trained(config, jax.eval_shape(lambda: init_stage(config, lo, hi, 0))))
-
-    def accumulate(pullback: Callable, gy: Any, acc: Params) -> tuple[Boundary | None, Params]:
-        gradient, *gx = pullback(gy)
-        return (gx[0] if gx else None), jax.tree.map(jnp.add, acc, trained(config, gradient))
+    def accumulate(
+        pullback: Callable, gy: Any, beside: tuple[Auxiliary, ...], acc: Params, n_samples: int
+    ) -> tuple[Boundary | None, Params]:
+        """The gradient of the loss, whose cotangent here is gy, and of the auxiliary losses."""
+        weights = tuple(Auxiliary(jnp.ones_like(one.loss), jnp.zeros_like(one.load)) for one in beside)
+        gradient, *gx = pullback((gy, weights))
+        gradient = trained(config, gradient)
+        if beside:
+            gradient = gradient | {AUXILIARY: {"layers": beside, "n_samples": jnp.float32(n_samples)}}
+        return (gx[0] if gx else None), jax.tree.map(jnp.add, acc, gradient)
 
     forward, backward = _forward_and_backward(run, options.remat, first, accumulate)
-    fused = _loss_and_backward(loss_sum, first, accumulate)
+    fused = _loss_and_backward(losses, first, accumulate)
     return StageFunctions(
         config=config,
         lo=lo,
@@ -179,7 +203,7 @@ def build_stage(
         forward=None if last else jit(forward, (whole, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
         loss_backward=jit(fused, (whole, batch, batch, whole), (whole, batch, whole), donate=3) if last else None,
-        evaluate=jit(run, (whole, batch), batch),
+        evaluate=jit(evaluate, (whole, batch), batch),
         eval_loss=jit(loss_sum, (whole, batch, batch), whole) if last else None,
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
         add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
@@ -193,39 +217,61 @@ def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], targets_BT: Int[Array
     return jnp.sum(jnp.mean(losses_BT, axis=-1))
 
 
-def _zeros_like(shapes: Any) -> Params:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+def auxiliary_figures(acc: Params) -> dict[str, float]:
+    """The values EXPERTS of a gradient: the mean over samples of what the layers of the stage add to the loss, and the
+    load of the busiest expert of a layer, by the mean of that layer's experts. Nothing without samples, or of layers
+    without experts."""
+    if AUXILIARY not in acc or not acc[AUXILIARY]["n_samples"]:
+        return {}
+    layers: tuple[Auxiliary, ...] = acc[AUXILIARY]["layers"]
+    loss = sum(float(layer.loss) for layer in layers) / float(acc[AUXILIARY]["n_samples"])
+    load_max = max(float(np.max(layer.load) / np.mean(layer.load)) for layer in layers)
+    return dict(zip(EXPERTS, (loss, load_max), strict=True))
+
+
+def _no_auxiliary(config: ModelSpec, lo: int, hi: int) -> dict[str, Any]:
+    """The entry of an accumulator before the first sample."""
+    numbers = [layer.n_experts for layer in config.facts.layers[lo:hi] if layer.n_experts]
+    layers = tuple(Auxiliary(jnp.zeros(()), jnp.zeros(n_experts)) for n_experts in numbers)
+    return {AUXILIARY: {"layers": layers, "n_samples": jnp.zeros(())}} if layers else {}
 
 
 def _forward_and_backward(run: Callable, remat: str, first: bool, accumulate: Callable) -> tuple[Callable, Callable]:
     """The forward and the backward of a stage that is not the last, as two programs joined by the residual."""
 
     def forward_recompute(params, x):
-        return run(params, x), x
+        return run(params, x)[0], x
 
     def backward_recompute(params, x, gy_BTW, acc):
-        return accumulate(_pullback(run, params, x, first)[1], gy_BTW, acc)
+        (_, beside), pullback = _pullback(run, params, x, first)
+        return accumulate(pullback, gy_BTW, beside, acc, len(x))
 
     # The recomputed part runs in another program than the original, so nothing has to keep the two apart.
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    saving_dots = jax.checkpoint(run, policy=policy, prevent_cse=False)
+    saving_dots = jax.checkpoint(run, policy=_is_weight_product, prevent_cse=False)
 
     def forward_dots(params, x):
-        y_BTW, pullback = _pullback(saving_dots, params, x, first)
-        return y_BTW, take_weights_out(pullback, params)
+        (y_BTW, beside), pullback = _pullback(saving_dots, params, x, first)
+        return y_BTW, (take_weights_out(pullback, params), beside)
 
     def backward_dots(params, residual, gy_BTW, acc):
-        return accumulate(put_weights_back(residual, params), gy_BTW, acc)
+        pulled, beside = residual
+        return accumulate(put_weights_back(pulled, params), gy_BTW, beside, acc, len(gy_BTW))
 
     return (forward_recompute, backward_recompute) if remat == "recompute" else (forward_dots, backward_dots)
 
 
-def _loss_and_backward(loss_sum: Callable, first: bool, accumulate: Callable) -> Callable:
+def _is_weight_product(primitive: Any, *operands: Any, **params: Any) -> bool:
+    """Whether remat "dots" saves the result of an operation."""
+    of_one_matrix = jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
+    return of_one_matrix or primitive is kernels.grouped_product_p
+
+
+def _loss_and_backward(losses: Callable, first: bool, accumulate: Callable) -> Callable:
     """Forward, loss and backward of the last stage in one program, in which XLA chooses what to save."""
 
     def loss_backward(params, x, targets_BT, acc):
-        loss, pullback = _pullback(lambda params, x: loss_sum(params, x, targets_BT), params, x, first)
-        gx_BTW, acc = accumulate(pullback, jnp.ones_like(loss), acc)
+        (loss, beside), pullback = _pullback(lambda params, x: losses(params, x, targets_BT), params, x, first)
+        gx_BTW, acc = accumulate(pullback, jnp.ones_like(loss), beside, acc, len(x))
         return loss, gx_BTW, acc
 
     return loss_backward

@@ -969,7 +969,8 @@ class Received(Event):
 
 
 class Ran(Event):
-    """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
+    """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples and EXPERTS where it
+    has them."""
 
     work: Work
     started_s: float
@@ -1326,6 +1327,8 @@ class HoldsPart(InternalEvent):
 
 WORKERS = "workers"  # in a heartbeat of a pool's server: how many compute for it
 CPU_S = "cpu_s"  # in a heartbeat: the processor time of the process, in seconds
+# In a heartbeat, of layers with experts at the latest step: see jaxdt.model.stage.auxiliary_figures.
+EXPERTS = ("auxiliary_loss", "expert_load_max")
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 

@@ -14,7 +14,7 @@ from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.own_model import OwnModel, is_own
 
 # The first family is that of files which name none.
-FAMILIES = ("gpt", "llama")
+FAMILIES = ("gpt", "llama", "moe")
 
 
 def option_classes() -> dict[str, type[ModelSpec]]:

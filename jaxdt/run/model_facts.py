@@ -77,8 +77,9 @@ class LayerFacts:
     `out_width`: of the tensor behind the layer. `flops`: of the forward's products with weights. `saved`: results of
     these products, which remat "dots" keeps. `working`: numbers that the layer's backward computes at once. Attention
     adds `flops_per_token` and `working_per_token` for each token of the sample. `n_params`: of the entries that the
-    layer reads, shared ones too. `cut`: whether a stage may begin here. `like`: the first layer that takes the same
-    time."""
+    layer reads, shared ones too; `n_used`: those of them that one token meets, of experts the ones to which it is sent.
+    `cut`: whether a stage may begin here. `like`: the first layer that takes the same time. `n_experts`: those whose
+    load the layer counts; 0 for a layer without experts."""
 
     out_width: int
     flops: int
@@ -87,8 +88,10 @@ class LayerFacts:
     working: float
     working_per_token: float
     n_params: int
+    n_used: int
     cut: bool
     like: int
+    n_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class ModelFacts:
         """Parameters that a token meets in layers lo..hi-1, as often as it does: those of each layer, and of the
         logits. A look-up costs next to nothing."""
         of_logits = self.n_logit_params if hi == self.n_layers else 0
-        return sum(layer.n_params for layer in self.layers[lo:hi]) + of_logits
+        return sum(layer.n_used for layer in self.layers[lo:hi]) + of_logits
 
     def train_flops(self, n_tokens: int) -> float:
         """FLOP of forward and backward over n_tokens by the rule of 6 per parameter use (square-cube law, SWARM Sec.

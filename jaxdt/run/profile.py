@@ -171,8 +171,8 @@ def from_flops(
     facts, n_tokens = model.facts, microbatch_size * (seq_len or model.max_len)
     bytes_per_s = memory_gbps * 1e9 / 8
 
-    def part(n_params: int, peak: float, recomputed: float) -> PartTimes:
-        forward_s = 2.0 * n_params * n_tokens / (peak * efficiency)
+    def part(n_params: int, n_used: int, peak: float, recomputed: float) -> PartTimes:
+        forward_s = 2.0 * n_used * n_tokens / (peak * efficiency)
         return PartTimes(
             forward_s=forward_s,
             backward_s=(2.0 + recomputed) * forward_s,
@@ -185,9 +185,10 @@ def from_flops(
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
             raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
-        table = part(facts.n_logit_params, peak, 0.0)
+        table = part(facts.n_logit_params, facts.n_logit_params, peak, 0.0)
         embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
-        layers = {like: part(facts.layers[like].n_params, peak, RECOMPUTE[remat]) for like in facts.alike(0)}
+        firsts = {like: facts.layers[like] for like in facts.alike(0)}
+        layers = {like: part(one.n_params, one.n_used, peak, RECOMPUTE[remat]) for like, one in firsts.items()}
         others = {str(like): times for like, times in layers.items() if times != layers[0]}
         kinds[name] = DeviceKind(layers[0], embedding, table, codecs=codecs, other_layers=others)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"

@@ -91,6 +91,7 @@ class Loop:
         self._busy_since_s = 0.0
         self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
+        self._experts: dict[str, float] = {}  # their figures, of the last Ran that had them
         self._packed: tuple[ev.Header, ev.Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
         self.process = PROCESS
@@ -289,6 +290,7 @@ class Loop:
             self._busy_s += event.seconds
             assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
+            self._experts |= {name: event.values[name] for name in ev.EXPERTS if name in event.values}
             if event.work.kind in (WorkKind.UPDATE, WorkKind.LOCAL_STEP):
                 usage = UsageReport(event.work.step, time.process_time())
                 self.trace.report(self._peer, time.monotonic(), usage)
@@ -434,5 +436,6 @@ class Loop:
             ev.CPU_S: time.process_time(),
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
+            **self._experts,
         }
         return ev.Status(values, bytes_to, self.running, bytes_from)

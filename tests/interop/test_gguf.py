@@ -3,6 +3,7 @@ the same parameters whichever file it comes from."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ ARCHITECTURES = {
     "mistral_sw": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "mixtral": "llama",
+    "qwen3moe": "qwen3moe",
 }
 NAMES = {
     "transformer.wte": "token_embd",
@@ -52,14 +55,27 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
 }
+EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
 
 
 def gguf_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
+    if expert := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\w+)", stem):
+        return f"blk.{expert[1]}.ffn_{EXPERTS[expert[2]]}_exps.{kind}"
     if block := re.fullmatch(r"(?:transformer\.h|model\.layers)\.(\d+)\.(.+)", stem):
         return f"blk.{block[1]}.{NAMES[block[2]]}.{kind}"
     return f"{NAMES[stem]}.{kind}"
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of all experts in one, whose name has no number of an expert."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name in sorted(tensors, key=lambda name: [int(word) for word in re.findall(r"\d+", name)]):
+        found.setdefault(re.sub(r"experts\.\d+", "experts", name), []).append(tensors[name])
+    return {name: np.stack(arrays) if ".experts." in name else arrays[0] for name, arrays in found.items()}
 
 
 def pairs(array: np.ndarray, n_heads: int) -> np.ndarray:
@@ -72,7 +88,7 @@ def write(path: Path, name: str, *, kind: str = "F32", rope_freqs=None, **change
     """The GGUF file of a fixture. `changed`: metadata; None leaves one out."""
     config = json.loads((FIXTURES / name / "config.json").read_text())
     architecture = changed.pop("architecture", ARCHITECTURES.get(name, "llama"))
-    tensors = load_file(FIXTURES / name / "model.safetensors")
+    tensors = stacked(load_file(FIXTURES / name / "model.safetensors"))
     writer = gguf.GGUFWriter(path, architecture)
     first = ("n_layer", "n_embd", "n_head", "n_positions") if name == "gpt2" else None
     keys = first or ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -86,6 +102,10 @@ def write(path: Path, name: str, *, kind: str = "F32", rope_freqs=None, **change
             "attention.head_count_kv": config["num_key_value_heads"],
             "feed_forward_length": config["intermediate_size"],
         }
+        if "num_local_experts" in config:
+            found |= {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+        if "moe_intermediate_size" in config:
+            found["expert_feed_forward_length"] = config["moe_intermediate_size"]
         if config.get("head_dim"):
             found["attention.key_length"] = config["head_dim"]
         if config.get("sliding_window"):
@@ -125,10 +145,13 @@ def test_a_model_has_the_same_parameters_from_either_file(name, tmp_path):
     import_model(HFFolder(FIXTURES / name), tmp_path / "hf")
     import_model(GGUFFile(write(tmp_path / "file.gguf", name)), tmp_path / "gguf")
     hf, other = open_model(tmp_path / "hf"), open_model(tmp_path / "gguf")
-    assert other.options == hf.options
+    # Those who run the files of Qwen3-MoE scale the weights of a token's experts, which only config.json says.
+    assert other.options == (replace(hf.options, norm_topk=True) if name == "qwen3moe" else hf.options)
     assert entries(other) == entries(hf)
     config = json.loads((other.origin / "config.json").read_text())
-    assert config["model_type"] == {"mistral": "llama", "mistral_sw": "mistral"}.get(name, name)
+    assert config["model_type"] == {"mistral": "llama", "mistral_sw": "mistral", "qwen3moe": "qwen3_moe"}.get(
+        name, name
+    )
 
 
 def test_numbers_that_were_quantised(tmp_path):
@@ -182,7 +205,7 @@ def test_bad_input_gives_one_line(tmp_path):
     cases = {
         "architecture": (
             {"architecture": "gemma"},
-            r"general\.architecture: got 'gemma', expected one of gpt2, llama, qwen2, qwen3$",
+            r"general\.architecture: got 'gemma', expected one of gpt2, llama, qwen2, qwen3, qwen3moe$",
         ),
         "rope": ({"rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type: got 'yarn', expected none$"),
         "layers": ({"block_count": 3}, r"lacks blk\.2\.attn_k\.weight, .+ and 5 more; expected the tensors"),

@@ -91,7 +91,7 @@ def test_a_model_leaves_as_it_came(imported, tmp_path, name, shard_bytes):
         assert left[key].dtype == array.dtype and left[key].tobytes() == array.tobytes(), key
     config = json.loads((FIXTURES / name / "config.json").read_text())
     d_ff = {"n_inner": 4 * config["n_embd"]} if name == "gpt2" else {}
-    head = {"head_dim": 8} if name == "qwen2" else {}  # which transformers computes where it is not said
+    head = {"head_dim": 8} if name in ("qwen2", "mixtral") else {}  # which transformers computes where it is not said
     assert json.loads((out / "config.json").read_text()) == config | d_ff | head
     assert (out / "generation_config.json").read_bytes() == (FIXTURES / name / "generation_config.json").read_bytes()
     import_model(HFFolder(out), tmp_path / "again")
@@ -138,6 +138,50 @@ def test_a_model_that_came_from_nowhere(tmp_path):
         (name, value), *_ = changed.items()
         with pytest.raises(BadInput, match=rf"^model\.{name}: got {value!r}, which no model"):
             config_of(replace(options, **changed), {}, "float32")
+
+
+def test_the_number_of_experts_has_two_names():
+    """Files of Qwen3-MoE before version 5 of transformers say num_experts."""
+    config = json.loads((FIXTURES / "qwen3moe" / "config.json").read_text())
+    older = {"num_experts" if key == "num_local_experts" else key: value for key, value in config.items()}
+    options = options_of_config(older, "config.json")
+    assert options == options_of_config(config, "config.json") and older["num_experts"] == 4
+    assert config_of(options, older, "float32")["num_experts"] == 4
+    assert "num_local_experts" not in config_of(options, older, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "line"),
+    [
+        ("qwen3moe", {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\], expected \[\] or None: others are not"),
+        ("qwen3moe", {"decoder_sparse_step": 2}, r"decoder_sparse_step: got 2, expected 1: others are not computed"),
+        ("mixtral", {"router_jitter_noise": 0.1}, r"router_jitter_noise: got 0\.1, expected 0\.0: others are not"),
+        ("mixtral", {"num_experts_per_tok": 9}, r"n_experts_per_token: got 9, expected at most n_experts 4"),
+    ],
+)
+def test_experts_that_are_not_computed_here(name, changed, line):
+    config = json.loads((FIXTURES / name / "config.json").read_text()) | changed
+    with pytest.raises(BadInput, match=line):
+        options_of_config(config, "config.json")
+
+
+def test_a_missing_expert_is_named(tmp_path):
+    shutil.copytree(FIXTURES / "mixtral", tmp_path / "came")
+    experts = "model.layers.1.block_sparse_moe.experts"
+
+    def change(tensors: dict) -> None:
+        del tensors[f"{experts}.2.w1.weight"]
+        tensors[f"{experts}.3.w2.weight"] = np.zeros((32, 40), np.float32)
+        tensors[f"{experts}.4.w1.weight"] = np.zeros((48, 32), np.float32)
+
+    with_tensors(tmp_path / "came", change)
+    line = (
+        rf"lacks {experts}\.2\.w1\.weight; has no use for {experts}\.4\.w1\.weight; "
+        rf"has other shapes: {experts}\.3\.w2\.weight \[40, 32\] instead of \[48, 32\]; expected the tensors of "
+    )
+    with pytest.raises(BadInput, match=line):
+        import_model(HFFolder(tmp_path / "came"), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_trees_and_leaves_by_path():

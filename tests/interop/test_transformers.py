@@ -16,7 +16,8 @@ from jaxdt.interop.import_model import import_model  # noqa: E402
 from jaxdt.model.base import apply_stage, model_of  # noqa: E402
 from jaxdt.run.families.gpt import GPTConfig  # noqa: E402
 from jaxdt.run.families.llama import LlamaConfig  # noqa: E402
-from jaxdt.runtime.storage.model_folder import as_leaves, as_tree, open_model, options_of_run  # noqa: E402
+from jaxdt.run.families.moe import MoeConfig  # noqa: E402
+from jaxdt.runtime.storage.model_folder import as_leaves, as_tree, open_model  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
 TIED = ("gpt2", "llama3", "qwen2")
@@ -27,6 +28,8 @@ FRESH = {
     "qwen2": LlamaConfig.of("debug", qkv_bias=True, window=8),
     "qwen3": LlamaConfig.of("debug", qk_norm=True, d_head=24),
     "mistral": LlamaConfig.of("debug", window=8),
+    "mixtral": MoeConfig.of("debug", window=8),
+    "qwen3 with experts": MoeConfig.of("debug", qk_norm=True, norm_topk=False, tied_head=True),
 }
 
 
@@ -50,7 +53,7 @@ def test_a_model_that_came_in_leaves(name, untie, tmp_path):
         pytest.skip("its head is its own")
     import_model(HFFolder(FIXTURES / name), tmp_path / "model")
     model = open_model(tmp_path / "model")
-    options = options_of_run(model, 32, untie)
+    options = model.options.untied() if untie else model.options
     leaves = {entry.name: as_leaves(model.entry_of(options, entry)) for entry in options.facts.entries}
     origin = {path.name: path.read_bytes() for path in model.origin.iterdir()}
     (tmp_path / "out").mkdir()

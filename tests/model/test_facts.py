@@ -13,6 +13,7 @@ from typing import Any
 
 import gpt_formulae as by_hand
 import llama_reference
+import moe_reference
 import pytest
 from gpt_reference import CONFIGS
 
@@ -22,6 +23,7 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import PRESETS, GPTConfig
 from jaxdt.run.families.llama import LlamaConfig
+from jaxdt.run.families.moe import MoeConfig
 from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
 
@@ -58,37 +60,48 @@ def test_costs_of_each_cut_equal_those_by_hand(name):
         assert found.working(lo, hi, model.max_len) == pytest.approx(by_hand.working(model, lo, hi), rel=1e-12)
 
 
-LLAMAS = llama_reference.CONFIGS | {name: LlamaConfig.of(name) for name in LlamaConfig.presets}
+LLAMAS = {
+    **{name: (llama_reference, model) for name, model in llama_reference.CONFIGS.items()},
+    **{f"llama {name}": (llama_reference, LlamaConfig.of(name)) for name in LlamaConfig.presets},
+    **{name: (moe_reference, model) for name, model in moe_reference.CONFIGS.items()},
+    **{f"moe {name}": (moe_reference, MoeConfig.of(name)) for name in MoeConfig.presets},
+}
 PUBLISHED = {
-    "smollm2_135m": 134_515_008,
-    "llama2_7b": 6_738_415_616,
-    "llama3_8b": 8_030_261_248,
-    "qwen2_0p5b": 494_032_768,
-    "qwen3_0p6b": 596_049_920,
-    "mistral_7b": 7_241_732_096,
+    "llama smollm2_135m": 134_515_008,
+    "llama llama2_7b": 6_738_415_616,
+    "llama llama3_8b": 8_030_261_248,
+    "llama qwen2_0p5b": 494_032_768,
+    "llama qwen3_0p6b": 596_049_920,
+    "llama mistral_7b": 7_241_732_096,
+    "moe mixtral_8x7b": 46_702_792_704,
+    "moe qwen3_30b_a3b": 30_532_122_624,
 }
 
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_sizes_and_costs_of_a_llama_equal_those_by_hand(name):
-    """A table of keys and values that heads share is small; each head of queries has its own scores all the same."""
-    model = LLAMAS[name]
+    """A table of keys and values that heads share is small; each head of queries has its own scores all the same. All
+    experts take memory, and those to which a token is sent take time."""
+    by_hand, model = LLAMAS[name]
     found, n, t = facts(model), model.n_layers, model.max_len
-    table, block = model.vocab_size * model.d_model, llama_reference.block_params(model)
+    table, block = model.vocab_size * model.d_model, by_hand.block_params(model)
+    used = by_hand.used_params(model)
     assert (found.n_layers, found.in_width, found.cuts) == (n, model.d_model, tuple(range(n + 1)))
     assert (found.vocab_size, found.max_len) == (model.vocab_size, t)
     for lo, hi in ranges(found) if n < 4 else ((0, 1), (1, n), (0, n)):
         n_tables = (lo == 0) + (hi == n) - (model.tied_head and hi - lo == n)
         assert found.stage_params(lo, hi) == (hi - lo) * block + n_tables * table + (hi == n) * model.d_model
         of_head = 2 * table * (hi == n)
-        assert found.flops(lo, hi, t) == t * ((hi - lo) * llama_reference.layer_flops(model, t) + of_head)
-        assert found.saved(lo, hi) == (hi - lo) * llama_reference.saved(model) - model.d_model
-        working = (hi - lo) * (2 * llama_reference.saved(model) + 4 / 3 * model.n_heads * t)
+        assert found.flops(lo, hi, t) == t * ((hi - lo) * by_hand.layer_flops(model, t) + of_head)
+        assert found.n_used_params(lo, hi) == (hi - lo) * used + table * (hi == n)
+        assert found.saved(lo, hi) == (hi - lo) * by_hand.saved(model) - model.d_model
+        working = (hi - lo) * (2 * by_hand.saved(model) + 4 / 3 * model.n_heads * t)
         assert found.working(lo, hi, t) == pytest.approx(working, rel=1e-12)
         assert [entry.name for entry in found.shared(lo, hi)] == ["tok"] * (
             model.tied_head and hi - lo < n and n_tables
         )
     assert found.alike() == {0: (n, n)}
+    assert {layer.n_experts for layer in found.layers} == {getattr(model, "n_experts", 0)}
     assert name not in PUBLISHED or found.n_params == PUBLISHED[name]
 
 
@@ -117,6 +130,8 @@ def test_roles():
     assert roles["tok/"] == roles["pos/"] == TABLE
     assert roles["head/out"] == roles["block_000/qkv/kernel"] == roles["sender_001/compress/kernel"] == MATRIX
     assert roles["block_002/qkv/bias"] == roles["head/ln/scale"] == VECTOR
+    (block,) = (entry for entry in facts(moe_reference.CONFIGS["mixtral"]).entries if entry.name == "block_000")
+    assert {leaf.role for leaf in block.leaves if leaf.path in ("router", "gate", "up", "down")} == {MATRIX}
 
 
 def test_a_cut_through_a_shared_block_is_refused():

@@ -116,10 +116,35 @@ def value_and_pulled(function, args, g):
     return y, pullback(g.astype(y.dtype))
 
 
+SIZES = np.array([3, 0, 4, 1], np.int32)  # of groups of 8 rows
+LARGE = np.array([40, 1, 0, 100, 67], np.int32)  # two groups fill several blocks, and one block has several groups
+ORDER = np.array([3, 1, 4, 0, 2])
+
+
+def plain_grouped_product(sizes):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    return lambda x, w: jnp.einsum("rd,rdf->rf", x, w[groups].astype(x.dtype))
+
+
 KERNELS = {
     "product": (kernels.product, jnp.matmul, [(2, 3, 8), (8, 8)]),
     "layer_norm": (kernels.layer_norm, plain_layer_norm, [(2, 3, 8), (8,), (8,)]),
     "rms_norm": (lambda *args: kernels.rms_norm(*args, 1e-3), plain_rms_norm, [(2, 3, 8), (8,)]),
+    "grouped_product": (
+        lambda x, w: kernels.grouped_product(x, w, SIZES),
+        plain_grouped_product(SIZES),
+        [(8, 6), (4, 6, 6)],
+    ),
+    "grouped_product_in_blocks": (
+        lambda x, w: kernels.grouped_product(x, w, LARGE),
+        plain_grouped_product(LARGE),
+        [(208, 6), (5, 6, 6)],
+    ),
+    "permuted": (
+        lambda x: kernels.permuted(x, ORDER, np.argsort(ORDER)),
+        lambda x: x[ORDER],
+        [(5, 3)],
+    ),
     "swiglu": (kernels.swiglu, lambda gate, value: jax.nn.silu(gate) * value, [(2, 3, 8), (2, 3, 8)]),
     "gelu": (kernels.gelu, lambda x: jax.nn.gelu(x, approximate=True), [(2, 3, 8)]),
     "causal_softmax": (kernels.causal_softmax, plain_causal_softmax, [(2, 3, 5, 5)]),

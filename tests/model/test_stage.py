@@ -2,17 +2,19 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import moe_reference
 import numpy as np
 import optax
 import pytest
 import reference_models as reference
+from moe_reference import least_margin
 from reference_models import CONFIGS
 
 from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.sample import assemble
-from jaxdt.model.stage import StageOptions, build_stage
+from jaxdt.model.stage import AUXILIARY, StageOptions, auxiliary_figures, build_stage
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
@@ -60,7 +62,9 @@ def train(stages, params, batch):
 
 @partial(jax.jit, static_argnums=0)
 def reference_loss_and_gradient(config, params, tokens_BT, targets_BT):
-    return jax.value_and_grad(partial(reference.loss_sum, config))(params, tokens_BT, targets_BT)
+    objective = jax.value_and_grad(partial(reference.objective, config), has_aux=True)
+    (_, loss), gradient = objective(params, tokens_BT, targets_BT)
+    return loss, gradient
 
 
 def expected(config, params, batch):
@@ -71,7 +75,7 @@ def expected(config, params, batch):
 
 def merged(config, trees):
     """The gradient of the whole model: a tied table's is the sum of both ends'."""
-    whole = assemble(config, trees)
+    whole = assemble(config, [{name: acc[name] for name in acc if name != AUXILIARY} for acc in trees])
     if config.tied_head and len(trees) > 1:
         whole["tok"] = trees[0]["tok"] + trees[-1]["tok"]
     return whole
@@ -96,6 +100,12 @@ def assert_trees_close(got, wanted, rtol=1e-4, atol=1e-6):
         ("qwen2", [0, 1, 2, 3], "recompute"),
         ("qwen3", [0, 2, 3], "dots"),
         ("mistral", [0, 1, 3], "recompute"),
+        ("mixtral", [0, 3], "recompute"),
+        ("mixtral", [0, 1, 2, 3], "dots"),
+        ("mixtral", [0, 2, 3], "recompute"),
+        ("qwen3_moe", [0, 1, 3], "recompute"),
+        ("qwen3_moe", [0, 2, 3], "dots"),
+        ("one_expert", [0, 1, 3], "dots"),
     ],
 )
 def test_stages_give_the_loss_and_gradient_of_the_reference(name, cuts, remat):
@@ -191,8 +201,9 @@ def test_only_accumulator_and_optimizer_state_are_given_away():
     assert deleted(params) == deleted(acc) == deleted(vectors) == {False}
 
 
-def test_two_devices_give_the_numbers_of_one():
-    config = CONFIGS["tied"]
+@pytest.mark.parametrize("name", ["tied", "mixtral"])
+def test_two_devices_give_the_numbers_of_one(name):
+    config = CONFIGS[name]
     batch, results = microbatches(config), []
     for devices in (1, 2):
         stages = build_split(config, [0, 2, 3], remat="dots", devices=devices)
@@ -220,6 +231,61 @@ def test_bfloat16_computes_close_to_float32_with_float32_masters(name):
     assert_trees_close(accs, [{k: wanted_gradient[k] for k in acc} for acc in accs], rtol=0.1, atol=0.05)
     turns = [leaf for leaf in jax.tree.leaves(residual) if leaf.dtype == jnp.float32]  # of rotary positions, [T, K/2]
     assert all(leaf.shape == (config.max_len, 2) for leaf in turns) and bool(turns) == (name == "llama3")
+
+
+@partial(jax.jit, static_argnums=0)
+def experts_of_reference(config, params, tokens_BT):
+    return (*moe_reference.logits_and_auxiliary(config, params, tokens_BT), least_margin(config, params, tokens_BT))
+
+
+def test_auxiliary_losses_and_loads_are_the_same_for_every_cut():
+    """The accumulators of all stages have, together, the auxiliary loss of the whole batch."""
+    config = CONFIGS["mixtral"]
+    batch, found = microbatches(config), []
+    for cuts, remat in (([0, 3], "recompute"), ([0, 2, 3], "recompute"), ([0, 1, 2, 3], "dots")):
+        stages = build_split(config, cuts, remat=remat)
+        params = [stage.init(3) for stage in stages]
+        _, accs = train(stages, params, batch)
+        assert [float(acc[AUXILIARY]["n_samples"]) for acc in accs] == [2 * N_SAMPLES] * len(stages)
+        found.append([layer for acc in accs for layer in acc[AUXILIARY]["layers"]])
+        figures = [auxiliary_figures(acc) for acc in accs]
+    _, wanted, _ = experts_of_reference(config, assemble(config, params), np.concatenate([row for row, _ in batch]))
+    for layers in found:
+        assert sum(float(layer.loss) for layer in layers) == pytest.approx(float(wanted), rel=1e-5)
+        for layer, first in zip(layers, found[0], strict=True):
+            np.testing.assert_array_equal(layer.load, first.load)
+            assert float(jnp.sum(layer.load)) == 2 * N_SAMPLES * config.max_len * config.n_experts_per_token
+    assert sum(one["auxiliary_loss"] for one in figures) == pytest.approx(float(wanted) / (2 * N_SAMPLES), rel=1e-5)
+    largest = [float(jnp.max(layer.load) / jnp.mean(layer.load)) for layer in found[0]]
+    assert [one["expert_load_max"] for one in figures] == pytest.approx(largest)
+    assert auxiliary_figures(stages[0].zeros()) == auxiliary_figures({}) == {}
+
+
+def test_bfloat16_sends_tokens_to_the_same_experts_where_none_is_near_another():
+    """The experts of a token jump where two of them have equal probabilities. So this compares samples in which no two
+    are near: the last one that was chosen has a tenth more, at least, than the next."""
+    config = CONFIGS["mixtral"]
+    results = []
+    for dtype in ("bfloat16", "float32"):
+        stages = build_split(config, [0, 2, 3], remat="dots" if dtype == "bfloat16" else "recompute", dtype=dtype)
+        params = [stage.init(3) for stage in stages]
+        for stage_params in params:
+            for name in stage_params:
+                if name.startswith("block"):
+                    stage_params[name] = stage_params[name] | {"router": 40 * stage_params[name]["router"]}
+        if not results:
+            batch, whole = microbatches(config, 40), assemble(config, params)
+            margins = [float(experts_of_reference(config, whole, row)[2]) for row, _ in batch]
+            assert max(margins) > 0.1
+            batch = [batch[int(np.argmax(margins))]]
+        results.append(train(stages, params, batch))
+    (loss, accs), (wanted_loss, wanted) = results
+    assert loss == pytest.approx(wanted_loss, rel=1e-3)
+    assert_trees_close(accs, wanted, rtol=0.1, atol=0.05)
+    loads = [[layer.load for layer in acc[AUXILIARY]["layers"]] for acc in accs]
+    jax.tree.map(
+        np.testing.assert_array_equal, loads, [[one.load for one in acc[AUXILIARY]["layers"]] for acc in wanted]
+    )
 
 
 WIDE = GPTConfig(n_layers=3, d_model=32, n_heads=2, d_ff=128, max_len=2, vocab_size=8)

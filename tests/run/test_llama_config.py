@@ -56,7 +56,7 @@ def test_a_file_names_its_family_or_has_the_first_one_with_its_preset(model, exp
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"family": "lama"}, r'model.family: got \'lama\', expected one of gpt, llama \(did you mean "llama"\?\)'),
+        ({"family": "lama"}, r'model.family: got \'lama\', expected one of gpt, llama, moe \(did you mean "llama"\?\)'),
         ({"family": "llama", "preset": "gpt2_124m"}, "model.preset: got 'gpt2_124m', expected one of debug, smollm2"),
         ({"preset": "llama3_8"}, r'model.preset: got .*gpt3, .*\(did you mean "llama3_8b"\?\)'),
         ({"family": "llama", "positions": "rotary"}, "model.positions: unknown field; known: n_layers, "),

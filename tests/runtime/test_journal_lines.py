@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdt.protocol.reports import LeavingReport, StillWaitingReport
+from jaxdt.runtime.reporting.counts import ExpertLoads, expert_lines
 from jaxdt.runtime.reporting.journal import Journal, still_waiting
 from jaxdt.testing.cases import draw_case
 
@@ -57,3 +58,19 @@ def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_pa
     words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
     token = ["--token=scripts/tools/credential.py", "token", f"--run_dir={run_dir}"]
     assert words == ["scripts/train.py", "--join=10.0.0.1:7700", *token, f"--run_dir={run_dir}"]
+
+
+def test_the_load_of_experts_is_told_by_peer():
+    loads = ExpertLoads()
+    loads.counted(0, {"step": 3.0})
+    assert loads.fields is None and expert_lines(loads.fields) == []
+    loads.counted(1, {"step": 3.0, "auxiliary_loss": 0.5, "expert_load_max": 3.0})
+    loads.counted(1, {"step": 4.0, "auxiliary_loss": 0.0201, "expert_load_max": 1.25})
+    loads.counted(0, {"step": 4.0, "auxiliary_loss": 0.02, "expert_load_max": 1.5})
+    loads.counted(0, {"step": 5.0})  # of a process that has just been started again
+    assert loads.fields == {
+        "0": {"auxiliary_loss": 0.02, "expert_load_max": 1.5},
+        "1": {"auxiliary_loss": 0.0201, "expert_load_max": 1.25},
+    }
+    (line,) = expert_lines(loads.fields)
+    assert line.endswith("1.50 x the mean load of its layer, on peer 0; auxiliary loss of a stage at most 0.02")

@@ -162,7 +162,7 @@ def test_a_damaged_history_begins_again_and_a_line_says_so(tmp_path):
 def test_what_is_since_the_last_resume_says_so(capsys):
     links = {"0->1": 3_000_000}
     Display(CASE.plan, 9, heartbeat_s=1.0, live=False).summary(
-        dict.fromkeys(("eval_loss_last", "step_s_predicted", "pool"))
+        dict.fromkeys(("eval_loss_last", "step_s_predicted", "pool", "experts"))
         | dict(reason="done", steps=9, loss_first=2.0, loss_last=1.0, resumed_at=6, step_s_measured=0.5)
         | dict(tokens_per_s=20.0, tokens_per_s_overall=10.0, prediction_doubt="", bytes_on_links=links)
         | dict(n_steps_skipped=0, n_rollbacks=2, n_steps_again=1, stood_still_s=0.0)

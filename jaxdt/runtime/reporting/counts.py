@@ -103,6 +103,36 @@ class MembershipChanges:
         return ", ".join(f"{n} {verb}" for verb, n in counts.items() if n).replace(" ", f" {noun} ", 1)
 
 
+class ExpertLoads:
+    """The figures of the experts on each peer, at its latest step: what its layers added to the loss, and the load of
+    the busiest expert of a layer."""
+
+    def __init__(self):
+        self._latest: dict[int, dict[str, float]] = {}
+
+    def counted(self, peer: int, values: Mapping[str, float]) -> None:
+        """Take those in a peer's heartbeat, or in the totals at its end."""
+        if found := {name: values[name] for name in ev.EXPERTS if name in values}:
+            self._latest[peer] = found
+
+    @property
+    def fields(self) -> dict[str, dict[str, float]] | None:
+        """By peer, for summary.json; None for a model without experts."""
+        return {str(peer): self._latest[peer] for peer in sorted(self._latest)} or None
+
+
+def expert_lines(experts: Mapping[str, Mapping[str, float]] | None) -> list[str]:
+    """A line for people about the loads; none without experts."""
+    if not experts:
+        return []
+    loss, load = ev.EXPERTS
+    peer, busiest = max(experts.items(), key=lambda item: item[1][load])
+    of_loss = f"auxiliary loss of a stage at most {max(figures[loss] for figures in experts.values()):.2g}"
+    return [
+        f"experts        the busiest has {busiest[load]:.2f} x the mean load of its layer, on peer {peer}; {of_loss}"
+    ]
+
+
 class PoolSummary:
     """The counts of one run's workers. A server that was started again counts from nothing."""
 

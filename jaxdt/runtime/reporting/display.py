@@ -15,7 +15,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.console import has_own_terminal, no_echo_of_interrupts, print_line
-from jaxdt.runtime.reporting.counts import aggregation_frac, summary_lines
+from jaxdt.runtime.reporting.counts import aggregation_frac, expert_lines, summary_lines
 
 PLAIN_EVERY_S = 2.0
 TABLE_EVERY_S = 0.25  # drawing a table of hundreds of peers takes tens of milliseconds
@@ -256,7 +256,7 @@ def _summary_lines(summary: dict) -> list[str]:
         lines.append(f"interruptions  {interruptions}{since}")
     if total := sum(summary["bytes_on_links"].values()):
         lines.append(f"on the links   {total / 1e6:.1f} MB{since}")
-    return lines + summary_lines(summary["pool"])
+    return lines + expert_lines(summary["experts"]) + summary_lines(summary["pool"])
 
 
 def _interruptions(summary: dict) -> str:

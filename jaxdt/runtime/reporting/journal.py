@@ -46,7 +46,15 @@ from jaxdt.run.errors import shell_line
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, RunFolders
-from jaxdt.runtime.reporting.counts import LinkCodecs, MembershipChanges, PoolSummary, ProcessorUse, Totals, link_bytes
+from jaxdt.runtime.reporting.counts import (
+    ExpertLoads,
+    LinkCodecs,
+    MembershipChanges,
+    PoolSummary,
+    ProcessorUse,
+    Totals,
+    link_bytes,
+)
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.metrics import Metrics, plain_steps
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
@@ -90,6 +98,7 @@ class Journal:
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._links = Totals()
         self._pool = PoolSummary()
+        self._experts = ExpertLoads()
         self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
@@ -244,6 +253,7 @@ class Journal:
         if report.bytes_to is not None:
             self._links.counted(report.peer, link_bytes(report.peer, report.bytes_to, report.bytes_from))
         self._pool.counted(report.peer, report.status)
+        self._experts.counted(report.peer, report.status)
         self._processors.counted(report.peer, report.status)
         for worker, cpu_s in (report.worker_cpu_s or {}).items():
             self._processors.counted(worker, {ev.CPU_S: cpu_s})
@@ -253,6 +263,7 @@ class Journal:
         """A peer has ended, and reports what it sent."""
         self._links.counted(report.peer, link_bytes(report.peer, report.bytes_to, report.bytes_from))
         self._pool.counted(report.peer, report.totals)
+        self._experts.counted(report.peer, report.totals)
         self._processors.counted(report.peer, report.totals)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
@@ -313,6 +324,7 @@ class Journal:
             "bytes_on_links": bytes_on_links,
             "codec_on_links": self._codecs.on(bytes_on_links),
             "pool": self._pool.fields,
+            "experts": self._experts.fields,
             "start_s": self._start_s,
             "save_s_p50": statistics.median(self._save_s) if self._save_s else None,
             "save_s_max": max(self._save_s, default=None),

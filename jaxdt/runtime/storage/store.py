@@ -20,7 +20,7 @@ from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
-from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
+from jaxdt.model.stage import StageFunctions, StageOptions, auxiliary_figures, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
@@ -216,8 +216,10 @@ class Store:
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
         if work.kind == WorkKind.LOCAL_STEP:
+            figures = self._auxiliary_figures(step)
             self.parameter_versions.update(self._own_gradient(step) if scale else {}, scale)
-        elif work.kind == WorkKind.LAY_OUT and not rounds:
+            return figures
+        if work.kind == WorkKind.LAY_OUT and not rounds:
             self._freeze(step)
         elif work.kind == WorkKind.LAY_OUT:
             for round in rounds:
@@ -407,13 +409,14 @@ class Store:
 
     def _gather(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step))
+        figures = self._auxiliary_figures(step)
         by_stage = {self._stage_of(name): vector for name, vector in vectors.items()}
         for round in rounds:
             vector = np.asarray(by_stage[round.stage])
             self._slices.offer(round, as_sent(self._codec_of(round), vector))
             if round.kind == RoundKind.CONTRIBUTION:  # what comes now is for another one
                 self._accumulators.pop(step, None)
-        return {}
+        return figures
 
     def _contribute(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """Add the gradient that a pool's worker has sent, as the vectors of these rounds, to the accumulator."""
@@ -426,6 +429,9 @@ class Store:
     def _gradient_sum(self, step: int):
         """The accumulator of a step. A peer without a microbatch in that step contributes zeros."""
         return self._accumulators[step] if step in self._accumulators else self.functions.zeros()
+
+    def _auxiliary_figures(self, step: int) -> dict[str, float]:
+        return auxiliary_figures(self._accumulators.get(step, {}))
 
     def _update(self, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         names = {self._stage_of(name): name for name in self.functions.group_sizes}
