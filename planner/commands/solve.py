@@ -13,7 +13,7 @@ from planner.commands import solve_pool
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
-from planner.report.export import SUFFIXES, exported
+from planner.report.export import ENDINGS, exported
 from planner.report.plan_file import cost_plan, exchanges_of
 from planner.report.tables import ProgressLine, cost_table, step_table
 from planner.search.base import POOL_SOLVERS
@@ -57,7 +57,8 @@ def _export(result: Result, run: RunConfig | None, flags: Namespace):
     if not flags.out:
         print(text, end="")
         return
-    path = Path(flags.out).with_suffix(SUFFIXES[flags.export])
+    out = Path(flags.out)
+    path = out.with_name(out.stem + ENDINGS[flags.export])
     try:
         path.write_text(text)
     except OSError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxdt.run.plan import Plan
 
 MEGATRON, TORCHTITAN = TARGETS = ("megatron", "torchtitan")
-SUFFIXES = {MEGATRON: ".megatron.args", TORCHTITAN: ".torchtitan.toml"}  # in place of that of the plan's file
+ENDINGS = {MEGATRON: "_megatron.args", TORCHTITAN: "_torchtitan.toml"}  # in place of .json of the plan's file
 USE = {
     MEGATRON: "grep -v '^#' FILE | xargs torchrun --nproc-per-node=1 --nnodes={n} ... pretrain_gpt.py ...",
     TORCHTITAN: "set these fields of the Trainer.Config that your configuration returns: config.SECTION.NAME = VALUE",

@@ -342,7 +342,7 @@ def test_what_they_cannot_say_has_a_line_each():
 
 def test_the_settings_stand_beside_the_plan(solve, capsys):
     flags = ("--stages", "2", "--pipelines", "1", "--global_batch", "4", "--export")
-    for target, name in ("megatron", "plan.megatron.args"), ("torchtitan", "plan.torchtitan.toml"):
+    for target, name in ("megatron", "plan_megatron.args"), ("torchtitan", "plan_torchtitan.toml"):
         code, out = solve(QWEN3_0P6B, ["A100", "T4"], *flags, target)
         assert code == 0
         path = out.parent / name
