@@ -156,7 +156,7 @@ def _run(flags: Namespace) -> RunConfig:
     given = {name: getattr(flags, name, None) for name in StepOptions.__dataclass_fields__}
     model = _model(flags)
     if flags.model_config:
-        given["seq_len"] = flags.sequence or min(SEQUENCE_MAX, model.max_len)
+        given["seq_len"] = min(SEQUENCE_MAX, model.max_len) if flags.sequence is None else flags.sequence
         if not 0 < given["seq_len"] <= model.max_len:
             raise BadInput(
                 f"--sequence: got {flags.sequence}, expected 1 to {model.max_len}, the most that the model takes"

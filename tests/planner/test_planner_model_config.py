@@ -172,6 +172,7 @@ def test_a_profile_of_the_model_counts_though_it_takes_longer_samples(solve, tmp
         (LLAMA_3_8B, ["--config", "configs/small.py"], "--model_config: got .* with --config"),
         (LLAMA_3_8B, ["--c_dp_bytes", "1"], "--c_dp_bytes, --c_pp_bytes: step_time derives the sizes"),
         (LLAMA_3_8B, ["--sequence", "9000"], "--sequence: got 9000, expected 1 to 8192"),
+        (LLAMA_3_8B, ["--sequence", "0"], "--sequence: got 0, expected 1 to 8192"),
         (LLAMA_3_8B, ["--objective", "comm_cost"], "--stages: missing"),
         (LLAMA_3_8B, ["--model_config", "none.json"], "none.json: cannot be read"),
         (
