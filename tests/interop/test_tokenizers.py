@@ -139,6 +139,17 @@ def test_each_rule_splits_what_is_not_ascii(rule):
     assert [made.decoder.decode([word]) for word in words] == MORE_WORDS[SAME.get(rule, rule)]
 
 
+def test_a_text_that_is_a_token_is_one_before_anything_is_split():
+    fields = fields_of(trained(), "gpt-2")
+    fields["tokenizer.ggml.tokens"].append("   ")
+    fields["tokenizer.ggml.token_type"].append(4)
+    made = tokenizers.Tokenizer.from_str(tokenizer_files(fields, "file.gguf")["tokenizer.json"].decode())
+    number = len(fields["tokenizer.ggml.tokens"]) - 1
+    encode = lambda text: made.encode(text).ids  # noqa: E731
+    assert encode("a   b") == [*encode("a"), number, *encode("b")]
+    assert made.decode([number]) == "   "
+
+
 def test_the_tokenizer_of_a_gguf_file_is_that_of_its_model():
     known = trained()
     files = tokenizer_files(fields_of(known, "gpt-2"), "file.gguf")
