@@ -19,7 +19,8 @@ from jaxdt.run import serialize
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
 from jaxdt.run.config import RunConfig, WiringConfig, check_plan
 from jaxdt.run.errors import BadInput
-from jaxdt.run.memory import MemoryOptions
+from jaxdt.run.memory import MemoryOptions, StageMemory, most_retained
+from jaxdt.run.memory import stage_memory as memory_of_layers
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.run.sizes import sync_groups
@@ -169,6 +170,37 @@ def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> Memory
     copies = sync_entry(config.sync.kind).copies(config, lo, hi)
     n_moments, delay = config.optim.n_moments, config.sync.delay
     return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH)
+
+
+def stage_memory(
+    config: RunConfig,
+    schedule: str,
+    layers: tuple[int, int],
+    load: PeerLoad,
+    *,
+    n_vectors: int = 0,
+    on_accelerator: bool = False,
+) -> StageMemory:
+    """What a peer with the layers lo..hi-1 and this load holds at its worst moment, under this schedule of a plan: with
+    optimizer and delay, with the tensors that it retains until the commit, and with `n_vectors` for workers."""
+    lo, hi = layers
+    shape = config.microbatch_shape
+    options = replace(memory_options(config, schedule, lo, hi), n_vectors=n_vectors)
+    most = most_retained(config.model, lo, hi, shape, config.dtype, config.wiring.retain_bytes)
+    retained = min(load.n_microbatches, most)
+    return memory_of_layers(
+        config.model, lo, hi, shape, load.n_in_flight, options, retained, on_accelerator=on_accelerator
+    )
+
+
+def planned_memory(config: RunConfig, plan: Plan, *, on_accelerator: bool = False) -> tuple[StageMemory, ...]:
+    """What the busiest peer of each stage of a plan holds at its worst moment."""
+    busiest = plan.shares.index(max(plan.shares))
+    loads = [peer_load(config, plan, stage, busiest) for stage in range(plan.n_stages)]
+    return tuple(
+        stage_memory(config, plan.schedule, layers, load, on_accelerator=on_accelerator)
+        for layers, load in zip(plan.stages, loads, strict=True)
+    )
 
 
 def worker_vectors(config: RunConfig, plan: Plan, peer: int) -> int:

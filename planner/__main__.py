@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from jaxdt.run.errors import BadInput, nearest, why
 from planner.model.pool import EQ3, STOPS
+from planner.report.export import TARGETS
 from planner.search.base import POOL_SOLVERS, SOLVERS
 
 OBJECTIVES = ("comm_cost", "step_time", "cost_per_step")
@@ -106,6 +107,9 @@ def _solve(solve: argparse.ArgumentParser):
     )
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
+    solve.add_argument(
+        "--export", choices=TARGETS, help="also give cut and placement as settings of that trainer, beside --out"
+    )
 
 
 def _replan(replan: argparse.ArgumentParser):
@@ -126,7 +130,10 @@ def _replan(replan: argparse.ArgumentParser):
         action="store_true",
         help="also say what it costs to go on without a new plan",
     )
-    replan.add_argument("--config", help="a configs/*.py file of the run; needed, or --model, for plans by step time")
+    replan.add_argument(
+        "--config",
+        help="a configs/*.py file of the run; needed, or --model or --model_config, for plans by step time",
+    )
     _sizes(replan)
     _step(replan)
     replan.add_argument("--time_limit_s", type=float, help="default 1.5, or none with --evaluations")
@@ -172,8 +179,16 @@ def _sizes(command: argparse.ArgumentParser):
         "--microbatches", type=int, help="microbatches of a step when sizes are given in bytes (default: 8 a pipeline)"
     )
     command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
+    command.add_argument(
+        "--model_config",
+        help="instead: a config.json of Hugging Face (no weights); by step time and in any shape, unless flags say so",
+    )
     command.add_argument("--global_batch", type=int, help="sequences of a step (default: 1024)")
-    command.add_argument("--sequence", type=int, help="tokens of a sequence (default: the preset's)")
+    command.add_argument(
+        "--sequence",
+        type=int,
+        help="tokens of a sequence (default: the preset's; with --model_config 2048, or the model's most if fewer)",
+    )
     command.add_argument("--microbatch_size", type=int, help="sequences of a microbatch (default: the profile's, or 1)")
     command.add_argument("--dtype", help="of the computation: bfloat16 or float32 (default: the profile's or bfloat16)")
     command.add_argument("--remat", help="recompute or dots, for memory limits (default: the profile's, or recompute)")

@@ -93,7 +93,7 @@ def main() -> int:
     check_used_flags()
     if INIT_FROM.value:
         facts = checked.config.model.facts
-        shape = f"{facts.n_layers} layers, {facts.n_params:,} parameters, samples of {facts.max_len} tokens"
+        shape = f"{facts.n_layers} layers, {facts.n_params:,} parameters, samples of at most {facts.max_len} tokens"
         say(f"--init_from: the run begins with {INIT_FROM.value}: {shape}")
     checked = api.with_codecs(checked, say)
     if EMIT.value:

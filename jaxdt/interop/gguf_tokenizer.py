@@ -24,7 +24,7 @@ LLAMA3_SPLIT = "|".join(
     )
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-CONTROL = 3  # the type of special tokens
+CONTROL, USER_DEFINED = 3, 4  # the types of special tokens, and of texts that are tokens before anything is split
 
 
 def _gpt2(splits: Any) -> Any:
@@ -73,8 +73,10 @@ def tokenizer_files(fields: Mapping[str, Any], where: str) -> dict[str, bytes]:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = SPLITS[rule](splits)
     tokenizer.decoder = extra("tokenizers.decoders").ByteLevel()
-    special = [text for text, kind in zip(texts, kinds, strict=False) if kind == CONTROL]
-    tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    of_kind = lambda wanted: [text for text, kind in zip(texts, kinds, strict=False) if kind == wanted]  # noqa: E731
+    added = lambda text, special: tokenizers.AddedToken(text, special=special, normalized=False)  # noqa: E731
+    tokenizer.add_special_tokens([added(text, True) for text in of_kind(CONTROL)])
+    tokenizer.add_tokens([added(text, False) for text in of_kind(USER_DEFINED)])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name in ("bos", "eos"):
         number = fields.get(f"tokenizer.ggml.{name}_token_id")

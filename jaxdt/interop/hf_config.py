@@ -6,12 +6,13 @@ One table of keys for each model_type is read in both directions. What the table
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, nearest, why
 from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.serialize import is_list, is_object, write
+from jaxdt.run.serialize import is_list, is_object, parse_json, write
 
 Config = Mapping[str, Any]
 
@@ -128,6 +129,17 @@ MODEL_TYPES = {
     ),
 }
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected that of a model") from None
+    if not is_object(content):
+        raise BadInput(f"{path}: got {content!r:.40}, expected an object")
+    return content
 
 
 def options_of_config(config: Config, where: str) -> ModelSpec:

@@ -12,11 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxdt.interop.hf_config import config_of, options_of_config
+from jaxdt.interop.hf_config import config_of, options_of_config, read_config
 from jaxdt.interop.tensor_names import Tensor, tensors_of
 from jaxdt.run.errors import BadInput, require_one_of, shortened, why
 from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.serialize import is_object, parse_json
+from jaxdt.run.serialize import is_object
 from jaxdt.runtime.storage.model_folder import Leaves
 
 CONFIG = "config.json"
@@ -139,17 +139,6 @@ class HFFolder:
             if found.get(name) != self._folder / shard:
                 raise BadInput(f"{self._folder / shard}: lacks {name}, which {INDEX} says is in it; fetch it again")
         return found
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON."""
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({why(error)}), expected that of a model") from None
-    if not is_object(content):
-        raise BadInput(f"{path}: got {content!r:.40}, expected an object")
-    return content
 
 
 def write_folder(

@@ -61,13 +61,15 @@ class SolverResult:
     search; `not_tried`: parts of the search for which there was no time; `price`: of that step; `budget_per_hour`: what
     the devices may cost; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`, `time_s`:
     how it was found; `constraints`: which ones it honours; `replan`: what its moves from an earlier plan take
-    (planner.api.replan)."""
+    (planner.api.replan); `stage_memory_bytes`: where the model is known, what the busiest peer of
+    each stage holds at its worst moment, by kind of number (jaxdt.run.memory.StageMemory)."""
 
     network: str = ""
     network_file: str = ""
     percentile: int | None = None
     left_out: tuple[str, ...] = ()
     left_out_why: tuple[str, ...] = ()
+    stage_memory_bytes: tuple[dict[str, int], ...] = ()
     c_dp_bytes: float = 0.0
     c_pp_bytes: float = 0.0
     dtype: str = ""

@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ, worker_vectors
+from jaxdt.build import exchanges_per_step, peer_load, replicas_may_differ, stage_memory, worker_vectors
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import NetConfig, RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.memory import most_retained, stage_memory_bytes
 from jaxdt.run.network import Link, Network
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
@@ -134,19 +133,11 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
-        lo, hi = plan.stages[stage]
-        in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
-        options = replace(memory_options(config, plan.schedule, lo, hi), n_vectors=worker_vectors(config, plan, peer))
-        found[peer] = stage_memory_bytes(config.model, lo, hi, config.microbatch_shape, in_flight, options, retained)
+        load = peer_load(config, plan, stage, pipeline)
+        n_vectors = worker_vectors(config, plan, peer)
+        memory = stage_memory(config, plan.schedule, plan.stages[stage], load, n_vectors=n_vectors)
+        found[peer] = memory.total
     return found
-
-
-def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
-    """Microbatches between forward and backward at a peer, and those whose tensors are retained until the commit."""
-    lo, hi = plan.stages[stage]
-    most = most_retained(config.model, lo, hi, config.microbatch_shape, config.dtype, config.wiring.retain_bytes)
-    load = peer_load(config, plan, stage, pipeline)
-    return load.n_in_flight, min(load.n_microbatches, most)
 
 
 def simulated_groups(scenario: Scenario) -> list[GroupReport]:

@@ -13,7 +13,7 @@ from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.network import Network
 from jaxdt.run.plan import SCHEDULES
 from jaxdt.run.profile import Profile, from_flops
-from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue
+from planner.model.devices import UTILISATION, catalogue_kind, profile_of_catalogue
 from planner.model.prices import PriceRules
 
 COMM_COST, STEP_TIME, COST_PER_STEP = "comm_cost", "step_time", "cost_per_step"
@@ -162,12 +162,18 @@ def profile_of_kinds(
     run: RunConfig, network: Network, measured: Profile | None = None, efficiency: float = DEFAULT_EFFICIENCY
 ) -> Profile:
     """The seconds of each kind of device of a network: as measured where `measured` has the kind, else from the
-    catalogue (planner.model.devices), at a share `efficiency` of the peak rate. BadInput for a kind that is in
-    neither."""
+    catalogue (planner.model.devices), at a share `efficiency` of the peak rate. A device of the catalogue may have
+    another of its names in the network than in `measured`. BadInput for a kind that is in neither."""
     kinds = {device.kind for device in network.devices}
     if measured is None:
         return profile_of_catalogue(run, kinds, efficiency)
-    missing = {kind for kind in kinds - set(measured.kinds) if kind in CATALOGUE}
+    of_catalogue = {kind: known for kind in kinds - set(measured.kinds) if (known := catalogue_kind(kind))}
+    if not of_catalogue:
+        return measured
+    seconds = {known: times for name, times in measured.kinds.items() if (known := catalogue_kind(name))}
+    respelled = {kind: seconds[known] for kind, known in of_catalogue.items() if known in seconds}
+    measured = replace(measured, kinds=measured.kinds | respelled)
+    missing = set(of_catalogue) - set(respelled)
     if not missing:
         return measured
     derived = profile_of_catalogue(run, missing, efficiency)

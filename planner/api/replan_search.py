@@ -14,7 +14,7 @@ from planner.api.job import COMM_COST, STEP_TIME
 from planner.api.replan_result import Mended, Replan
 from planner.api.replan_start import Start, longest_s
 from planner.api.result import Result, Stop
-from planner.api.search_run import Search, running, statistics_of
+from planner.api.search_run import Search, running, statistics_of, with_memory
 from planner.cost.bounds import floor_s
 from planner.cost.compiled import generator
 from planner.cost.placement import match_pipelines
@@ -139,7 +139,7 @@ def _finished(start: Start, result: Result, mended_s: float) -> Replan:
         "from": start.plan.fingerprint,
     }
     plan = replace(plan, found=plan.found | {"replan": facts})
-    result = replace(result, plan=plan)
+    result = with_memory(replace(result, plan=plan), start.job)
     return Replan(result, score_s, moves, _bytes(moves), longest_s(moves), start.horizon_steps, mended)
 
 

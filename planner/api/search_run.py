@@ -3,16 +3,19 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from jaxdt.build import planned_memory
 from jaxdt.run import serialize
-from planner.api.job import COMM_COST
-from planner.api.result import OnProgress, Progress, Statistics, Stop
+from jaxdt.run.config import RunConfig
+from planner.api.job import COMM_COST, Job
+from planner.api.result import OnProgress, Progress, Result, Statistics, Stop
 from planner.model.constraints import Constraints
 from planner.search.incumbent import Budget, Incumbent
+from planner.step_time.workload import on_accelerators
 
 PROGRESS_INTERVAL_S = 0.1
 
@@ -88,3 +91,15 @@ def progress_of(incumbent: Incumbent, objective: str) -> Progress:
 def statistics_of(incumbent: Incumbent, stop: Stop, solver: str, seed: int) -> Statistics:
     """The effort of a search until now."""
     return Statistics(incumbent.evaluations, incumbent.elapsed_s, solver, seed, stop.interrupted)
+
+
+def with_memory(result: Result, job: Job) -> Result:
+    """The result with the memory of each stage in its plan, where the job knows the run."""
+    run = job.work
+    if not isinstance(run, RunConfig):
+        return result
+    if job.unequal:
+        run = replace(run, wiring=replace(run.wiring, kind="swarm"))
+    memory = planned_memory(run, result.plan, on_accelerator=on_accelerators(result.network, job.profile, run))
+    found = result.plan.found | {"stage_memory_bytes": [asdict(stage) for stage in memory]}
+    return replace(result, plan=replace(result.plan, found=found))

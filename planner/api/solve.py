@@ -36,18 +36,18 @@ def solve(
     check_solver("solver", solver)
     if job.objective == COMM_COST and job.n_stages and job.n_pipelines:
         check_n_devices(network, job.n_stages, job.n_pipelines)
-    from planner.api.search_run import Search, running
+    from planner.api.search_run import Search, running, with_memory
 
     search = Search(stop or Stop(), solver, seed)
     constraints = constraints or Constraints()
     if job.unequal:
         from planner.api.unequal import solve_unequal
 
-        return solve_unequal(network, job, search, constraints, on_progress)
+        return with_memory(solve_unequal(network, job, search, constraints, on_progress), job)
     if job.objective != COMM_COST:
         from planner.api.by_step import solve_by_step
 
-        return solve_by_step(network, job, search, constraints, on_progress)
+        return with_memory(solve_by_step(network, job, search, constraints, on_progress), job)
     from planner.api import by_cost
     from planner.search.constrained import solve_constrained
     from planner.search.solve import solve as solve_problem
@@ -59,4 +59,4 @@ def solve(
             solution = solve_problem(problem, incumbent, solver, seed)
         else:
             solution = solve_constrained(problem, network, constraints, incumbent, solver, seed)
-    return by_cost.cost_result(cost_job, solution, search, constraints, incumbent)
+    return with_memory(by_cost.cost_result(cost_job, solution, search, constraints, incumbent), job)

@@ -13,7 +13,8 @@ def table() -> str:
     foot = (
         "Rates are peaks for dense matrices. Without a measured profile a kind is taken to reach "
         f"{UTILISATION:g} of the rate\nin which JAX computes: for bfloat16 that of float32 where it has no units for "
-        "bfloat16, for float32 that of\nTF32 or, on TPUs, of bfloat16."
+        "bfloat16, for float32 that of\nTF32 or, on TPUs, of bfloat16. Network files may also name a device as "
+        "nvidia-smi or JAX do, such as NVIDIA\nGeForce RTX 4090, NVIDIA A100-SXM4-80GB, Tesla T4, TPU v5 lite."
     )
     return "\n".join([head, units, *map(_row, CATALOGUE.values()), foot])
 

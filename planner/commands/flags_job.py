@@ -5,11 +5,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from jaxdt.interop.hf_config import options_of_config, read_config
 from jaxdt.run import config as configs
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import options_of
+from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.network import Network
 from jaxdt.run.profile import Profile
 from planner.api.job import (
@@ -27,7 +29,18 @@ from planner.api.job import (
 from planner.model.prices import PriceRules
 
 # Flags for values that a run's config says as well.
-OF_THE_CONFIG = ("model", "global_batch", "sequence", "microbatch_size", "dtype", "remat", "codec", "schedule")
+OF_THE_CONFIG = (
+    "model",
+    "model_config",
+    "global_batch",
+    "sequence",
+    "microbatch_size",
+    "dtype",
+    "remat",
+    "codec",
+    "schedule",
+)
+SEQUENCE_MAX = 2048  # of a model that people have, unless --sequence says more: many take 100 times as many tokens
 BYTES = ("c_dp_bytes", "c_pp_bytes", "layers", "microbatches")
 CONFIG_FUNCTION = "get_config"
 
@@ -47,13 +60,16 @@ def job_of(flags: Namespace, network: Network) -> Job:
 
 
 def _objective(flags: Namespace) -> str:
-    """The objective of the flags: by step time where the shape is to be chosen, unless the flags say otherwise."""
-    chosen = "auto" in (flags.stages, flags.pipelines)
+    """The objective of the flags: by step time where the shape is to be chosen or the model is one that people have,
+    unless the flags say otherwise."""
+    chosen = "auto" in (flags.stages, flags.pipelines) or flags.model_config
     return flags.objective or (STEP_TIME if chosen else COMM_COST)
 
 
 def _shape(flags: Namespace) -> tuple[int | None, int | None]:
-    """(stages, pipelines) of the flags or the config; None is auto."""
+    """(stages, pipelines) of the flags or the config; None is auto, the default with --model_config."""
+    if flags.model_config and flags.objective != COMM_COST:
+        return _number_or_auto(flags.stages), _number_or_auto(flags.pipelines)
     if flags.stages is None and flags.config:
         plan = run_of_file(flags.config).plan
         return plan.stages, plan.pipelines if flags.pipelines is None else _number_or_auto(flags.pipelines)
@@ -70,14 +86,13 @@ def _number_or_auto(count: int | str | None) -> int | None:
 def _cost_work(flags: Namespace) -> RunConfig | ByteSizes:
     """The sizes of a step that Eq. 1-4 need."""
     has_bytes = flags.c_dp_bytes is not None, flags.c_pp_bytes is not None
-    if any(has_bytes) and (flags.model or flags.config):
-        raise BadInput(f"--{'model' if flags.model else 'config'}: got one and byte counts, expected one of them")
-    if flags.config:
-        return _run_of_config(flags)
-    if flags.model:
-        return run_of_model(_model(flags), _options(flags))
+    given = [name for name in ("model", "model_config", "config") if getattr(flags, name)]
+    if any(has_bytes) and given:
+        raise BadInput(f"--{given[0]}: got one and byte counts, expected one of them")
+    if given:
+        return _run(flags)
     if not all(has_bytes):
-        raise BadInput("sizes: expected --c_dp_bytes and --c_pp_bytes, --model, or --config")
+        raise BadInput("sizes: expected --c_dp_bytes and --c_pp_bytes, --model, --model_config, or --config")
     return ByteSizes(flags.c_dp_bytes, flags.c_pp_bytes, flags.layers, flags.microbatches)
 
 
@@ -91,9 +106,9 @@ def _step_work(flags: Namespace, network: Network) -> tuple[RunConfig, Profile]:
         profile = profiles.load(flags.profile)
         run = _run_of_profile(flags, profile)
         return run, profile_of_kinds(run, network, profile, flags.efficiency)
-    if not flags.model and not flags.config:
+    if not (flags.model or flags.model_config or flags.config):
         raise BadInput("--model: missing, step_time needs it to know what a stage computes and holds")
-    run = _run_of_config(flags) if flags.config else run_of_model(_model(flags), _options(flags))
+    run = _run(flags)
     if not flags.flops:
         return run, profile_of_kinds(run, network, None, flags.efficiency)
     return run, profile_of_flops(run, network, _speeds(flags.flops), flags.efficiency)
@@ -106,11 +121,17 @@ def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
         if run.model != profile.model:
             raise BadInput(f"--config: its model differs from that of {flags.profile}")
         return run
-    if flags.model and _model(flags) != profile.model:
-        raise BadInput(f"--model: differs from the model of {flags.profile}, expected the profile's (or no --model)")
-    for name in ("microbatch_size", "dtype", "remat"):
+    if flags.model or flags.model_config:
+        name = "model" if flags.model else "model_config"
+        if not _is_measured(_model(flags), profile, flags):
+            raise BadInput(
+                f"--{name}: differs from the model of {flags.profile}, expected the profile's (or no --{name})"
+            )
+    measured_of = {name: getattr(profile, name) for name in ("microbatch_size", "dtype", "remat")}
+    if flags.model_config:
+        measured_of["sequence"] = profile.microbatch_shape.seq_len
+    for name, measured in measured_of.items():
         value = getattr(flags, name)
-        measured = getattr(profile, name)
         if value is not None and value != measured:
             raise BadInput(f"--{name}: got {value}, expected the {measured} of {flags.profile}")
     defaults = StepOptions()
@@ -118,14 +139,38 @@ def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
     return run_of_profile(profile, batch, flags.codec or defaults.codec, flags.schedule or defaults.schedule)
 
 
-def _model(flags: Namespace):
-    return options_of(flags.model, **({"max_len": flags.sequence} if flags.sequence else {}))
+def _is_measured(model: ModelSpec, profile: Profile, flags: Namespace) -> bool:
+    """Whether a profile is of this model. One that people have may take longer samples than were measured."""
+    if flags.model:
+        return model == profile.model
+    return (
+        model.with_max_len(profile.model.max_len) == profile.model
+        and model.facts.n_params == profile.model.facts.n_params
+    )
 
 
-def _options(flags: Namespace) -> StepOptions:
-    """The options that flags name; the others have their defaults."""
+def _run(flags: Namespace) -> RunConfig:
+    """The run of --config, --model or --model_config."""
+    if flags.config:
+        return _run_of_config(flags)
     given = {name: getattr(flags, name, None) for name in StepOptions.__dataclass_fields__}
-    return StepOptions(**{name: value for name, value in given.items() if value is not None})
+    model = _model(flags)
+    if flags.model_config:
+        given["seq_len"] = min(SEQUENCE_MAX, model.max_len) if flags.sequence is None else flags.sequence
+        if not 0 < given["seq_len"] <= model.max_len:
+            raise BadInput(
+                f"--sequence: got {flags.sequence}, expected 1 to {model.max_len}, the most that the model takes"
+            )
+    return run_of_model(model, StepOptions(**{name: value for name, value in given.items() if value is not None}))
+
+
+def _model(flags: Namespace) -> ModelSpec:
+    """The model of --model, with samples of --sequence tokens, or of --model_config."""
+    if flags.model_config and flags.model:
+        raise BadInput(f"--model_config: got {flags.model_config} and --model {flags.model}, expected one of them")
+    if flags.model_config:
+        return options_of_config(read_config(Path(flags.model_config)), flags.model_config)
+    return options_of(flags.model, **({"max_len": flags.sequence} if flags.sequence else {}))
 
 
 def _speeds(text: str) -> float | dict[str, float]:

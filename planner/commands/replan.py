@@ -94,7 +94,7 @@ def _how_to_take(flags: Namespace, found: Replan, run_to_replan: RunToReplan) ->
 
 def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job | None:
     """The job of the flags, in the plan's shape; None where no flag describes one."""
-    if not (flags.model or flags.config or flags.profile or flags.c_dp_bytes is not None):
+    if not (flags.model or flags.model_config or flags.config or flags.profile or flags.c_dp_bytes is not None):
         return None
     flags.stages, flags.pipelines = plan.n_stages, plan.n_pipelines
     flags.objective = flags.objective or plan.found.get("objective")

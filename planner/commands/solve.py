@@ -1,8 +1,10 @@
-"""`python -m planner solve`: a job from the flags, `planner.solve`, tables, the file."""
+"""`python -m planner solve`: a job from the flags, `planner.solve`, tables, the files."""
 
 from argparse import Namespace
+from pathlib import Path
 
 from jaxdt.run import network as networks
+from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from planner.api.job import COMM_COST
 from planner.api.result import Result, Stop
@@ -11,6 +13,7 @@ from planner.commands import solve_pool
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
+from planner.report.export import ENDINGS, exported
 from planner.report.plan_file import cost_plan, exchanges_of
 from planner.report.tables import ProgressLine, cost_table, step_table
 from planner.search.base import POOL_SOLVERS
@@ -26,6 +29,8 @@ def run(flags: Namespace) -> int:
             raise BadInput(
                 f"--{name}: got {getattr(flags, name)} with --solver {flags.solver}, expected --solver cluster"
             )
+    if flags.export and flags.replicas != "equal":
+        raise BadInput(f"--export: got {flags.export} with --replicas {flags.replicas}, expected equal ones")
     stop = Stop(flags.time_limit_s, flags.evaluations)
     network = networks.load(flags.network).at_percentile(flags.percentile)
     job = job_of(flags, network)
@@ -41,7 +46,24 @@ def run(flags: Namespace) -> int:
     if flags.percentile is not None:
         facts["percentile"] = flags.percentile
     write(result.plan, flags.out, flags.network, **facts)
+    if flags.export:
+        _export(result, job.work if isinstance(job.work, RunConfig) else None, flags)
     return 0
+
+
+def _export(result: Result, run: RunConfig | None, flags: Namespace):
+    """Write the settings of another trainer beside the plan, or print them where no plan is written."""
+    text = exported(result.plan, run, flags.export)
+    if not flags.out:
+        print(text, end="")
+        return
+    out = Path(flags.out)
+    path = out.with_name(out.stem + ENDINGS[flags.export])
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise BadInput(f"--export: {path} cannot be written ({error.strerror})") from None
+    print(f"wrote {path}")
 
 
 def table(result: Result) -> str:

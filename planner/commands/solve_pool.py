@@ -11,7 +11,7 @@ from planner.commands.flags_job import job_of
 from planner.model.pool import PoolOptions
 
 FLAGS = ("eq3", "stop", "minibatches")  # of this solver alone
-OF_OTHERS = ("pipelines", "objective", "time_limit_s", "evaluations", "constraints", "budget_per_hour")
+OF_OTHERS = ("export", "pipelines", "objective", "time_limit_s", "evaluations", "constraints", "budget_per_hour")
 AUTO = "auto"
 
 

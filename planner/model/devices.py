@@ -8,11 +8,13 @@ Memory is what the driver reports (nvidia-smi, in MiB): a card of "24 GB" has 24
 know no driver's figure the vendor's stands, in 1e9 bytes, which is at most as much.
 """
 
+import difflib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput
 from jaxdt.run.profile import DeviceKind, Profile, from_flops
 
 # Share of the peak rate that a model's maths reaches. Large runs reached 21 % (GPT-3), 30 % (MT-NLG), 33 % (Gopher) and
@@ -101,12 +103,45 @@ CATALOGUE: dict[str, DeviceSpec] = {
 }
 
 
-def spec_of(kind: str) -> DeviceSpec:
+# Names that a driver (nvidia-smi) or JAX (device_kind) prints, where they say more than the kind and who makes it.
+PRINTED_NAMES = {
+    "V100": ("Tesla V100-SXM2-16GB",),
+    "V100-32GB": ("Tesla V100-SXM2-32GB",),
+    "A100": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+    "A100-80GB": ("NVIDIA A100-SXM4-80GB",),
+    "H100": ("NVIDIA H100 80GB HBM3",),
+    "TPU-v5e": ("TPU v5 lite",),
+}
+MAKERS_WORDS = {"nvidia", "tesla", "geforce", "apple"}
+
+
+def _folded(name: str) -> str:
+    """The letters and digits of a device's name, without those that only say who makes it."""
+    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in MAKERS_WORDS)
+
+
+_SPELLED = {_folded(kind): kind for kind in CATALOGUE}
+_SPELLED |= {_folded(name): kind for kind, names in PRINTED_NAMES.items() for name in names}
+
+
+def catalogue_kind(name: str) -> str | None:
+    """The kind of the catalogue with this name, as the catalogue, a driver or JAX spells it; None for another device. A
+    card that differs in one word, such as one for laptops, is another device."""
+    return _SPELLED.get(_folded(name))
+
+
+def spec_of(name: str) -> DeviceSpec:
     """A device of the catalogue; BadInput for a kind that it does not have."""
-    if kind not in CATALOGUE:
+    kind = catalogue_kind(name)
+    if kind is None:
+        folded = _folded(name)
+        variant_of = sorted((known for known in _SPELLED if folded.startswith(known)), key=len, reverse=True)
+        near = difflib.get_close_matches(folded, _SPELLED, cutoff=0.8)
+        close = near or variant_of or difflib.get_close_matches(folded, _SPELLED)
+        hint = f' (did you mean "{_SPELLED[close[0]]}"?)' if close else ""
         raise BadInput(
-            f"--profile: missing, and no device of the catalogue (`python -m planner devices`) is of the kind {kind!r}"
-            f"{nearest(kind, CATALOGUE)}; expected a profile, or --flops"
+            f"--profile: missing, and no device of the catalogue (`python -m planner devices`) is of the kind {name!r}"
+            f"{hint}; expected a profile, or --flops"
         )
     return CATALOGUE[kind]
 

@@ -9,6 +9,7 @@ from planner.report import pool_explain
 from planner.report.plan_file import CostedPlan, read_any
 from planner.report.pool_plan import CostedPool
 from planner.report.suggest import Suggestion, device_name, suggestions
+from planner.report.tables import memory_lines
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def explanation(costed: CostedPlan, search: bool = False) -> Explanation:
         lines.append("The plan's bound is for another network or other sizes, and says nothing here.")
     if found.get("left_out"):
         lines.append(f"Left out: {'; '.join(found.get('left_out_why') or found['left_out'])}.")
+    lines += memory_lines(plan)
     lines += _help_lines(found_changes)
     return Explanation(cost, tuple(found_changes), "\n".join(lines))
 

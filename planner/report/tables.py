@@ -119,6 +119,7 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
             row("block layout", block_cost.total_s, block_cost.datap_s, block_cost.pipelinep_s),
             row("random (mean)", *random_s),
             f"{'bound':<16}{found['bound_s']:>12.4f}  {above_bound(found)}",
+            *memory_lines(costed.plan),
             effort(found, found["time_s"]),
         ]
     )
@@ -136,6 +137,30 @@ def effort(found: Mapping[str, Any], time_s: float) -> str:
     without = "found by the proof alone" if found["proved"] else "from layouts without search"
     tried = f"{found['evaluations']:,} plans tried" if found["evaluations"] else without
     return f"{found['solver']}, seed {found['seed']}: {tried} in {time_s:.1f} s"
+
+
+MEMORY_KINDS = {
+    "parameters": "parameters",
+    "moments": "moments",
+    "gradients": "gradients",
+    "activations": "activations",
+    "on_host": "host copies",
+}
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """A table of what the busiest peer of each stage holds, by kind of number; nothing where the model is unknown."""
+    stages = plan.found.get("stage_memory_bytes", ())
+    if not stages:
+        return []
+    head = "".join(f"{title:>{len(title) + 3}}" for title in (*MEMORY_KINDS.values(), "in all"))
+    lines = [f"{'memory, GB':<12}{'layers':>10}{head}"]
+    for stage, ((lo, hi), n_bytes) in enumerate(zip(plan.stages, stages, strict=True)):
+        sizes = [(n_bytes[name], title) for name, title in MEMORY_KINDS.items()]
+        sizes.append((sum(n_bytes.values()), "in all"))
+        cells = "".join(f"{size / 1e9:>{len(title) + 3}.3f}" for size, title in sizes)
+        lines.append(f"{f'stage {stage}':<12}{f'{lo}..{hi - 1}':>10}{cells}")
+    return lines
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
@@ -191,5 +216,6 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
         above = f"{simple_s / found['step_s'] - 1:.1%} more than the plan"
         lines.append(f"the best simple plan, judged before the search, takes {simple_s:.4f} s, {above}")
     lines += [f"not tried: {part}" for part in found.get("not_tried", ())]
+    lines += memory_lines(plan)
     lines.append(effort(found, time_s))
     return "\n".join(lines)

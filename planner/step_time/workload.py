@@ -10,11 +10,11 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxdt.build import exchanges_per_step, memory_options, peer_load, replicas_may_differ
+from jaxdt.build import exchanges_per_step, peer_load, replicas_may_differ, stage_memory
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import DataConfig, PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.memory import FLOAT_BYTES, StageMemory, most_retained, stage_memory
+from jaxdt.run.memory import FLOAT_BYTES, StageMemory
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
@@ -90,8 +90,7 @@ class StepWorkload:
         self._derive("kinds", kinds)
         self._derive("kind_of", np.array([kinds.index(name) for name in names]))
         profiled = [self.profile.kind(device.kind) for device in devices]
-        on_accelerators = self.run is not None and self.run.platform in ("gpu", "tpu")
-        self._derive("on_accelerators", on_accelerators or all(kind.accelerator for kind in profiled))
+        self._derive("on_accelerators", on_accelerators(self.network, self.profile, self.run))
         limits = [kind.memory_bytes for kind in profiled]
         rooms = own_bytes(self.network, limits) if self.on_accelerators else room_bytes(self.network, limits)
         self._derive("memory_bytes", rooms)
@@ -184,21 +183,9 @@ class StepWorkload:
         with the tensors that it retains until the commit."""
         key = (lo, hi, load)
         if key not in self._memory:
-            config = self.config
-            options = memory_options(config, self.schedule, lo, hi)
-            shape = config.microbatch_shape
-            most = most_retained(config.model, lo, hi, shape, config.dtype, config.wiring.retain_bytes)
-            retained = min(load.n_microbatches, most)
-            self._memory[key] = stage_memory(
-                config.model,
-                lo,
-                hi,
-                shape,
-                load.n_in_flight,
-                options,
-                retained,
-                on_accelerator=self.on_accelerators,
-            )
+            on_accelerator = self.on_accelerators
+            memory = stage_memory(self.config, self.schedule, (lo, hi), load, on_accelerator=on_accelerator)
+            self._memory[key] = memory
         return self._memory[key]
 
     def stage_bytes(self, lo: int, hi: int, load: PeerLoad) -> int:
@@ -301,6 +288,13 @@ class StepWorkload:
     def even_comm_bytes(self, n_stages: int, n_pipelines: int) -> CommBytes:
         """The sizes of Eq. 1-4 with even layers and shares."""
         return self.comm_bytes(even_split(self, n_stages), even_shares(self.n_microbatches, n_pipelines))
+
+
+def on_accelerators(network: Network, profile: Profile | None, run: RunConfig | None) -> bool:
+    """Whether all devices compute on accelerators, by the run's platform or by what the profile says of their kinds."""
+    if run is not None and run.platform in ("gpu", "tpu"):
+        return True
+    return profile is not None and all(profile.kind(device.kind).accelerator for device in network.devices)
 
 
 def even_split(workload: StepWorkload, n_stages: int) -> Ranges:

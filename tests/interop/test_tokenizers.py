@@ -1,6 +1,8 @@
 """Tokenizers that come with a model: those of tokenizer.json, and those of GGUF files."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +122,34 @@ def test_each_rule_splits_a_text_as_its_models_do(rule, tmp_path):
     }
 
 
+# Letters, digits and contractions beyond ASCII: capitals, a fraction, accents, ideographs, a tab before a word.
+MORE_WORDS = {
+    "gpt-2": ["I", "'", "LL", " ½234", " é日", "\t", "z"],
+    "starcoder": ["I", "'", "LL", " ", "½", "2", "3", "4", " é日", "\t", "z"],
+    "llama-bpe": ["I", "'LL", " ", "½23", "4", " é日", "\tz"],
+    "qwen2": ["I", "'LL", " ", "½", "2", "3", "4", " é日", "\tz"],
+}
+
+
+@pytest.mark.parametrize("rule", SPLITS)
+def test_each_rule_splits_what_is_not_ascii(rule):
+    files = tokenizer_files(fields_of(trained(), rule), "file.gguf")
+    made = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    words = [word for word, _ in made.pre_tokenizer.pre_tokenize_str("I'LL ½234 é日\tz")]
+    assert [made.decoder.decode([word]) for word in words] == MORE_WORDS[SAME.get(rule, rule)]
+
+
+def test_a_text_that_is_a_token_is_one_before_anything_is_split():
+    fields = fields_of(trained(), "gpt-2")
+    fields["tokenizer.ggml.tokens"].append("   ")
+    fields["tokenizer.ggml.token_type"].append(4)
+    made = tokenizers.Tokenizer.from_str(tokenizer_files(fields, "file.gguf")["tokenizer.json"].decode())
+    number = len(fields["tokenizer.ggml.tokens"]) - 1
+    encode = lambda text: made.encode(text).ids  # noqa: E731
+    assert encode("a   b") == [*encode("a"), number, *encode("b")]
+    assert made.decode([number]) == "   "
+
+
 def test_the_tokenizer_of_a_gguf_file_is_that_of_its_model():
     known = trained()
     files = tokenizer_files(fields_of(known, "gpt-2"), "file.gguf")
@@ -141,3 +171,22 @@ def test_an_unknown_rule_is_refused():
     ):
         tokenizer_files(fields_of(trained(), "tekken"), "file.gguf")
     assert tokenizer_files({"tokenizer.ggml.model": "llama"}, "file.gguf") == {}
+
+
+VOCABULARIES = os.environ.get("JAXDT_GGML_VOCABS", "")
+N_VECTORS = 47
+
+
+@pytest.mark.skipif(not VOCABULARIES, reason="JAXDT_GGML_VOCABS names no folder with llama.cpp's ggml-vocab-*.gguf")
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "mpt"])
+def test_a_vocabulary_of_llama_cpp_gives_its_tokens(name):
+    """Beside each file stand texts and the tokens that llama.cpp makes of them."""
+    path = Path(VOCABULARIES) / f"ggml-vocab-{name}.gguf"
+    reader = pytest.importorskip("gguf").GGUFReader(path)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    made = tokenizers.Tokenizer.from_str(tokenizer_files(fields, str(path))["tokenizer.json"].decode())
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = path.with_suffix(".gguf.out").read_text().split("\n")
+    assert len(texts) == len(lines) == N_VECTORS
+    for text, line in zip(texts, lines, strict=True):
+        assert made.encode(text, add_special_tokens=False).ids == [int(number) for number in line.split()], repr(text)
