@@ -15,6 +15,7 @@ from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.serialize import is_list, is_object, parse_json, write
 
 Config = Mapping[str, Any]
+NAMED_AS_LLAMA = ("llama",)  # families whose modules have the names of Llama's in other projects
 
 
 @dataclass(frozen=True)

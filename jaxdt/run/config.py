@@ -465,6 +465,8 @@ def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
     data = fields.get("data")
+    if serialize.is_object(data) and serialize.is_object(model) and model.get("seq_len") is not None:
+        fields["data"] = data = {**data, "seq_len": 0}  # the old name says both
     seq_len = data.get("seq_len") if serialize.is_object(data) else None
     return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size, seq_len)}, "")
 

@@ -14,6 +14,7 @@ STABLE_NAMES = {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size", "positions", "activation",
         "tied_head", "n_shared_blocks", "compression", "compression_after", "family", "n_kv_heads", "d_head",
         "rope_theta", "rope_scaling", "norm_eps", "qkv_bias", "o_bias", "qk_norm", "window", "options",
+        "n_experts", "n_experts_per_token", "norm_topk", "router_aux_coef",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
     "data": {"path", "seq_len", "seq_start", "seq_growth_steps"},
@@ -92,7 +93,9 @@ def test_the_length_of_samples_was_once_an_option_of_the_model():
     assert parse(recorded) == config
     with pytest.warns(FutureWarning, match="^model.seq_len is an old name: use data.seq_len for the tokens"):
         written = parse({"model": {"preset": "debug", "seq_len": 64}})
+        over_a_base = parse({"model": {"preset": "debug", "seq_len": 64}, "data": {"seq_len": 16}})
     assert (written.seq_len, written.model.max_len) == (64, 64)
+    assert over_a_base == written
     with pytest.raises(BadInput, match="model.seq_len: got 64 beside model.max_len, expected data.seq_len for the"):
         parse({"model": {"preset": "debug", "seq_len": 64, "max_len": 64}})
 
