@@ -162,7 +162,7 @@ def test_growth_compiles_few_shapes_and_all_of_them_beforehand(remat, compiled):
     compiled.clear()
     equivalence.train_in_pieces(config, lambda config, plan, stage: made[stage], plan)
     assert [compiled[name] for name in work] == [0, 0, 0]
-    assert (compiled["run"], compiled["loss_sum"], compiled["update"]) == (1, 1, 2)
+    assert (compiled["evaluate"], compiled["loss_sum"], compiled["update"]) == (1, 1, 2)
 
 
 def test_boundary_tensors_are_as_long_as_the_samples_of_their_step(functions_of):  # noqa: F811

@@ -113,7 +113,7 @@ MEANINGS = {
     "model.d_ff": "width inside the feed-forward part of a layer",
     "model.max_len": "most tokens that a sample may have, and positions that are learned; unset: data.seq_len",
     "model.vocab_size": "tokens of the vocabulary; unset: that of the token file",
-    "model.options": "what the function gets beside seq_len and vocab_size, as JSON",
+    "model.options": "what the function gets beside max_len and vocab_size, as JSON",
     "model.n_kv_heads": "heads of keys and values, each for as many heads of queries",
     "model.d_head": "width of an attention head; 0: d_model / n_heads",
     "model.rope_theta": "base of the frequencies of rotary positions",

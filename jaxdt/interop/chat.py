@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxdt.interop.hf_config import read_config
 from jaxdt.run.errors import BadInput
-from jaxdt.run.serialize import parse_json
 
 TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 DEFAULT = "default"  # of several templates with names
@@ -21,10 +21,9 @@ def chat_prompt(origin: Path, message: str) -> str:
     that came with the model. BadInput for a model without a template, and one that this template cannot fill."""
     if find_spec("jinja2") is None:
         raise BadInput("--chat: got no module jinja2, expected that of the extra hf: pip install jinja2")
-    import jinja2  # pyright: ignore[reportMissingImports]  an extra
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # pyright: ignore[reportMissingImports]
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # pyright: ignore[reportMissingImports]  an extra
 
-    config = parse_json((origin / TOKENIZER_CONFIG).read_bytes()) if (origin / TOKENIZER_CONFIG).exists() else {}
+    config = read_config(origin / TOKENIZER_CONFIG) if (origin / TOKENIZER_CONFIG).exists() else {}
     template = _template(origin, config)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -35,16 +34,20 @@ def chat_prompt(origin: Path, message: str) -> str:
     messages = [{"role": "user", "content": message}]
     try:
         return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
-    except jinja2.TemplateError as error:
-        raise BadInput(f"{origin}: its chat template cannot be filled ({error}), use --prompt without --chat") from None
+    except Exception as error:  # a template is a program, which may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(
+            f"{origin}: its chat template cannot be filled ({reason}), use --prompt without --chat"
+        ) from None
 
 
 def _template(origin: Path, config: dict[str, Any]) -> str:
     if (origin / TEMPLATE).exists():
-        return (origin / TEMPLATE).read_text()
+        return (origin / TEMPLATE).read_text(encoding="utf-8")
     found = config.get("chat_template")
     if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get(DEFAULT)
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get(DEFAULT)
     if not isinstance(found, str):
         raise BadInput(f"--chat: {origin} has no chat template, expected a model that was made to chat")
     return found

@@ -6,6 +6,7 @@ facts and a digest of its sources out, or why there are none."""
 
 import json
 import math
+import os
 import re
 import select
 import sys
@@ -166,10 +167,13 @@ def _product(eqn: Any, n_tokens: int) -> tuple[int, int, int, int, int]:
 
 
 if __name__ == "__main__":
+    # A module of one's own may print: that is not an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (question := sys.stdin.readline()):
         try:
             found = read_options(json.loads(question), "model").facts
             answer = {"sources": facts_process.sources(), "facts": serialize.write(found)}
         except BadInput as error:
             answer = {"refused": str(error)}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)

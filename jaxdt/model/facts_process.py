@@ -108,6 +108,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: Any = None  # a file: a pipe that nobody reads would stop a process that says much
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -119,8 +120,8 @@ class _Child:
             if not line and process.wait() == 0:  # it ended for want of questions, at that moment
                 process, line = self._answer(question)
             if not line:
-                assert process.stderr
-                lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+                self._said.seek(0)
+                lines = self._said.read().decode(errors="replace").strip().splitlines() or ["no message"]
                 raise BadInput(f"model: its facts could not be derived ({lines[-1]})")
         answer = json.loads(line)
         if "refused" in answer:
@@ -144,11 +145,12 @@ class _Child:
         """It imports what this process would: from the same folders, and not first of all from the current one (-P)."""
         self.close()
         folders = os.pathsep.join(map(os.path.abspath, sys.path))
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", DERIVATION],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             env=os.environ | {"PYTHONPATH": folders, "JAX_PLATFORMS": "cpu"},
             start_new_session=True,  # a signal for the parent is not for this process, which ends with its input
         )
@@ -158,7 +160,7 @@ class _Child:
         if process := self._process:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
+            for pipe in (process.stdin, process.stdout, self._said):
                 assert pipe
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()

@@ -105,6 +105,8 @@ class _Built:
                     params = jax.eval_shape(functions.init, jax.random.key(0), *inputs)
                     trees = params if name == EMBED else trees
                     y = jax.eval_shape(functions.apply, params, *inputs)
+                if not isinstance(y, jax.ShapeDtypeStruct):
+                    raise BadInput(f"model: {name} returns {type(y).__name__}, expected one array")
 
     def _table(self, embedding: Any) -> tuple[Any, ...]:
         """The leaf of the embedding that the head reads too."""
@@ -197,13 +199,13 @@ def _built(options: OwnModel) -> _Built:
     if options.facts == UNKNOWN:
         return _Built(options)
     fresh = replace(options, facts=UNKNOWN)
-    if (found := derived(fresh)) != options.facts:
+    if (found := derived(fresh)).structure != options.facts.structure:
         here = {entry.name: entry for entry in found.entries}
         unlike = [entry.name for entry in options.facts.entries if here.get(entry.name) != entry]
         where = f"differs in {', '.join(unlike[:3])} from" if unlike else "computes something else than"
         raise BadInput(
-            f"model.family: {options.family} here {where} the run, expected its facts; the source is the same, so "
-            "compare jax, flax and what else it imports with a host of the run"
+            f"model.family: {options.family} here {where} the run, expected its facts; compare "
+            "the source, jax, flax and what else it imports with a host of the run"
         )
     return _built(fresh)
 
@@ -228,7 +230,10 @@ def role(entry: str, path: str, shape: tuple[int, ...]) -> str:
 
 
 def is_trained(options: OwnModel, entry: str, path: str) -> bool:
-    """What Parts.trained says of a leaf; BadInput unless that is a bool."""
+    """What Parts.trained says of a leaf; BadInput unless that is a bool. Copies of one block are not the blocks that it
+    knows: they are timed with all leaves."""
+    if options.n_equal_layers:
+        return True
     chosen = _built(options).parts.trained
     found = chosen is None or chosen(f"{entry}/{path}")
     if type(found) is not bool:

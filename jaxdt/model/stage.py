@@ -9,6 +9,7 @@ adds its gradient, so it costs no message; no loss here contains it. The accumul
 
 B microbatch samples, T tokens, V vocabulary, W boundary width, n numbers of a sync group."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -219,14 +220,14 @@ def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], targets_BT: Int[Array
 
 def auxiliary_figures(acc: Params) -> dict[str, float]:
     """The values EXPERTS of a gradient: the mean over samples of what the layers of the stage add to the loss, and the
-    load of the busiest expert of a layer, by the mean of that layer's experts. Nothing without samples, or of layers
-    without experts."""
+    load of the busiest expert of a layer, by the mean of that layer's experts. Nothing without samples, of layers
+    without experts, or of a gradient that is not finite."""
     if AUXILIARY not in acc or not acc[AUXILIARY]["n_samples"]:
         return {}
     layers: tuple[Auxiliary, ...] = acc[AUXILIARY]["layers"]
     loss = sum(float(layer.loss) for layer in layers) / float(acc[AUXILIARY]["n_samples"])
     load_max = max(float(np.max(layer.load) / np.mean(layer.load)) for layer in layers)
-    return dict(zip(EXPERTS, (loss, load_max), strict=True))
+    return dict(zip(EXPERTS, (loss, load_max), strict=True)) if math.isfinite(loss + load_max) else {}
 
 
 def _no_auxiliary(config: ModelSpec, lo: int, hi: int) -> dict[str, Any]:

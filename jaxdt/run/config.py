@@ -524,10 +524,10 @@ def check_plan(config: RunConfig, plan: Plan) -> None:
                 f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {n_layers} layers with one block"
             )
     for stage, (lo, hi) in enumerate(plan.stages):
-        if facts.stage_trained(lo, hi) == facts.shared_trained(lo, hi):
+        if not facts.may_be_stage(lo, hi):
             raise BadInput(
-                f"plan.stages[{stage}]: layers {lo}..{hi - 1} have nothing of their own that is trained, expected "
-                "other cuts, or other parameters that are trained"
+                f"plan.stages[{stage}]: layers {lo}..{hi - 1} have nothing of their own that is trained, expected a "
+                "cut in which each stage has a trained leaf"
             )
     for boundary in range(len(plan.codec)):
         for pipeline in range(plan.n_pipelines):

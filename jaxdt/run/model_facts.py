@@ -17,6 +17,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -114,6 +115,14 @@ class ModelFacts:
     @property
     def n_params(self) -> int:
         return self.stage_params(0, self.n_layers)
+
+    @property
+    def structure(self) -> dict[str, Any]:
+        """What replicas have to agree in: all but the estimates of time and memory, which may change from one version
+        of this package to the next."""
+        layers = [[layer.out_width, layer.n_params, layer.cut] for layer in self.layers]
+        sizes = [self.vocab_size, self.max_len, self.in_width]
+        return {"sizes": sizes, "layers": layers, "entries": [serialize.write(entry) for entry in self.entries]}
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -229,9 +238,21 @@ class ModelFacts:
         return a_token * n_tokens
 
     def saved(self, lo: int, hi: int) -> int:
-        """Numbers of a token that remat "dots" keeps beside the input of a stage that is not the last. Nobody reads the
-        results of its last product again."""
-        return sum(layer.saved for layer in self.layers[lo:hi]) - self.layers[hi - 1].out_width
+        """Numbers of a token that remat "dots" keeps beside the input of a stage that is not the last. Nothing reads
+        the results of its last product again, unless experts made them: their weights' gradient does."""
+        last = self.layers[hi - 1]
+        n_unread = 0 if last.n_experts else min(last.saved, last.out_width)
+        return sum(layer.saved for layer in self.layers[lo:hi]) - n_unread
+
+    @cached_property
+    def _trained_spans(self) -> list[tuple[int, int]]:
+        """First and last layer of each entry that has a trained leaf."""
+        return sorted((entry.layers[0], entry.layers[-1]) for entry in self.entries if entry.n_trained)
+
+    def may_be_stage(self, lo: int, hi: int) -> bool:
+        """Whether layers lo..hi-1 have a trained leaf that no other stage reads."""
+        first = bisect_left(self._trained_spans, (lo, lo))
+        return any(last < hi for _, last in islice(self._trained_spans, first, None))
 
     def working(self, lo: int, hi: int, n_tokens: int) -> float:
         """Numbers of a token that the backward of layers lo..hi-1 computes at once, for samples of so many tokens."""

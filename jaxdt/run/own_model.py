@@ -131,7 +131,12 @@ def source_of(family: str) -> Source:
     root = found.parent
     base = found.parents[module.count(".") + (found.name == INIT)]
     names = {found: module}
-    unread = [found] if root not in LIBRARIES else []
+    unread: list[Path] = []
+    if root not in LIBRARIES:
+        parents = module.split(".")[:-1]
+        packages = {".".join(parents[: i + 1]) for i in range(len(parents))}  # Python runs them too
+        names |= {file: name for name in sorted(packages) if (file := _file_of(base, name)) and file.name == INIT}
+        unread = list(names)
     while unread:
         path = unread.pop()
         for name in _imported(path, names[path]):
@@ -142,7 +147,7 @@ def source_of(family: str) -> Source:
     digest = hashlib.sha256()
     for path in sorted(names):
         text = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+        digest.update(f"{path.relative_to(base).as_posix()} {len(text)}\n".encode() + text)
     return Source(tuple(Path(os.path.relpath(path)) for path in names), digest.hexdigest()[:16])
 
 

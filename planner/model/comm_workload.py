@@ -47,8 +47,7 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     shares = microbatch_shares(run.plan.microbatches, n_pipelines)
     cuts = list(model.facts.cuts)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
-    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model.facts), lambda stage, lo, hi: True)
-    assert stages is not None  # there are enough cuts, and every range fits
+    stages = layer_cuts.split_trained(model.facts, n_stages)
     spec = codecs.parse(run.codec)
     c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.facts.boundary_numbers(n_tokens), DTYPE_BYTES[run.dtype])
     return CommWorkload(

@@ -43,3 +43,13 @@ def split(cuts: list[int], n_stages: int, load: Load, fits: Fits) -> Ranges | No
                     extended[hi] = candidate
         best = extended
     return best[cuts[-1]][2] if cuts[-1] in best else None
+
+
+def split_trained(facts: ModelFacts, n_stages: int) -> Ranges:
+    """Ranges of about equal parameters, each with a trained leaf; BadInput where there are none."""
+    found = split(list(facts.cuts), n_stages, parameter_load(facts), lambda stage, lo, hi: facts.may_be_stage(lo, hi))
+    if found is None:
+        raise BadInput(
+            f"--stages: found no cut into {n_stages} stages in which each has a trained leaf, expected fewer stages"
+        )
+    return found

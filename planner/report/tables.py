@@ -149,9 +149,10 @@ MEMORY_KINDS = {
 
 
 def memory_lines(plan: Plan) -> list[str]:
-    """A table of what the busiest peer of each stage holds, by kind of number; nothing where the model is unknown."""
+    """A table of what the busiest peer of each stage holds, by kind of number; nothing where the model is unknown, or
+    the stages are not those that were planned."""
     stages = plan.found.get("stage_memory_bytes", ())
-    if not stages:
+    if len(stages) != plan.n_stages:
         return []
     head = "".join(f"{title:>{len(title) + 3}}" for title in (*MEMORY_KINDS.values(), "in all"))
     lines = [f"{'memory, GB':<12}{'layers':>10}{head}"]

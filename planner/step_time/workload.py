@@ -22,7 +22,7 @@ from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
-from planner.model.layer_cuts import Ranges, parameter_load, split
+from planner.model.layer_cuts import Ranges, parameter_load, split, split_trained
 from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
@@ -210,6 +210,7 @@ class StepWorkload:
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:
         """The layer ranges whose slowest stage is fastest, where a stage is as fast as its slowest device and has as
         much memory as its smallest; None if no ranges fit. Microbatches are shared evenly."""
+        facts = self.profile.model.facts
         loads = self.loads(depth, even_shares(self.n_microbatches, placement.shape[1]))
         kinds = [{self.kinds[k] for k in self.kind_of[row]} for row in placement]
         limited = [min(min(self.memory_bytes[d], self.host_bytes[d]) for d in row) < math.inf for row in placement]
@@ -219,6 +220,8 @@ class StepWorkload:
             return max(seconds[WorkKind.FORWARD] + seconds[WorkKind.BACKWARD] for seconds in times)
 
         def fits(stage: int, lo: int, hi: int) -> bool:
+            if not facts.may_be_stage(lo, hi):
+                return False
             return not limited[stage] or self.may_hold(placement[stage], lo, hi, loads[stage])
 
         return split(self.cuts, len(placement), load, fits)
@@ -311,11 +314,13 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
     """Raise BadInput before any search if not even stages of the largest devices could hold the model."""
     room = max(workload.memory_bytes)
     even_split(workload, n_stages)
+    facts = workload.profile.model.facts
+    split_trained(facts, n_stages)
 
     def fits(stage: int, lo: int, hi: int) -> bool:
-        return room == math.inf or workload.stage_bytes(lo, hi, LEAST_LOAD) <= room
+        return facts.may_be_stage(lo, hi) and (room == math.inf or workload.stage_bytes(lo, hi, LEAST_LOAD) <= room)
 
-    if split(workload.cuts, n_stages, parameter_load(workload.profile.model.facts), fits) is None:
+    if split(workload.cuts, n_stages, parameter_load(facts), fits) is None:
         refuse_memory(workload, n_stages)
 
 

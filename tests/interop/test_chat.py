@@ -41,7 +41,9 @@ def test_older_files_hold_the_template_in_the_config_of_the_tokenizer(tmp_path):
     assert chat_prompt(origin(tmp_path, chat_template=named), "x") == EXPECTED.format("x")
 
 
-@pytest.mark.parametrize("template", [STRICT, "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])
+@pytest.mark.parametrize(
+    "template", [STRICT, "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 1 + 'a' }}"]
+)
 def test_a_template_that_cannot_be_filled_is_one_line(tmp_path, template):
     with pytest.raises(BadInput, match=r"its chat template cannot be filled \(.+\), use --prompt without --chat$"):
         chat_prompt(origin(tmp_path, template), "x")
@@ -50,3 +52,10 @@ def test_a_template_that_cannot_be_filled_is_one_line(tmp_path, template):
 def test_a_model_without_a_template_does_not_chat(tmp_path):
     with pytest.raises(BadInput, match=r"^--chat: .+ has no chat template, expected a model that was made to chat$"):
         chat_prompt(origin(tmp_path), "x")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"chat_template": [{"name": "x"}, "y"]}'])
+def test_damaged_files_are_one_line(tmp_path, content):
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BadInput, match=r"cannot be read|expected an object|has no chat template"):
+        chat_prompt(tmp_path, "x")

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdt.model import facts_process
 from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import options_of, read_options
+from jaxdt.run.model_facts import UNKNOWN, ModelFacts
 from jaxdt.run.own_model import source_of
 from jaxdt.runtime.storage.checkpoint import about_run
 
@@ -223,6 +225,30 @@ def test_the_digest_is_of_all_files_of_the_module(tmp_path, monkeypatch):
     assert source_of("own_pkg.tiny:build").digest != first.digest
 
 
+def test_a_package_of_the_module_counts_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    own_files(tmp_path, __init__="", tiny=TINY, layers=LAYERS, more="WIDTH = 4\n")
+    first = source_of("own_pkg.tiny:build")
+    assert "__init__.py" in {path.name for path in first.files}
+    own_files(tmp_path, __init__="import flax\n")
+    assert source_of("own_pkg.tiny:build").digest != first.digest
+
+
+def test_what_a_module_prints_is_no_answer(tmp_path, monkeypatch):
+    """Not of the child process that derives the facts, nor does much of it stop that."""
+    monkeypatch.syspath_prepend(tmp_path)
+    says = "import sys\nprint('{}')\nprint('x' * 100_000, file=sys.stderr)\n"
+    parts = "Parts(nn.Embed(19, 4), [nn.Dense(4)], nn.Dense(19), 19)"
+    (tmp_path / "own_chatty.py").write_text(says + HEAD.format(**PLAIN | dict(parts=parts)))
+    model = options_of(family="own_chatty:build", max_len=6, vocab_size=19)
+    child = facts_process._Child()
+    try:
+        asked = replace(model, facts=UNKNOWN)
+        assert serialize.read(ModelFacts, child.ask(asked), "facts") == model.facts
+    finally:
+        child.close()
+
+
 def test_another_source_of_the_same_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
     """A resumed run may go on with it, if a person says so."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -251,10 +277,11 @@ def test_another_source_of_the_same_sizes_is_refused_with_a_remedy(tmp_path, mon
 
 
 def test_facts_that_differ_with_an_equal_source_are_refused():
-    """As where another version of a library is installed."""
+    """As where another version of a library is installed. Estimates may differ."""
     model = CONFIGS["own_linen"]
+    init_stage(replace(model, facts=replace(model.facts, last_flops=1)), 0, 1, 0)
     with pytest.raises(BadInput, match="own_linen:build here computes something else than the run, expected its facts"):
-        init_stage(replace(model, facts=replace(model.facts, last_flops=1)), 0, 1, 0)
+        init_stage(replace(model, facts=replace(model.facts, in_width=1)), 0, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["own_nnx", "own_linen"])

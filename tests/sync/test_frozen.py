@@ -21,6 +21,7 @@ from jaxdt.run.model import options_of
 from jaxdt.runtime.storage.entries import join_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sim.arrivals import state_words
+from planner.model import layer_cuts
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 
@@ -160,3 +161,19 @@ def test_a_stage_without_anything_to_train_is_refused():
     config = config_of(groups_test.make_config(None), own_model("block_000/", "embed/"))
     with pytest.raises(BadInput, match=r"plan.stages\[0\]: layers 0..0 have nothing of their own that is trained, exp"):
         check(config, run_config.default_plan(config))
+
+
+def test_the_planner_leaves_each_stage_something_to_train():
+    """Even parameters would be cut behind the first block of two, which is frozen as the embedding is."""
+    model = own_model("block_000/", "embed/")
+    with pytest.raises(BadInput, match=r"^--stages: found no cut into 2 stages in which each has a trained leaf"):
+        layer_cuts.split_trained(model.facts, 2)
+    longer = options_of(**four_blocks())
+    assert layer_cuts.split_trained(longer.facts, 2) == ((0, 3), (3, 4))
+    assert [longer.facts.may_be_stage(0, hi) for hi in range(1, 5)] == [False, False, True, True]
+
+
+def four_blocks():
+    options = f'{{"width": {WIDTH}, "heads": 2, "layers": 4, "frozen": ["block_000/", "block_001/", "embed/"]}}'
+    family = "configs.custom_model.own_nnx:build"
+    return dict(family=family, max_len=8, vocab_size=VOCAB_SIZE, options=options)

@@ -43,7 +43,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     times = {name: time_codec(codec.parse(name), shape, config.dtype) for name in codecs}
     kind = kind_of(stages, times, _spread(passes_s))
     others: dict[str, PartTimes] = {}
-    for layer in unlike_layers(whole.model.facts, model.facts.layers[1]):
+    for layer in unlike_layers(whole.model.facts, model.facts.layers[1], by_program=model.has_own_sources):
         ranges = ((0, layer), (layer, layer + 1), (layer + 1, whole.model.facts.n_layers))
         rounds = _rounds(whole, data, ranges, (1,), n_rounds)
         seconds = _medians([seconds for (seconds,) in rounds])
@@ -53,12 +53,13 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     return replace(kind, accelerator=jax.default_backend() != "cpu", other_layers=others)
 
 
-def unlike_layers(facts: ModelFacts, layer: LayerFacts) -> list[int]:
+def unlike_layers(facts: ModelFacts, layer: LayerFacts, *, by_program: bool = False) -> list[int]:
     """One of each kind of layers that take another time than `layer`, as far as such a layer can be a stage of its own
-    that has neither embedding nor head."""
+    that has neither embedding nor head. `by_program`: layers of equal facts may compute something else."""
     found: dict[int, int] = {}
     for i in range(1, facts.n_layers - 1):
         is_unlike = replace(facts.layers[i], cut=layer.cut, like=layer.like) != layer
+        is_unlike = is_unlike or (by_program and facts.layers[i].like != 0)
         if is_unlike and {i, i + 1} <= set(facts.cuts):
             found.setdefault(facts.layers[i].like, i)
     return list(found.values())
