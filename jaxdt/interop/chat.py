@@ -20,7 +20,7 @@ def chat_prompt(origin: Path, message: str) -> str:
     """The text that the model answers: `message` as that of a user, up to where the answer begins. `origin`: the files
     that came with the model. BadInput for a model without a template, and one that this template cannot fill."""
     if find_spec("jinja2") is None:
-        raise BadInput("--chat: got no module jinja2, expected that of the extra hf: pip install jinja2")
+        raise BadInput("--chat: needs the module jinja2, expected the extra hf: pip install jinja2")
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # pyright: ignore[reportMissingImports]  an extra
 
     config = read_config(origin / TOKENIZER_CONFIG) if (origin / TOKENIZER_CONFIG).exists() else {}
@@ -54,7 +54,7 @@ def _template(origin: Path, config: dict[str, Any]) -> str:
 
 
 def _text(token: Any) -> str:
-    """Of a special token: older files say more of it than its text."""
+    """The text of a special token; older files say more of it."""
     return token["content"] if isinstance(token, dict) else token
 
 

@@ -73,7 +73,8 @@ class StageOptions:
 @dataclass(frozen=True)
 class StageFunctions:
     """Everything that a peer computes. Parameters, their gradients and accumulators are fp32 trees of one structure
-    (jaxdt.model.base); gradients and accumulators lack the leaves that are not trained (jaxdt.model.vectors). x is
+    (jaxdt.model.base); gradients and accumulators lack the leaves that are not trained (jaxdt.model.vectors),
+    and an accumulator of experts has an entry AUXILIARY beside. x is
     tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y and gy have `out_shape`, all in
     `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have a smaller T in place of
     seq_len; each T is compiled once.

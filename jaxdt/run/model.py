@@ -23,8 +23,8 @@ def option_classes() -> dict[str, type[ModelSpec]]:
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the names of today, in place of those that a program of before recorded, or that a person knows
-    from it, who is told. BadInput for both names at once."""
+    """The options with the names of today. A program of before recorded an old name; one that a person wrote is read too,
+    with a warning. BadInput for both names at once."""
     found = dict(options)
     if "seq_len" not in found:
         return found

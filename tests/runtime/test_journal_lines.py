@@ -73,4 +73,4 @@ def test_the_load_of_experts_is_told_by_peer():
         "1": {"auxiliary_loss": 0.0201, "expert_load_max": 1.25},
     }
     (line,) = expert_lines(loads.fields)
-    assert line.endswith("1.50 x the mean load of its layer, on peer 0; auxiliary loss of a stage at most 0.02")
+    assert line.endswith("1.50 x the mean load of its layer, on peer 0; largest auxiliary loss of a stage 0.02")

@@ -127,7 +127,7 @@ def expert_lines(experts: Mapping[str, Mapping[str, float]] | None) -> list[str]
         return []
     loss, load = ev.EXPERTS
     peer, busiest = max(experts.items(), key=lambda item: item[1][load])
-    of_loss = f"auxiliary loss of a stage at most {max(figures[loss] for figures in experts.values()):.2g}"
+    of_loss = f"largest auxiliary loss of a stage {max(figures[loss] for figures in experts.values()):.2g}"
     return [
         f"experts        the busiest has {busiest[load]:.2f} x the mean load of its layer, on peer {peer}; {of_loss}"
     ]
