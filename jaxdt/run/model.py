@@ -23,8 +23,8 @@ def option_classes() -> dict[str, type[ModelSpec]]:
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the names of today. A program of before recorded an old name; one that a person wrote is read too,
-    with a warning. BadInput for both names at once."""
+    """The options with the names of today. An earlier program recorded an old name; one that a person wrote is read
+    too, with a warning. BadInput for both names at once."""
     found = dict(options)
     if "seq_len" not in found:
         return found
