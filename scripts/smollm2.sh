@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A language model comes in, four processes train it over emulated lines of 100 Mb/s, one of them is killed and replaced,
-# and the model leaves. SmolLM2-135M-Instruct (Apache-2.0, 98 MB, as a Python package). About ten minutes on two cores, 14 GB of memory and
-# 8 GB of disk; all files are in runs/smollm2.
+# and the model leaves. SmolLM2-135M-Instruct (Apache-2.0, 98 MB, as a Python package). About ten minutes on two cores,
+# 14 GB of memory and 8 GB of disk; all files are in runs/smollm2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh "hf"
