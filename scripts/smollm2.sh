@@ -36,7 +36,7 @@ python scripts/launch.py --config=configs/quickstart.py --init_from=$here/model 
     --config.train.eval_microbatches=4 --config.optim.lr=1e-5 --config.optim.warmup_steps=2 &
 launcher=$!
 trap 'kill "$launcher" 2>/dev/null || true' EXIT
-until grep -qs "" $run/checkpoints/*/complete.json; do
+until compgen -G "$run/checkpoints/*/complete.json" >/dev/null; do
     kill -0 "$launcher"
     sleep 1
 done

@@ -13,7 +13,7 @@ from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import as_fields, options_of, renamed
+from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.storage.model_folder import open_model
@@ -60,8 +60,8 @@ def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool
             expected = f"expected {init['digest']:.16}, with which the run of this config begins"
             raise BadInput(f"--init_from: {folder} is the model {model.digest:.16}, {expected}")
         return {**fields, "init": {**init, "path": str(folder)}}
-    own = renamed({name: value for name, value in fields.get("model", {}).items() if value is not None})
-    data = fields.get("data", {})
+    fields = configs.of_today(fields)
+    own, data = fields.get("model", {}), fields.get("data", {})
     seq_len = data.get("seq_len") or own.get("max_len") or options_of(own.get("preset", "debug")).max_len
     return {
         **fields,

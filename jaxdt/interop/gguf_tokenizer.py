@@ -73,10 +73,9 @@ def tokenizer_files(fields: Mapping[str, Any], where: str) -> dict[str, bytes]:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = SPLITS[rule](splits)
     tokenizer.decoder = extra("tokenizers.decoders").ByteLevel()
-    of_kind = lambda wanted: [text for text, kind in zip(texts, kinds, strict=False) if kind == wanted]  # noqa: E731
-    added = lambda text, special: tokenizers.AddedToken(text, special=special, normalized=False)  # noqa: E731
-    tokenizer.add_special_tokens([added(text, True) for text in of_kind(CONTROL)])
-    tokenizer.add_tokens([added(text, False) for text in of_kind(USER_DEFINED)])
+    for wanted, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
+        found = [text for text, kind in zip(texts, kinds, strict=False) if kind == wanted]
+        add([tokenizers.AddedToken(text, special=wanted == CONTROL, normalized=False) for text in found])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name in ("bos", "eos"):
         number = fields.get(f"tokenizer.ggml.{name}_token_id")

@@ -64,6 +64,11 @@ class Model(NamedTuple):
     trained: Callable[[Any, str, str], bool] | None = None
 
 
+def entry_and_path(keys: Any) -> tuple[str, str]:
+    """The entry of a leaf of parameters and its path there, as the facts name them, from the leaf's keys."""
+    return keys[0].key, jax.tree_util.keystr(keys[1:], simple=True, separator="/")
+
+
 def model_of(options: ModelSpec) -> Model:
     """The functions of a model's family. Its module is imported when the family is used."""
     return import_module(options.functions).MODEL

@@ -15,6 +15,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from jaxdt.model.base import entry_and_path
 from jaxdt.run.model_facts import VECTOR, ModelFacts
 from jaxdt.run.optim import OptimConfig
 
@@ -35,8 +36,7 @@ def by_role(facts: ModelFacts) -> Decays:
 
     def decays(keys: Any, leaf: Any) -> bool:
         del leaf
-        path = jax.tree_util.keystr(keys[1:], simple=True, separator="/")
-        return roles[keys[0].key, path] != VECTOR
+        return roles[entry_and_path(keys)] != VECTOR
 
     return lambda params: jax.tree_util.tree_map_with_path(decays, params)
 

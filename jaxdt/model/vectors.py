@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jaxdt.model.base import Params, stage_entries
+from jaxdt.model.base import Params, entry_and_path, stage_entries
 from jaxdt.run.model_facts import ModelSpec
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
@@ -37,8 +37,7 @@ def trained(config: ModelSpec, params: Params) -> Params:
         return params
 
     def kept(keys: Any, leaf: Any) -> Any:
-        path = jax.tree_util.keystr(keys[1:], simple=True, separator="/")
-        return None if (keys[0].key, path) in frozen else leaf
+        return None if entry_and_path(keys) in frozen else leaf
 
     return jax.tree_util.tree_map_with_path(kept, params)
 

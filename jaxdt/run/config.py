@@ -16,7 +16,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
-from jaxdt.run.model import options_of
+from jaxdt.run.model import options_of, renamed
 from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
@@ -426,7 +426,7 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     """A RunConfig from plain data. `model` is a preset of a family, and the fields that differ. The vocabulary defaults
     to `vocab_size`, the token file's, and must not be smaller. Compression layers that `codec` names stand behind the
     stages of the default plan, unless model.compression_after says where."""
-    fields = _without_removed(data)
+    fields = of_today(data)
     unknown = set(fields) - set(RunConfig.__dataclass_fields__)
     for name in sorted(unknown, key=str):
         raise BadInput(f"{name}: unknown field{nearest(str(name), RunConfig.__dataclass_fields__)}")
@@ -447,9 +447,15 @@ def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
     return replace(config, model=config.model.with_compression(layers, after))
 
 
-def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without those of REMOVED, which an earlier program wrote; BadInput for one with another value."""
+def of_today(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the names of today, and without those of REMOVED, which an earlier program wrote; BadInput for
+    one of these with another value. The old model.seq_len said both lengths, so data.seq_len gives way to it."""
     fields = dict(data)
+    model, of_data = fields.get("model"), fields.get("data")
+    if serialize.is_object(model) and model.get("seq_len") is not None:
+        fields["model"] = renamed({name: value for name, value in model.items() if value is not None})
+        if serialize.is_object(of_data):
+            fields["data"] = {**of_data, "seq_len": 0}
     for name, (neutral, way_now) in REMOVED.items():
         section, field_name = name.split(".")
         inner = fields.get(section)
@@ -465,8 +471,6 @@ def _without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
     data = fields.get("data")
-    if serialize.is_object(data) and serialize.is_object(model) and model.get("seq_len") is not None:
-        fields["data"] = data = {**data, "seq_len": 0}  # the old name says both
     seq_len = data.get("seq_len") if serialize.is_object(data) else None
     return serialize.read(RunConfig, fields | {"model": _model(model, vocab_size, seq_len)}, "")
 

@@ -183,16 +183,3 @@ def stage_memory(
 def _sum(*parts: StageMemory) -> StageMemory:
     names = StageMemory.__dataclass_fields__
     return StageMemory(**{name: sum(getattr(part, name) for part in parts) for name in names})
-
-
-def stage_memory_bytes(
-    model: ModelSpec,
-    lo: int,
-    hi: int,
-    shape: MicrobatchShape,
-    in_flight: int,
-    options: MemoryOptions,
-    retained: int = 0,
-) -> int:
-    """The total of `stage_memory` for a peer with one memory for all."""
-    return stage_memory(model, lo, hi, shape, in_flight, options, retained).total

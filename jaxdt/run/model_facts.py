@@ -167,6 +167,10 @@ class ModelFacts:
         """Those of them that are trained."""
         return self._of_range(lo, hi).n_trained
 
+    def state_numbers(self, lo: int, hi: int, n_moments: int) -> int:
+        """Numbers of a stage's parameters and of the optimizer's moments, which trained ones have."""
+        return self.stage_params(lo, hi) + n_moments * self.stage_trained(lo, hi)
+
     def shared_trained(self, lo: int, hi: int) -> int:
         return sum(entry.n_trained for entry in self.shared(lo, hi))
 

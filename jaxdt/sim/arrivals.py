@@ -67,5 +67,4 @@ class Arrivals:
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters and moments; the optimizer's counters are left out."""
-    facts, (lo, hi) = config.model.facts, plan.stages[stage]
-    return facts.stage_params(lo, hi) + facts.stage_trained(lo, hi) * config.optim.n_moments
+    return config.model.facts.state_numbers(*plan.stages[stage], config.optim.n_moments)

@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxdt.interop.hf_config import NAMED_AS_LLAMA
 from jaxdt.run.errors import BadInput
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def _unsaid(plan: Plan, run: RunConfig | None, target: str) -> list[str]:
     if run.sync.kind != "allreduce" or run.sync.delay:
         found.append(f"sync.kind {run.sync.kind}, delay {run.sync.delay}: gradients are averaged in every step")
     if target == TORCHTITAN:
+        from jaxdt.interop.hf_config import NAMED_AS_LLAMA  # the command's help needs no models
+
         if run.model.family not in NAMED_AS_LLAMA:
             found.append(f"the family {run.model.family}: module names are those of torchtitan's llama3 and qwen3")
         facts = run.model.facts

@@ -315,12 +315,12 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
     room = max(workload.memory_bytes)
     even_split(workload, n_stages)
     facts = workload.profile.model.facts
-    split_trained(facts, n_stages)
 
     def fits(stage: int, lo: int, hi: int) -> bool:
         return facts.may_be_stage(lo, hi) and (room == math.inf or workload.stage_bytes(lo, hi, LEAST_LOAD) <= room)
 
     if split(workload.cuts, n_stages, parameter_load(facts), fits) is None:
+        split_trained(facts, n_stages)  # that may be the reason
         refuse_memory(workload, n_stages)
 
 

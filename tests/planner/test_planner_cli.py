@@ -12,7 +12,7 @@ from planner_cases import NETWORKS, case
 from jaxdt.run import plan as plans
 from jaxdt.run.config import WiringConfig
 from jaxdt.run.families.gpt import GPTConfig
-from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory_bytes
+from jaxdt.run.memory import MemoryOptions, most_retained, stage_memory
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.network import parse, to_json
 from planner.__main__ import main
@@ -190,7 +190,7 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
 
     def needs(lo, hi, in_flight):
         retained = min(16, most_retained(model, lo, hi, shape, "bfloat16", WiringConfig().retain_bytes))
-        return stage_memory_bytes(model, lo, hi, shape, in_flight, MemoryOptions("bfloat16"), retained)
+        return stage_memory(model, lo, hi, shape, in_flight, MemoryOptions("bfloat16"), retained).total
 
     room = needs(0, 3, 4)
 
@@ -319,7 +319,7 @@ def test_memory_of_a_delayed_run_is_what_its_plan_must_fit(config_file, tmp_path
 
     def need(delay):
         retained = min(3, most_retained(model, 0, 4, shape, "bfloat16", WiringConfig().retain_bytes))
-        return stage_memory_bytes(model, 0, 4, shape, 2, MemoryOptions("bfloat16", delay=delay), retained)
+        return stage_memory(model, 0, 4, shape, 2, MemoryOptions("bfloat16", delay=delay), retained).total
 
     def shrink(data):
         for device in data["devices"]:

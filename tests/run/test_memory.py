@@ -14,7 +14,6 @@ from jaxdt.run.memory import (
     StageMemory,
     residual_bytes,
     stage_memory,
-    stage_memory_bytes,
     state_bytes,
     update_bytes,
     working_bytes,
@@ -62,19 +61,19 @@ def test_memory_grows_with_what_is_held():
     model = GPTConfig.of("small", **SHAPE)
     plain, dots, delayed = MemoryOptions(), MemoryOptions(remat="dots"), MemoryOptions(delay=1)
     boundary_numbers = model.facts.boundary_numbers(SIXTEEN.n_tokens)
-    one = stage_memory_bytes(model, 1, 3, SIXTEEN, 1, plain)
-    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 4, plain) - one == 3 * 3 * boundary_numbers * 4
-    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 1, plain, retained=5) - one == 5 * 2 * boundary_numbers * 4
+    one = stage_memory(model, 1, 3, SIXTEEN, 1, plain).total
+    assert stage_memory(model, 1, 3, SIXTEEN, 4, plain).total - one == 3 * 3 * boundary_numbers * 4
+    assert stage_memory(model, 1, 3, SIXTEEN, 1, plain, retained=5).total - one == 5 * 2 * boundary_numbers * 4
     # Parameters of the version before, and a second accumulator:
-    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 1, delayed) > one + 2 * 4 * model.facts.stage_params(1, 3)
-    assert stage_memory_bytes(model, 1, 4, SIXTEEN, 1, plain) > one
-    assert stage_memory_bytes(model, 1, 3, MicrobatchShape(17, 16), 1, plain) > one
-    assert stage_memory_bytes(model, 1, 3, SIXTEEN, 8, dots) > stage_memory_bytes(model, 1, 3, SIXTEEN, 8, plain)
+    assert stage_memory(model, 1, 3, SIXTEEN, 1, delayed).total > one + 2 * 4 * model.facts.stage_params(1, 3)
+    assert stage_memory(model, 1, 4, SIXTEEN, 1, plain).total > one
+    assert stage_memory(model, 1, 3, MicrobatchShape(17, 16), 1, plain).total > one
+    assert stage_memory(model, 1, 3, SIXTEEN, 8, dots).total > stage_memory(model, 1, 3, SIXTEEN, 8, plain).total
 
 
 def test_with_few_samples_the_update_needs_most():
     model = GPTConfig.of("small", **SHAPE)
-    n_bytes = stage_memory_bytes(model, 1, 3, ONE, 1, MemoryOptions())
+    n_bytes = stage_memory(model, 1, 3, ONE, 1, MemoryOptions()).total
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
 
 
@@ -94,9 +93,11 @@ def test_an_accelerator_holds_copies_for_an_exchange_on_its_host():
 def test_versions_of_stashed_parameters_are_counted():
     """One for each microbatch in flight but the newest."""
     model = GPTConfig.of("small", **SHAPE)
-    bytes_of = lambda n_in_flight, stashes: stage_memory_bytes(  # noqa: E731
-        model, 1, 3, ONE, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
-    )
+
+    def bytes_of(n_in_flight, stashes):
+        options = MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
+        return stage_memory(model, 1, 3, ONE, n_in_flight, options).total
+
     assert bytes_of(1, True) == bytes_of(1, False)
     assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.facts.stage_params(1, 3)
     assert bytes_of(1, False) == state_bytes(model, 1, 3) + 24 + 8 * model.facts.stage_params(1, 3)
@@ -117,5 +118,5 @@ def test_the_vectors_of_its_workers_are_counted_at_a_server():
     )
     held = lambda config: [worker_vectors(config, default_plan(config), p) for p in default_plan(config).peers]  # noqa: E731
     assert held(pool) == [2, 1] and held(hetpipe) == [0, 0, 0, 5]
-    bytes_of = lambda n: stage_memory_bytes(hetpipe.model, 0, 5, ONE, 1, MemoryOptions(n_vectors=n))  # noqa: E731
+    bytes_of = lambda n: stage_memory(hetpipe.model, 0, 5, ONE, 1, MemoryOptions(n_vectors=n)).total  # noqa: E731
     assert bytes_of(5) - bytes_of(0) == 5 * 4 * hetpipe.model.facts.stage_params(0, 5)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model_facts import ModelSpec, require_bools, require_sizes
@@ -104,7 +104,7 @@ class LlamaConfig(ModelSpec):
     def untied(self) -> ModelSpec:
         return replace(self, tied_head=False) if self.tied_head else super().untied()
 
-    def with_equal_layers(self, n_layers: int) -> "LlamaConfig":
+    def with_equal_layers(self, n_layers: int) -> Self:
         return replace(self, n_layers=n_layers)
 
 

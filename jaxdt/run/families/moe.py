@@ -1,7 +1,7 @@
 """The options of Llama-like models with experts, and presets."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.run.errors import BadInput
@@ -49,9 +49,6 @@ class MoeConfig(LlamaConfig):
         coef: object = self.router_aux_coef
         if type(coef) is not float or not 0 <= coef < math.inf:
             raise BadInput(f"model.router_aux_coef: got {coef!r}, expected a finite number >= 0")
-
-    def with_equal_layers(self, n_layers: int) -> "MoeConfig":
-        return replace(self, n_layers=n_layers)
 
 
 OPTIONS = MoeConfig

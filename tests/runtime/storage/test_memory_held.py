@@ -12,7 +12,7 @@ from test_equivalence import KINDS, Tokens
 from jaxdt.build import RunStart, build_coordinator, build_peer, memory_options
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
-from jaxdt.run.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes
+from jaxdt.run.memory import residual_bytes, stage_memory, state_bytes, update_bytes
 from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store, stage_functions
@@ -153,5 +153,5 @@ def test_averaging_where_replicas_differ_takes_what_is_estimated(is_tied):
     plan, stores = run(config, Adopting)
     for stage, (lo, hi) in enumerate(plan.stages):
         options = memory_options(config, plan.schedule, lo, hi)
-        estimate = stage_memory_bytes(config.model, lo, hi, config.microbatch_shape, plan.depth(stage), options)
+        estimate = stage_memory(config.model, lo, hi, config.microbatch_shape, plan.depth(stage), options).total
         assert 0.75 * estimate <= stores[stage].averaging <= 1.05 * estimate
