@@ -474,14 +474,14 @@ def returns_do_not_count() -> AbstractContextManager[object]:
 # name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
 MUTANTS = {
     "a donor does not wait": (unchanged, donors_do_not_wait, {HELD}, (294,)),
-    "a return does not change the count of steps": (unchanged, returns_do_not_count, {PROGRESS}, (22,)),
-    "no token": (unchanged, no_token, {TOKEN}, range(16, 40)),
+    "a return does not change the count of steps": (unchanged, returns_do_not_count, {PROGRESS}, (97, 22)),
+    "no token": (unchanged, no_token, {TOKEN}, (25, *range(16, 40))),
     "a result is adopted before it is whole": (unchanged, adopts_parts, {HELD}, range(60)),
     "a group is closed before all hold its result": (
         of_coordinator(ClosesEarly),
         nullcontext,
         {HELD, PROGRESS},
-        range(60),
+        (30, *range(60)),
     ),
     "the log skips the number of a group": (of_coordinator(SkipsANumber), nullcontext, {MEMBERS}, range(60)),
     "a mean is adopted again after a reconnect": (
@@ -493,7 +493,7 @@ MUTANTS = {
     "slices are freed by step": (of_tensors(FreesSlicesByStep), nullcontext, {HELD}, range(60)),
     "the weight is forgotten": (of_peers(ForgetsTheWeight), nullcontext, {REPLAYED}, range(60)),
     "one who asks again gets another group": (of_peers(AsksTwice), nullcontext, {ANSWERED, "ValueError"}, (137, 206)),
-    "another attempt has the same name": (unchanged, attempts_have_one_name, {HELD, PROGRESS}, (133, 200)),
+    "another attempt has the same name": (unchanged, attempts_have_one_name, {HELD, PROGRESS}, (65, 133, 200)),
     "a group averages again though somebody holds its result": (
         unchanged,
         results_do_not_count,
@@ -501,17 +501,22 @@ MUTANTS = {
         (206,),
     ),
     "the bound on staleness is one too large": (unchanged, serves_too_early, {STALENESS}, (35, *range(40))),
-    "a member is not told of its group": (of_coordinator(TellsOneLess), nullcontext, {ANSWERED}, range(60)),
+    "a member is not told of its group": (of_coordinator(TellsOneLess), nullcontext, {ANSWERED}, (10, *range(60))),
     "a part is added in place of another": (of_peers(ContributesTwice), nullcontext, {HELD, REPLAYED}, range(60)),
-    "groups need not connect": (unchanged, never_connected, {CONNECTED}, (16, *range(12, 40))),
+    "groups need not connect": (unchanged, never_connected, {CONNECTED}, (25, *range(12, 40))),
     "windows do not end": (unchanged, windows_never_end, {WINDOW}, range(12, 40)),
     "a push is not added": (of_peers(LosesPushes), nullcontext, {STALENESS, REPLAYED}, (3, *range(60))),
     "a pipeline goes on after the end": (unchanged, steps_go_on, {BUDGET, PROGRESS, REPLAYED}, range(60)),
     "a step counts twice": (unchanged, one_step_counts_twice, {BUDGET}, range(60)),
-    "after a restart the first answer decides": (unchanged, one_answer_is_enough, {PROGRESS, REPLAYED}, range(2, 40)),
+    "after a restart the first answer decides": (
+        unchanged,
+        one_answer_is_enough,
+        {PROGRESS, REPLAYED},
+        (62, *range(2, 40)),
+    ),
     "a gradient is clipped by its stage alone": (unchanged, norms_of_one_stage, {HELD}, range(60)),
     "a gradient is clipped by its pipeline": (unchanged, norms_are_waited_for, {HELD, PROGRESS}, (5, *range(60))),
-    "a mean is adopted a step early": (unchanged, means_come_early, {REPLAYED}, (41, *range(60))),
+    "a mean is adopted a step early": (unchanged, means_come_early, {REPLAYED}, (84, 41, *range(60))),
     "a fragment is averaged in place of another": (
         unchanged,
         lambda: due_fragments(lambda f: 0),

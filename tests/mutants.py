@@ -478,7 +478,7 @@ MUTANTS = {
     "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, (3, *range(50))),
     "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, (30, 61)),
     "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, (17, *range(50))),
-    "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (9, 15)),
+    "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (15, 9)),
     "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, (123, *range(120, 140))),
     "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, (3, *range(40))),
     "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, (3, *range(100))),
@@ -497,7 +497,7 @@ MUTANTS = {
         unchanged,
         newcomers_wait_for_the_end_of_the_step,
         {PROGRESS},
-        (4947, 6495),
+        (6495, 4947),
     ),
     "three failures end a run that somebody could go on with": (
         unchanged,
@@ -507,9 +507,9 @@ MUTANTS = {
     ),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
     "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, (7, *range(20))),
-    "a state that is asked for too early is never given": (unchanged, forgets_requests, {LIVING}, (9, 42)),
+    "a state that is asked for too early is never given": (unchanged, forgets_requests, {LIVING}, (67, 9, 42)),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
-    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, (3, *range(30))),
+    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, (80, *range(30))),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
     "a second process replaces a living one": (
         unchanged,
@@ -527,11 +527,11 @@ MUTANTS = {
         unchanged,
         adopts_every_later_view,
         {DISJOINT, PROGRESS, SPARED, COVER, APPLICABLE},
-        (8, 15, 65, 133),
+        (15, 8, 65, 133),
     ),
     "steps are committed while the run is paused": (unchanged, commits_in_a_pause, {PAUSED}, (30, 47, 48)),
     "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
-    "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
+    "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (86, 247, 309)),
     "an update does not wait for a checkpoint": (unchanged, updates_at_once, {COVER}, (63, 95)),
     "a generation waits for an update of the one before": (
         unchanged,
@@ -540,7 +540,7 @@ MUTANTS = {
         (413,),
     ),
     "a checkpoint is taken over during an update": (unchanged, writes_what_is_replaced, {COVER}, (306,)),
-    "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
+    "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (89, 78, 113)),
 }
 
 

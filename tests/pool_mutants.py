@@ -172,8 +172,8 @@ def as_without_workers_between_steps(self, between_steps, *others):
 
 
 POOL_MUTANTS = {
-    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(22, 26)),
-    "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(56, 72)),
+    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, (112, *range(22, 26))),
+    "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, (62, *range(56, 72))),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, (14, *range(20))),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
     "lost work is not redone": (
@@ -191,7 +191,7 @@ POOL_MUTANTS = {
         unchanged,
         patched(TaskTable, "give", gives_and_keeps),
         {COVER, PROGRESS},
-        (5, *range(10)),
+        (27, *range(10)),
     ),
     "gradients of stolen microbatches stay": (
         unchanged,

@@ -83,16 +83,14 @@ def test_work_of_a_step_that_is_over_is_let_go(over):
 
 @pytest.mark.parametrize(
     ("stages", "pipelines", "head", "after_steps"),
-    [(1, 1, "tied", 7), (1, 2, "tied", 0), (2, 2, "untied", 0), (2, 2, "untied", 7), (3, 1, "tied", 7)],
+    [(1, 2, "tied", 0), (2, 2, "untied", 7), (3, 1, "tied", 7)],
 )
 def test_fixed_pipelines(stages, pipelines, head, after_steps, functions_of, one_process):  # noqa: F811
     config = make_config(stages, pipelines, head=head, steps=FEW_STEPS)
     assert_same_training(delayed(config, after_steps), functions_of, one_process)
 
 
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "routers", "after_steps"), [(1, 2, 1, 7), (2, 2, 2, 0), (2, 2, 2, 7), (3, 2, 6, 0)]
-)
+@pytest.mark.parametrize(("stages", "pipelines", "routers", "after_steps"), [(1, 2, 1, 7), (2, 2, 2, 0), (3, 2, 6, 7)])
 def test_stochastic_wiring(stages, pipelines, routers, after_steps, functions_of, one_process):  # noqa: F811
     options = dict(steps=FEW_STEPS, eval_every_steps=8, eval_microbatches=5)
     config = make_config(stages, pipelines, head="tied", **options)
@@ -100,7 +98,7 @@ def test_stochastic_wiring(stages, pipelines, routers, after_steps, functions_of
     assert_same_training(delayed(config, after_steps), functions_of, one_process)
 
 
-@pytest.mark.parametrize(("seed", "after_steps"), [(0, 0), (1, 3), (2, 0), (3, 3)])
+@pytest.mark.parametrize(("seed", "after_steps"), [(0, 0), (1, 3)])
 def test_peers_that_are_lost_change_nothing(seed, after_steps, functions_of, one_process):  # noqa: F811
     """Two steps are under way when a peer goes: what it counted of both is done again, each with its own version."""
     config = delayed(elastic(2, 3), after_steps)

@@ -86,9 +86,7 @@ GRID += [
     for stages, pipelines, remat, head in (
         (1, 1, "recompute", "tied"),
         (2, 2, "dots", "untied"),
-        (2, 1, "recompute", "tied"),
-        (3, 1, "dots", "tied"),
-        (3, 1, "recompute", "untied"),
+        (3, 1, "recompute", "tied"),
     )
 ]
 GRID += [
@@ -97,7 +95,6 @@ GRID += [
         (1, 1, "recompute", "untied"),
         (2, 2, "dots", "untied"),
         (3, 1, "dots", "tied"),
-        (3, 1, "recompute", "untied"),
     )
 ]
 

@@ -33,7 +33,8 @@ def n_numbers(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# Of the others tests/model/test_stage.py compares the losses and the gradients.
+@pytest.mark.parametrize("name", ["plain", "tied", "shared", "maxout", "llama3"])
 def test_logits_equal_the_reference(name):
     config = CONFIGS[name]
     params, tokens_BT = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)

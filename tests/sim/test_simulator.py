@@ -389,7 +389,7 @@ def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
     assert len(watched[victim].updates) < 8
 
 
-@pytest.mark.parametrize("crash_s", [5.0, 16.7, 17.2, 17.9, 40.0])
+@pytest.mark.parametrize("crash_s", [5.0, 17.2, 40.0])
 def test_a_crash_of_the_coordinator_stops_every_peer_with_what_was_committed(crash_s):
     outcome, watched = run_with_a_crash(ev.COORDINATOR, crash_s)
     peers = {peer: stop for peer, stop in outcome.stopped.items() if peer != ev.COORDINATOR}

@@ -16,7 +16,7 @@ from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.stragglers.stalls import WORK, Stalls
 from jaxdt.sync.matching.token import EnforcementToken
 
-N_SYSTEMS = int(os.environ.get("STUCK_SYSTEMS", "20"))
+N_SYSTEMS = int(os.environ.get("STUCK_SYSTEMS", "8"))
 STEP_S = 0.075
 LIMIT_S = 900.0  # ten times what the longest of them takes
 

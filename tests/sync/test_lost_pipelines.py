@@ -134,7 +134,7 @@ def test_what_one_of_the_others_holds_is_fetched_by_the_rest():
                 seen["held"] += bool(action.body.holders)
             seen["fetched"] += isinstance(action, ev.Send) and isinstance(action.body, ev.FetchResult)
 
-    for seed in (1, 14, 17, 21):
+    for seed in (1, 14):
         case, times = replace(draw_case(seed, "groups"), faults=()), defaultdict(list)
         play(case, observer=lambda now_s, peer, event, actions, times=times: times[peer].append(now_s))
         for number, peer in enumerate(case.plan.peers):

@@ -39,8 +39,6 @@ ALL = make_config("all", 3, microbatches=7, every_steps=2)
 WINDOW = make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4)
 CONFIGS = {
     "all": ALL,
-    "outer optimizer": make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov"),
-    "fragments": make_config("all", 3, microbatches=7, layers=4, fragments=2, every_steps=4),
     "streaming": make_config("all", 3, microbatches=7, layers=4, **STREAMING),
     "a mean pending but for one step": make_config("all", 3, microbatches=7, every_steps=3, lag_steps=2, mix_frac=0.5),
     "window": WINDOW,
@@ -101,8 +99,9 @@ def test_a_peer_that_did_nothing_for_a_while_comes_back_without_a_start():
     assert_equals_replay(ALL, outcome, states)
 
 
-@pytest.mark.parametrize("kind", [ev.DonorWaits, ev.State])
-@pytest.mark.parametrize("config", [ALL, WINDOW], ids=["all", "window"])
+@pytest.mark.parametrize(
+    ("config", "kind"), [(ALL, ev.State), (WINDOW, ev.DonorWaits)], ids=["all-State", "window-DonorWaits"]
+)
 def test_another_donor_takes_the_place_of_one_that_is_lost(config, kind):
     """When it has said that it waits, and when a slice of its state has come."""
     at_s = time_of(config, DIES, lambda peer, body: peer == LOST and isinstance(body, kind))
@@ -128,8 +127,7 @@ def test_a_pipeline_may_be_lost_and_come_back_twice():
     assert_equals_replay(config, outcome, states)
 
 
-@pytest.mark.parametrize("kind", [CRASH, POWER_OFF])
-@pytest.mark.parametrize("moment", [ev.DonorWaits, ev.State, "joined"])
+@pytest.mark.parametrize(("moment", "kind"), [(ev.DonorWaits, POWER_OFF), (ev.State, CRASH), ("joined", POWER_OFF)])
 def test_the_coordinator_may_die_in_the_middle(moment, kind):
     """Before the states are there, while they come, and when the view in which the pipeline is whole is durable."""
     if moment == "joined":

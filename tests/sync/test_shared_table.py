@@ -74,15 +74,13 @@ def whole_model(config, every_steps, outer=None):
     return losses, params
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+DILOCO = dict(every_steps=4, fragments=1, outer="nesterov", outer_lr=0.6, outer_momentum=0.8)
+
+
 @pytest.mark.parametrize(
-    "groups",
-    [
-        dict(every_steps=1),
-        dict(every_steps=3),
-        dict(every_steps=4, fragments=1, outer="nesterov", outer_lr=0.6, outer_momentum=0.8),
-    ],
-    ids=["every step", "every third step", "DiLoCo"],
+    ("groups", "stages"),
+    [(dict(every_steps=1), 3), (dict(every_steps=3), 2), (DILOCO, 1), (DILOCO, 3)],
+    ids=["every step-3", "every third step-2", "DiLoCo-1", "DiLoCo-3"],
 )
 def test_a_run_is_that_of_the_whole_model(groups, stages):
     """Four layers in one, two, or three uneven stages."""

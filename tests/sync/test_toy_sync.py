@@ -28,9 +28,16 @@ RESTARTED = [Fault(70.0, CRASH, ev.COORDINATOR), Fault(80.0, RESTART, ev.COORDIN
 
 
 @pytest.mark.parametrize(
-    ("faults", "away"),
-    [((), ()), (DIES[:1], (1,)), (DIES, ()), (RESTARTED, ()), ([*DIES, *RESTARTED], ())],
+    ("ring", "faults", "away"),
+    [
+        ("untied", (), ()),
+        ("tied", DIES[:1], (1,)),
+        ("untied", DIES, ()),
+        ("tied", RESTARTED, ()),
+        ("tied", [*DIES, *RESTARTED], ()),
+    ],
     ids=["calm", "a pipeline is lost", "and comes back", "the coordinator is started again", "both"],
+    indirect=["ring"],
 )
 def test_it_runs_under_faults_and_equals_its_replay(ring, faults, away):
     outcome, states = simulated(ring, faults=faults)

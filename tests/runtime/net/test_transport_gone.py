@@ -108,7 +108,7 @@ def test_what_has_arrived_is_remembered_of_the_last_to_go(start, monkeypatch, no
     before = alive(REMEMBERED)
     for peer in range(4, 9):
         come_and_go(node, peer)
-        assert alive(REMEMBERED) == before
+    assert alive(REMEMBERED) == before
     with greeted(node, 6) as (_, answer):
         assert answer.received == [[0, 3]]
     with greeted(node, 5) as (_, answer):

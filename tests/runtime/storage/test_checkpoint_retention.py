@@ -244,7 +244,7 @@ KINDS_DRAWN = st.dictionaries(
 
 
 @given(kinds=KINDS_DRAWN, keep=st.integers(1, 3))
-@settings(max_examples=500, suppress_health_check=list(HealthCheck))
+@settings(max_examples=int(os.environ.get("RETENTION_EXAMPLES", "150")), suppress_health_check=list(HealthCheck))
 def test_what_is_whole_or_unknown_is_never_deleted_and_all_choose_the_same(written, kinds, keep):
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         run = drawn(written, Path(folder), kinds)
