@@ -7,8 +7,8 @@
             hybrid_ps_figures, hybrid_ps_planner, outside
     all:    every target that has a page
 
-Writes OUT/TARGET/README.md, its pictures and results.jsonl: the commit, and the simulated values that the page is
-written from. With --from_results they are read from there, and nothing is simulated; with --add, only what is not there
+Writes OUT/TARGET/README.md from its template configs/reproduce/TARGET/page.md, its pictures and results.jsonl: the
+commit, and the simulated values that the page is written from. With --from_results they are read from there, and nothing is simulated; with --add, only what is not there
 is simulated, and named with its own commit. With --check nothing in OUT changes: the target is made again, all of it,
 and compared with what stands there, text and values byte for byte, pictures pixel for pixel. Uses all cores.
 sdpipe_loss and diloco train with jax, for minutes and for hours; the others need no jax. dtfm, dtfm_gain, sdpipe,

@@ -8,7 +8,6 @@ from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Machines, Site
 from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, FIXED, POOL, SWARM, System, batch_s
-from experiments.reproduce.page import table
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
@@ -208,24 +207,3 @@ def all_batches() -> list[Batch]:
     found += [Batch(LLAMA, case, System(FIXED, by_power=way)) for case in (1, 2, 3) for way in (False, True)]
     found += [Batch(model, 4, system, n) for model in MODELS for n in MAIN for system in COMPARED]
     return found + [Batch(LLAMA, 4, system, n) for n in ALL_N for system in NAMES]
-
-
-def printed_table(results: Results) -> str:
-    head = ["model", "paper's system", "ours", *(f"Case {case}, paper: ours" for case in range(1, 5))]
-    return table(head, printed_rows(results))
-
-
-def ratio_table(results: Results) -> str:
-    head = ["model", "paper's system", "ours", *(f"Case {case}, paper: ours" for case in (1, 2, 3))]
-    return table([*head, *(f"Case 4, {n} may fail" for n in MAIN)], ratio_rows(results))
-
-
-def reading_table(results: Results) -> str:
-    head = ["system", "Case 3"]
-    for n in ALL_N:
-        head += [f"Case 4, {n} may fail", "Case 4 over its own Case 3"]
-    return table(head, reading_rows(results))
-
-
-def against_table(results: Results) -> str:
-    return table(["quantity", "bare model", "simulator"], against_rows(results))

@@ -6,8 +6,8 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import ROOT, Job, Results
 from matplotlib.figure import Figure
 
@@ -170,19 +170,13 @@ def sailor_s(entry: dict, way: str) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(data_parallel_job(point, way) for point in points() for way in (RING, "tree"))
     results.fill(sailor_job(entry, way) for entry in sailor_plans() for way in SAILOR_WAYS)
     draw(out / "outside.png", results)
-    sections = [
-        ("Summary", summary(results)),
-        ("DDP and local SGD on four hosts", "![predicted and measured](outside.png)\n\n" + data_parallel(results)),
-        ("Sailor's plans", sailor(results)),
-        ("What is the simulator's, and what the other system's algorithm", causes(results)),
-        ("Known before, with its source", bullets(KNOWN)),
-    ]
-    return page("Measurements of other systems, predicted (nothing is tuned to them)", origin, sections)
+
+    return {}
 
 
 def error(predicted: float, measured: float) -> float:
@@ -204,7 +198,7 @@ def off(errors: list[float]) -> list[str]:
     return [f"{100 * statistics.median(sizes):.1f} %", f"{100 * max(sizes):.1f} %"]
 
 
-def summary(results: Results) -> str:
+def summary(results: Results) -> list[list]:
     rows = [
         ["utilisation, local SGD", 16, "ring", *off(errors_of(results, RING, "localsgd")), "6 %, 20 %"],
         ["utilisation, DDP", 5, "ring", *off(errors_of(results, RING, "ddp")), "6 %, 20 %"],
@@ -215,10 +209,10 @@ def summary(results: Results) -> str:
         ["seconds a step, Sailor's plans", 15, way, *off(sailor_errors(results, way)), "6.3 %, -"]
         for way in SAILOR_WAYS
     ]
-    return table(["what", "points", "exchange and sends", "median off", "worst off", "aim"], rows)
+    return rows
 
 
-def data_parallel(results: Results) -> str:
+def data_parallel(results: Results) -> list[list]:
     rows = []
     for point in points():
         ring, tree = (utilisation_of(point, way, results) for way in (RING, "tree"))
@@ -227,16 +221,16 @@ def data_parallel(results: Results) -> str:
             [point.name, f"{measured:.4f}", f"{ring:.4f}", f"{100 * error(ring, measured):+.1f} %"]
             + [f"{100 * error(tree, measured):+.1f} %"]
         )
-    return table(["run", "measured utilisation", "predicted (ring)", "off", "off (tree)"], rows)
+    return rows
 
 
-def sailor(results: Results) -> str:
+def sailor(results: Results) -> list[list]:
     rows = []
     for entry in sailor_plans():
         found = [results.get(sailor_job(entry, way))[0] for way in SAILOR_WAYS]
         cells = [f"{seconds:.3f} ({100 * error(seconds, entry['real_s']):+.1f} %)" for seconds in found]
         rows.append([plan_name(entry), f"{entry['real_s']:.3f}", *cells])
-    return table(["plan", "measured s", *SAILOR_WAYS], rows)
+    return rows
 
 
 def draw(path: Path, results: Results) -> None:
@@ -258,7 +252,7 @@ def draw(path: Path, results: Results) -> None:
     figure.savefig(path, dpi=80)
 
 
-def causes(results: Results) -> str:
+def causes(results: Results) -> list[list]:
     """Where the differences come from, with what the file says about single exchanges. Found afterwards: none of it is
     in the predictions."""
     local = [point for point in points() if point.algo == "localsgd"]
@@ -269,35 +263,5 @@ def causes(results: Results) -> str:
         _, ring_s = results.get(data_parallel_job(own[8], RING))
         later_s, first_s = own[8].exchange_s, own[128].exchange_s
         rows.append([f"{gbps:g} Gb/s", ring_s, later_s / ring_s, first_s / ring_s, ddp.exchange_s / ring_s])
-    head = ["rate", "ring's bytes, s", "H = 8, median", "H = 128, the first and only one", "DDP, median"]
-    measured = "Measured seconds of an exchange over those that the ring's bytes take:\n\n" + table(head, rows)
-    return f"{measured}\n{bullets(CAUSES)}"
 
-
-CAUSES = (
-    "The other system's: at 5, 1 and 0.2 Gb/s the first exchange of a run takes longer, perhaps since connections are "
-    "made in it. H = 128 has no other one, and H = 32 four in all.",
-    "The other system's: at 0.2 and 0.05 Gb/s exchanges take longer than their bytes at iperf's rate, which one long "
-    "stream reaches, perhaps since 57 exchanges one after another lose packets in a queue of 50 ms. The simulator "
-    "has no loss.",
-    "The other system's: DDP's exchange takes a third longer than a ring's bytes at 1 and 5 Gb/s and unshaped, as "
-    "long as the bytes of a tree's inner hosts.",
-    "The inputs': Sailor's plans of one node have neither network nor bubble, and the sums of its layers' seconds are "
-    "12 and 14 % above the measured steps.",
-    "The simulator's: plans of several stages come out 4 to 10 % too fast. It has no time between kernels, and no "
-    "latency between nodes, which the artifact does not give.",
-)
-KNOWN = (
-    f"DDP and local SGD: {N_PARAMS:,} fp32 parameters, 4 hosts, a microbatch a step and host, blocking exchanges (the "
-    "repository's description). The line of each host is the rate given to `tc`, of which programs get "
-    f"{GOODPUT_FRAC} (iperf3, in the file); unshaped {INSTANCE_GBPS:g} Gb/s (the instance's data sheet). Latency 0.",
-    "One compute time for DDP, that of its unshaped run. One for local SGD, the median of its runs in the file, since "
-    "its unshaped runs are not in it; its runs differ by 6 %. Windows as published: so many steps with so many "
-    "exchanges, for example one in 180 steps at H = 128.",
-    "A ring, since NCCL takes it for large messages; a tree stands beside it to compare with. Neither file says which.",
-    "Sailor: seconds of embedding, layer and head by microbatch size and of their optimizer step, cut, batch and "
-    "bandwidth between nodes (the largest one measured), all from the artifact; fp32; OPT-350M's sizes (24 layers of "
-    "width 1024, 2048 tokens, vocabulary 50,304, own head), which give the artifact's numbers of parameters. A device "
-    "is a node; nothing is made durable.",
-    "Megatron's sends at stage boundaries block: its 1F1B schedule waits for each send and receive before it computes.",
-)
+    return rows

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from experiments.reproduce.sdpipe_parts.systems import (
     ALL,
@@ -130,20 +129,13 @@ def model_of(optim: OptimConfig) -> "WholeModel":
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(all_jobs())
     draw(out / "sdpipe_loss.png", results)
     picture = "\n![held-out losses over simulated seconds](sdpipe_loss.png)\n\n"
-    sections = [
-        ("Time to a loss", by_system(results) + picture + bullets(sentences(results))),
-        ("P, the groups that connect a stage", by_groups(results)),
-        ("HetPipe's learning rate", by_server_lr(results)),
-        ("Second moments of a mean gradient", by_second_moment(results) + ABOUT_SECOND_MOMENTS),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not here", bullets(NOT_HERE)),
-    ]
-    return page("SDPipe Sections 5.3 and 5.5 on a small GPT: time to a loss (grade C)", origin, sections)
+
+    return dict(picture=picture)
 
 
 def all_jobs() -> list[Job]:
@@ -195,36 +187,26 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-HEAD = ("s to the loss", "all-reduce's s over these", "loss at the end", "local steps")
+def by_system(results: Results) -> list[list]:
+    return [[system, *row_of(of_system(system, results), results)] for system in SYSTEMS]
 
 
-def by_system(results: Results) -> str:
-    rows = [[system, *row_of(of_system(system, results), results)] for system in SYSTEMS]
-    return (
-        f"Simulated seconds until the held-out loss is {loss_to_reach(results):.3f} nats per byte, all-reduce's mean "
-        f"after {AT * EVERY_S:g} s; the loss after {N_EVALUATIONS * EVERY_S:g} s; local steps of all pipelines by "
-        f"then. Means, least and largest of {len(SEEDS)} seeds.\n\n" + table(["system", *HEAD], rows)
-    )
-
-
-def by_groups(results: Results) -> str:
+def by_groups(results: Results) -> list[list]:
     rows = []
     for n_groups in MANY_GROUPS:
         place = Pipelines(SDPIPE, N_PIPELINES, n_groups=n_groups)
         speed, suspended = gain(place, ALL, results), place.groups(results)[1]
         training = Trainings(SDPIPE, n_groups)
         rows.append([n_groups or "not enforced", speed, f"{suspended:.2f}", *row_of(training, results)])
-    return table(["P", "throughput over all-reduce", "suspended", *HEAD], rows)
+    return rows
 
 
-def by_server_lr(results: Results) -> str:
-    rows = [[parts, *row_of(Trainings(HETPIPE, lr_parts=parts), results)] for parts in SERVER_LR_PARTS]
-    return table(["HetPipe's lr: the others' over", *HEAD], rows)
+def by_server_lr(results: Results) -> list[list]:
+    return [[parts, *row_of(Trainings(HETPIPE, lr_parts=parts), results)] for parts in SERVER_LR_PARTS]
 
 
-def by_second_moment(results: Results) -> str:
-    rows = [[name, *row_of(Trainings(SDPIPE_4N, second_moment=name), results)] for name in SECOND_MOMENTS]
-    return table([f"optim.second_moment, {SDPIPE_4N}", *HEAD], rows)
+def by_second_moment(results: Results) -> list[list]:
+    return [[name, *row_of(Trainings(SDPIPE_4N, second_moment=name), results)] for name in SECOND_MOMENTS]
 
 
 def sentences(results: Results) -> list[str]:
@@ -257,25 +239,3 @@ def draw(path: Path, results: Results) -> None:
     axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-
-
-ABOUT_SECOND_MOMENTS = (
-    "\n`own`: AdamW of each replica alone. `corrected`: the variance of the gradient divided by the number of "
-    "pipelines (SDPipe, Sec. 4). `legacy`: the same without bias correction of the mean, as in the public code.\n"
-)
-ASSUMPTIONS = (
-    "Seconds, stalls and groups are those of [the bare simulation](../sdpipe/README.md), flush, "
-    f"{N_PIPELINES} pipelines of {N_STAGES} stages. A trainer in one process replays its log of groups, or of pushes "
-    "and pulls, with real arithmetic.",
-    f"A GPT of 4 layers of width 32 on the bytes of the committed corpus; {SAMPLES_A_STEP} samples of 32 bytes a local "
-    f"step. Each replica clips and updates by its own gradient, AdamW with lr {OPTIM.lr:g} after {OPTIM.warmup_steps} "
-    "steps of warm-up; all-reduce updates by the mean gradient of all. With HetPipe the steps of all pipelines add up, "
-    "so its lr was searched, downwards, and the best one stands in the first table; that of the others was not.",
-    "Evaluated is the mean of the replicas, or the servers' parameters, on 128 held-out samples.",
-    "Trained values repeat on one build and one kind of CPU. On others rounding differs, so `--check` may find "
-    "differences there.",
-)
-NOT_HERE = (
-    "Losses with the stash schedule, whose gradients are of older parameters; averages of the moments; BERT and "
-    "ResNet-50, on whose losses the paper's times are.",
-)

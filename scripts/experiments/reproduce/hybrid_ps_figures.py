@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.hybrid_ps_parts.cases import (
     BATCH,
@@ -27,7 +28,6 @@ from experiments.reproduce.hybrid_ps_parts.instances import DISCONNECT_PROB, Clu
 from experiments.reproduce.hybrid_ps_parts.planned import Planned
 from experiments.reproduce.hybrid_ps_parts.runs import fill
 from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, System
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
@@ -131,23 +131,11 @@ def simulate(results: Results) -> None:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     simulate(results)
     draw(out / "hybrid_ps_figures.png", results)
-    return page(
-        "Hybrid parameter server: Figures 2, 4 and 5 (grade B: orders; C where machines are assumed)",
-        origin,
-        [
-            ("Targets", table(["target", "ours", "met"], target_rows(results)) + "\n" + TARGETS),
-            ("Figure 2: losses", "![gain, speed and stages](hybrid_ps_figures.png)\n\n" + grid_table(results)),
-            ("Figure 4: more machines", size_table(results)),
-            ("Figure 5: how many stages", stage_table(results)),
-            ("Table 2: forwards in flight", depth_table(results)),
-            ("What the paper leaves open, and what was assumed", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(BATCH=BATCH, DEPTH=DEPTH, DISCONNECT_PROB=DISCONNECT_PROB, LLAMA=LLAMA, SEEDS=SEEDS)
 
 
 def target_rows(results: Results) -> list[list[str]]:
@@ -182,29 +170,28 @@ def met(is_met: bool) -> str:
     return "yes" if is_met else "NO"
 
 
-def grid_table(results: Results) -> str:
+def grid_table(results: Results) -> list[list]:
     rows = []
     for ratio, n in RATIOS.items():
         for rate in RATES:
             minutes = [interval(s / 60 for s in of_grid(system, n, rate, results)) for system in SYSTEMS]
             gains = [gain(other, n, rate, results) for other in SYSTEMS[1:]]
             rows.append([f"{ratio:.0%}: {n}", f"{rate:.0%}", *map(str, minutes), *map(str, gains)])
-    head = ["may fail of 16", "rate", *(f"{NAMES[system]}, min" for system in SYSTEMS)]
-    head += [f"{NAMES[other]} / hybrid" for other in SYSTEMS[1:]]
-    return table(head, rows)
+
+    return rows
 
 
-def size_table(results: Results) -> str:
+def size_table(results: Results) -> list[list]:
     rows = []
     for n in SIZES:
         found = [speedup(system, n, results) for system in SYSTEMS]
         tasks_per_h = statistics.fmean(3600 * BATCH / s for s in of_size(HYBRID_OURS, n, results))
         rows.append([n, f"{n / SIZES[0]:g}", *map(str, found), f"{tasks_per_h:.0f}"])
-    head = ["machines", "linear", *(NAMES[system] for system in SYSTEMS), "hybrid, sequences an hour"]
-    return f"Speed over that of {SIZES[0]} machines, each system over itself.\n\n" + table(head, rows)
+
+    return rows
 
 
-def stage_table(results: Results) -> str:
+def stage_table(results: Results) -> list[list]:
     rows = []
     for n in STAGES:
         machines = Planned(Cluster("fp32"), n)
@@ -213,11 +200,11 @@ def stage_table(results: Results) -> str:
         over = paired_ratio(lossy, of_stages(PAPERS_STAGES, results))
         counts = ", ".join(str(len(machines.stage(stage))) for stage in range(n))
         rows.append([n, counts, clean / 60, str(interval(s / 60 for s in lossy)), str(over)])
-    head = ["stages", "machines of each", "min without losses", "min with losses", f"over {PAPERS_STAGES} stages"]
-    return table(head, rows) + STAGES_TEXT
+
+    return rows
 
 
-def depth_table(results: Results) -> str:
+def depth_table(results: Results) -> list[list]:
     rows = []
     for depth in DEPTHS:
         cells = []
@@ -225,13 +212,8 @@ def depth_table(results: Results) -> str:
             minutes, swarm = (Batch(LLAMA, case, one).minutes(results) for one in (deep(depth), SWARM_OURS))
             cells += [str(interval(minutes)), str(paired_ratio(swarm, minutes))]
         rows.append([depth, *cells])
-    head = ["forwards that wait at a server"]
-    for case in (1, 3):
-        head += [f"Case {case}, min", "swarm over that"]
-    return table(head, rows) + (
-        f"\nTwo is what 1F1B has in the first of two stages; Table 2's page and the figures have {DEPTH}, on all "
-        "sides. Beside workers it is one more, and what travels to them.\n"
-    )
+
+    return rows
 
 
 def draw(path: Path, results: Results) -> None:
@@ -258,33 +240,3 @@ def draw(path: Path, results: Results) -> None:
     right.set_xticks(range(len(STAGES)), list(map(str, STAGES)))
     right.set(xlabel="stages", ylabel="minutes of a batch", title="Figure 5, planner's stages simulated")
     figure.savefig(path, dpi=80)
-
-
-def assumptions() -> list[str]:
-    return [
-        f"Work, tasks, links, losses and systems are those of Table 2 (`hybrid_ps`), for {LLAMA}.",
-        "Figure 2: 6 V100 in two sites and 10 RTX 2080, half of each in each stage. Text and caption print other rates "
-        f"and shares; ours are {', '.join(f'{rate:.0%}' for rate in RATES)} with 3, 5 and 10 of 16 machines that may "
-        "fail. A machine that is lost at one rate is lost at every higher one, at the same share of a batch.",
-        "Figure 4: kinds of machines are not printed: half are V100, half RTX 2080, and half of the latter may fail. "
-        "All links are drawn, 50 to 150 ms and 100 to 300 Mb/s; the probability of a loss goes from 50 to 90 % over "
-        f"the networks. {len(SEEDS)} networks; the paper has 30, and 24 machines too. A batch has {BATCH} sequences at "
-        "every size; the text says 512 tokens.",
-        "Figure 5: links, memory and rates are those of the page `hybrid_ps_planner`, fp32, without a limit of memory; "
-        f"each of the {N_UNRELIABLE} unreliable machines is lost with probability {DISCONNECT_PROB:g}. The fastest "
-        "server of a stage serves; its other servers compute as workers.",
-        f"Seeds {SEEDS.start} to {SEEDS.stop - 1}; +- is half the width of a 95 % interval (Student's t); ratios are "
-        "paired by seed.",
-    ]
-
-
-TARGETS = "The paper shows these results in plots without values, so the targets are orders.\n"
-STAGES_TEXT = (
-    "\nThe paper's planner chooses 3 stages and shows losses against time for 2, 3 and 4. All draw equal batches, so "
-    "a shorter batch is a better loss at any time. Which number the planner itself chooses: `hybrid_ps_planner`.\n"
-)
-NOT_MODELLED = (
-    "DeDLOC, of Figure 2: the notes of the paper from which this page was made do not describe how it was run.",
-    "Losses of training, of Figure 5.",
-    "What Table 2's page names.",
-)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, each_s
 from experiments.reproduce.swarm_scaling import BOUNDARY_BYTES, GBPS, LATENCY_S, SEQ_LEN, WIDTH
@@ -119,32 +119,23 @@ class Row:
 ROWS = {number: [Row(number, gpus) for gpus in A_STAGE] for number in TITLES}
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     every = [row for rows in ROWS.values() for row in rows]
     results.fill(row.fleet(system).job(share) for row in every for system in SYSTEMS for share in (SHORT, LONG))
-    tables = [
-        (title, table(HEAD, [cells(row, results) for row in ROWS[number]]) + together(number, results))
-        for number, title in TITLES.items()
-    ]
     draw(out / "swarm_tables34.png", results)
-    return page(
-        "SWARM Tables 3 and 4: throughput of T4 and A100 fleets (grade C: the order)",
-        origin,
-        [
-            ("Parts of the best case", "![parts of the best case](swarm_tables34.png)\n"),
-            *tables,
-            ("What comes out", bullets([order(results), why_unshared()])),
-            ("Where ours differs, and why", bullets([bandwidths(), *WHY])),
-            ("Assumptions", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
+    return dict(
+        **order(results), **why_unshared(), **bandwidths(), GBPS=GBPS, LATENCY_S=LATENCY_S, SEQ_LEN=SEQ_LEN, WIDTH=WIDTH
     )
 
 
 def papers(row: Row) -> float:
     """The paper's part of the best case."""
     return ACTUAL[row.number][row.gpus] / row.papers_best
+
+
+def table(number: int, results: Results) -> list[list]:
+    return [cells(row, results) for row in ROWS[number]]
 
 
 def cells(row: Row, results: Results) -> list:
@@ -162,12 +153,12 @@ def together(number: int, results: Results) -> str:
         parts = sum(row.of_best(system, results, BATCHES[0]) * row.papers_best for row in alone)
         told.append(f"{mixed.of_best(system, results, BATCHES[0]) * mixed.papers_best / parts:.3f} with {system}")
     return (
-        f"\nBoth kinds together reach {paper:.3f} of the sum of each alone in the paper; ours, in steps of "
-        f"{BATCHES[0]}: {', '.join(told)}.\n"
+        f"Both kinds together reach {paper:.3f} of the sum of each alone in the paper; ours, in steps of "
+        f"{BATCHES[0]}: {', '.join(told)}."
     )
 
 
-def order(results: Results) -> str:
+def order(results: Results) -> dict[str, Any]:
     """Whether the fleets stand in the paper's order."""
     every = [row for rows in ROWS.values() for row in rows]
     paper = sorted(every, key=papers, reverse=True)
@@ -180,33 +171,23 @@ def order(results: Results) -> str:
         worst = max(abs(value(row) / papers(row) - 1) for row in every)
         is_it = "the paper's" if ours == paper else ", ".join(map(str, ours))
         told.append(f"{what} it is {is_it}; parts differ by up to {100 * worst:.0f} %.")
-    return (
-        f"The six fleets by their part of the best case, in the paper: {', '.join(map(str, paper))}. {' '.join(told)}"
-    )
+    return dict(paper=paper, order_told=told)
 
 
-def why_unshared() -> str:
+def why_unshared() -> dict[str, Any]:
     """Sentences about the time of averaging in both tables."""
     shared, own = (rows[0] for rows in ROWS.values())
-    return (
-        f"What separates the tables is averaging: a stage's parameters take at least {shared.ring_s:.0f} s on a line "
-        f"when one block is shared and {own.ring_s:.0f} s for {APPLIED} blocks, beside "
-        f"{BATCHES[0] / shared.papers_best:.0f} s of computation for a batch on the T4 at best. The paper's averaging "
-        f"took {PAPERS_RING:.2f} times such a bound in its Table 2."
-    )
+    return dict(own=own, shared=shared)
 
 
-def bandwidths() -> str:
+def bandwidths() -> dict[str, Any]:
     """Sentences about the bandwidth that the peers of Table 3 need, by our arithmetic."""
     told = []
     for gpu, papers_mbps in BANDWIDTH_MBPS.items():
         a_second = ACTUAL[3][gpu] * STAGES / GPUS[gpu]
         sent = 2 * (STAGES - 1) / STAGES * BOUNDARY_BYTES  # of a sequence, in the mean over stages
         told.append(f"{8e-6 * sent * a_second:.1f} Mb/s for each {gpu} (printed: {papers_mbps:g})")
-    return (
-        f"Table 3's throughput means that a peer sends {' and '.join(told)}, with 8-bit tensors from peer to peer. The "
-        "printed bandwidths contradict each other and the throughputs, so they are no target."
-    )
+    return dict(bandwidths_told=told)
 
 
 def draw(path: Path, results: Results) -> None:
@@ -235,29 +216,9 @@ HEAD += [
 ]
 HEAD = [name.replace("1F1B", "1F1B, shares by speed") for name in HEAD]
 HEAD += [f"swarm, steps of {BATCHES[0]}, the paper's averaging"]
-WHY = (
-    "The paper's nodes come and go, and its A100 share the line of an instance with seven others. Whether averaging "
-    "ran beside the next step is not stated for these tables. Ours waits for it.",
-    "Steps of fewer sequences lose more to averaging. The batch of the load test is not printed.",
-    "Only 1F1B knows the speeds of the GPUs beforehand. Swarm wiring learns them while it runs, and its routers begin "
-    "each simulated run without knowing them.",
-)
-NOT_MODELLED = (
-    "Preemption; unequal links; embedding, head and data; delayed parameter updates; seconds of the 8-bit codec.",
-    "Instances of eight A100: every GPU has a line of its own here.",
-)
 
 
-def assumptions() -> tuple[str, ...]:
-    sizes = "; ".join(
+def sizes() -> str:
+    return "; ".join(
         f"{gpus}: {', '.join(f'{n} {gpu}' for gpu, n in present.items())}" for gpus, present in A_STAGE.items()
-    )
-    return (
-        f"{STAGES} stages, width {WIDTH}, GeGLU, {SEQ_LEN} tokens, microbatches of one sequence, 8-bit boundaries in "
-        f"blocks of 4096. A stage applies one block {APPLIED} times, or {APPLIED} blocks once.",
-        "Seconds of a stage are those of each table's best case, one stage on one GPU without a network.",
-        f"GPUs of each stage that are simulated, {sizes}. A fleet of a third has a third of the batch.",
-        f"{1e3 * GBPS:g} Mb/s each way on each GPU's line and {1e3 * LATENCY_S:g} ms one way, as in the other pages.",
-        f"{A_PEER} microbatches in flight a peer in both systems. A step is linear in its microbatches: {SHORT} and "
-        f"{LONG} a pipeline are simulated. Seed 0 of the router's ties.",
     )

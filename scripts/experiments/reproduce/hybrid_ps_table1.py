@@ -4,8 +4,8 @@ import statistics
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
@@ -73,27 +73,13 @@ def _tokens(shape: Shape, cost: float) -> list[float]:
     return [shape.macs, cost * 1e9 / (2 * shape.macs), cost * 1e9 / shape.macs]
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     days = {row: days_of_cost(row, results) for row in PRINTED}
     lengths = {shape: tokens(shape, results) for shape in SHAPES}
     usual = statistics.median_low(value[0] for value in days.values())
     draw(out / "hybrid_ps_table1.png", lengths)
-    return page(
-        "Hybrid parameter server, Table 1: the arithmetic of costs",
-        origin,
-        [
-            ("Days follow from costs", table(DAYS_HEAD, day_rows(days, usual)) + days_sentence(days, usual)),
-            (
-                "Tokens of a sequence that the costs mean",
-                "![tokens](hybrid_ps_table1.png)\n\n"
-                + table(TOKENS_HEAD, token_rows(lengths))
-                + tokens_sentence(lengths),
-            ),
-            ("Assumptions", bullets(ASSUMPTIONS)),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(lengths=lengths, **days_sentence(days, usual), **tokens_sentence(lengths))
 
 
 def day_rows(days: dict[str, list[float]], usual: float) -> list[list]:
@@ -103,7 +89,7 @@ def day_rows(days: dict[str, list[float]], usual: float) -> list[list]:
     ]
 
 
-def days_sentence(days: dict[str, list[float]], usual: float) -> str:
+def days_sentence(days: dict[str, list[float]], usual: float) -> dict[str, Any]:
     """How many rows have the same ratio, and what those without it would have."""
     fit = [row for row, (ratio, *_) in days.items() if abs(ratio / usual - 1) < SAME]
     others = ", ".join(
@@ -111,16 +97,14 @@ def days_sentence(days: dict[str, list[float]], usual: float) -> str:
         for row in days
         if row not in fit
     )
-    return (
-        f"\n{len(fit)} of {len(days)} rows have {usual:.3f} days per unit of cost within {100 * SAME:g} %; {others}.\n"
-    )
+    return dict(days=days, days_sentence_fit=fit, days_sentence_others=others, usual=usual)
 
 
 def token_rows(lengths: dict[Shape, list[float]]) -> list[list]:
     return [[shape.row, shape.name, macs / 1e9, flop, mac] for shape, (macs, flop, mac) in lengths.items()]
 
 
-def tokens_sentence(lengths: dict[Shape, list[float]]) -> str:
+def tokens_sentence(lengths: dict[Shape, list[float]]) -> dict[str, Any]:
     """The nearest that the four rows come to one length of sequences."""
     by_row = {row: [n[2] for shape, n in lengths.items() if shape.row == row] for row in PRINTED}
     ranges = "; ".join(f"{row} {' or '.join(f'{n:.1f}' for n in found)}" for row, found in by_row.items())
@@ -130,9 +114,12 @@ def tokens_sentence(lengths: dict[Shape, list[float]]) -> str:
     others = [row for row in PRINTED if row not in fit]
     end = f"no reading gives {', '.join(others)} such a length" if others else "one length fits all rows"
     low, high = (most(nearest[row] for row in fit) for most in (min, max))
-    return (
-        f"\nTokens, if the unit is a MAC: {ranges}. Within {100 * ALIKE:g} % of GPT-3's are {', '.join(fit)}; {end}. "
-        f"With {low:.1f} to {high:.1f} tokens these are costs of a very short sentence, not of a training sequence.\n"
+    return dict(
+        tokens_sentence_end=end,
+        tokens_sentence_fit=fit,
+        tokens_sentence_high=high,
+        tokens_sentence_low=low,
+        ranges=ranges,
     )
 
 
@@ -146,16 +133,3 @@ def draw(path: Path, lengths: dict[Shape, list[float]]) -> None:
     ax.invert_yaxis()
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-
-
-DAYS_HEAD = ["row", "cost, printed", "days, printed", "days per cost", "days by the usual ratio", "difference, %"]
-DAYS_HEAD += ["sequences an epoch, if GFLOP", "sequences an epoch, if GMAC"]
-TOKENS_HEAD = ["row", "read as", "1e9 multiplications a token", "tokens, if GFLOP", "tokens, if GMAC"]
-ASSUMPTIONS = (
-    "The head of the table says GFLOPs, its caption GMACs; both are computed. Which ALBERT and which BERT are meant is "
-    "not stated: the base and the largest usual one are tried. Shapes are those of the published models.",
-    f"Sequences an epoch: at the card's peak, {RTX_4070_FLOPS / 1e12:g} TFLOP/s in fp32, with {TRAINING} forwards' "
-    f"worth of computation for forward and backward, {EPOCHS} epochs. The data set is not stated.",
-    "Nothing is simulated and nothing is random, so there are no seeds.",
-)
-NOT_MODELLED = ("Embeddings, heads and attention scores, which add little for sequences this short.",)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.hybrid_ps_parts.instances import (
     BATCH,
@@ -24,7 +25,6 @@ from experiments.reproduce.hybrid_ps_parts.instances import (
     Cluster,
     toy,
 )
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
@@ -126,41 +126,41 @@ def _of_toy() -> list[float]:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     draw(out / "hybrid_ps_planner.png", results)
-    return page(
-        "Hybrid parameter server, Figure 5: how many stages the planner chooses (grade C)",
-        origin,
-        [
-            ("Stages chosen", choices(results)),
-            ("Memory decides", memories(results)),
-            ("Three stages against two and four, by Eq. 1 and 2 in full (grade C: the order)", compared(results)),
-            ("The plan of three stages", plan_of_three(results)),
-            ("Links drawn at random", draws(results)),
-            ("A toy worked by hand", toy_by_hand(results)),
-            ("Where ours differs, and why", bullets(why(results))),
-            ("What the paper leaves open, and what was assumed", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
+    return dict(
+        **choices(results),
+        **compared(results),
+        **plan_of_three(results),
+        **draws(results),
+        **toy_by_hand(results),
+        **why(results),
+        **assumptions(),
+        BATCH=BATCH,
+        BETWEEN=BETWEEN,
+        DISCONNECT_PROB=DISCONNECT_PROB,
+        EFFICIENCY=EFFICIENCY,
+        N_MINIBATCHES=N_MINIBATCHES,
+        N_RELIABLE_STANDALONE=N_RELIABLE_STANDALONE,
+        N_STATES=N_STATES,
+        PARAMS=PARAMS,
+        SITES=SITES,
+        TOKENS=TOKENS,
     )
 
 
-def choices(results: Results) -> str:
+def choices(results: Results) -> dict[str, Any]:
     """The table of what each reading chooses."""
     rows = []
     for precision, host_gb in HOST_GB.items():
         clusters = Cluster(precision), Cluster(precision, host_gb)
         found = [chosen(cluster, options, results) for cluster in clusters for options in OPTIONS.values()]
         rows.append([precision, *found[:2], host_gb, *found[2:]])
-    head = ["precision", "Eq. 3 as printed", "Eq. 3 consistent", "GB a machine", "as printed", "consistent"]
+
     right = [precision for precision, host_gb in HOST_GB.items() if finds_sites(Cluster(precision, host_gb), results)]
     wrong = sorted({row[k] for row in rows for k in (1, 2, 4)})
-    return table(head, rows) + (
-        f"\nThe paper's planner chooses {PAPERS_STAGES}: cloud, campus, standalone. So does ours in "
-        f"{', '.join(right)}, with Eq. 3 without its factor and memory that is too small for fewer. With Eq. 3 "
-        f"as printed, or without a limit of memory, it chooses {', '.join(map(str, wrong[:-1]))} or {wrong[-1]}.\n"
-    )
+    return dict(choices_right=right, choices_rows=rows, choices_wrong=wrong)
 
 
 def finds_sites(cluster: Cluster, results: Results) -> bool:
@@ -168,7 +168,7 @@ def finds_sites(cluster: Cluster, results: Results) -> bool:
     return sorted(row[0] for row in stage_rows(cluster, results)) == list(range(PAPERS_STAGES))
 
 
-def memories(results: Results) -> str:
+def memories(results: Results) -> list[list]:
     """The stages that the consistent search chooses, by memory of a machine."""
     rows = []
     for precision in HOST_GB:
@@ -179,49 +179,37 @@ def memories(results: Results) -> str:
             size = f"{sizes[0]} to {sizes[-1]}" if sizes[1:] else str(sizes[0])
             told.append(f"{size}: {n or 'none fits'}")
         rows.append([precision, "; ".join(told)])
-    return (
-        "![stages by memory, and seconds by stages](hybrid_ps_planner.png)\n\n"
-        + table(["precision", "GB a machine: stages"], rows)
-        + f"\nIn steps of {MEMORIES_GB.step} GB, Eq. 3 consistent. The state of {PARAMS / 1e9:.1f}e9 parameters is in "
-        "the memory of machines here, as with an optimizer that steps on the CPU: no card of the paper's list holds a "
-        "third of it.\n"
-    )
+    return rows
 
 
-def compared(results: Results) -> str:
+def compared(results: Results) -> dict[str, Any]:
     """Seconds of a step in 2, 3 and 4 stages."""
     seconds = {
         precision: [step_s(Cluster(precision), n, results) for n in (PAPERS_STAGES, *COMPARED)] for precision in RATES
     }
     ratios = {precision: [other_s / ours_s for other_s in others] for precision, (ours_s, *others) in seconds.items()}
     rows = [[one, *seconds[one], *(f"{ratio:.3f}" for ratio in ratios[one])] for one in RATES]
-    head = ["precision", *(f"s a step, {n} stages" for n in (PAPERS_STAGES, *COMPARED))]
-    head += [f"{n} over {PAPERS_STAGES}" for n in COMPARED]
+
     told = []
     for n, of_n in zip(COMPARED, zip(*ratios.values(), strict=True), strict=True):
         told.append(f"{n} stages take {min(of_n):.3f} to {max(of_n):.3f} times as long as {PAPERS_STAGES}")
     levels = range(1, N_RELIABLE + 1)
     best = [f"{min(levels, key=lambda n, one=one: step_s(Cluster(one), n, results))} in {one}" for one in RATES]
-    return table(head, rows) + (
-        f"\nWithout a limit of memory {', and '.join(told)}. Four split the standalone site, whose stages need not be "
-        f"the slowest. Of all numbers the shortest step has {', '.join(best)}. The paper compares {PAPERS_STAGES} with "
-        f"{' and '.join(map(str, COMPARED))} alone, and shows losses against time without values: as steps draw equal "
-        "batches, a shorter step is a better loss at any time.\n"
-    )
+    return dict(compared_best=best, compared_rows=rows, compared_told=told)
 
 
-def plan_of_three(results: Results) -> str:
+def plan_of_three(results: Results) -> dict[str, Any]:
     cluster = Cluster("bf16", HOST_GB["bf16"])
     names = [*SITES, "several"]
     rows = [
         [k, names[round(site)], f"{round(lo)} to {round(hi) - 1}", *map(round, counts), seconds]
         for k, (site, lo, hi, *counts, seconds) in enumerate(stage_rows(cluster, results))
     ]
-    head = ["stage", "site", "layers", "servers in front", "at the back", "workers", "s a mini-batch"]
-    return f"bf16, {cluster.host_gb} GB a machine, Eq. 3 consistent.\n\n" + table(head, rows)
+
+    return dict(cluster=cluster, plan_of_three_rows=rows)
 
 
-def draws(results: Results) -> str:
+def draws(results: Results) -> dict[str, Any]:
     """The table of draws."""
     rows = []
     for near in (True, False):
@@ -231,17 +219,11 @@ def draws(results: Results) -> str:
                 told = ", ".join(f"{k + 1}: {n}" for k, n in enumerate(counts) if n)
                 rows.append(["near" if near else "as far as sites", precision, name, told, n_sites])
     (low_ms, high_ms), (low, high) = CASE_3
-    head = ["standalone machines to each other", "precision", "Eq. 3", "stages: draws", "the three sites"]
-    return (
-        f"{N_DRAWS} draws of every link between sites, from the ranges of the paper's Case 3, {low_ms:g} to "
-        f"{high_ms:g} ms and {1e3 * low:g} to {1e3 * high:g} Mb/s, with the memory of the first table.\n\n"
-        + table(head, rows)
-        + "\nThe mean of a hop over pairs of owners changes with each split, so a draw may gain by more stages than "
-        "memory asks for.\n"
-    )
+
+    return dict(draws_high=high, draws_high_ms=high_ms, draws_low=low, draws_low_ms=low_ms, draws_rows=rows)
 
 
-def toy_by_hand(results: Results) -> str:
+def toy_by_hand(results: Results) -> dict[str, Any]:
     """Sums on paper beside what the planner finds."""
     stages, path_s, search_s, total_s, n_printed, printed_s = of_toy(results)
     ideal_s = 8 * 32 / 5.5
@@ -254,11 +236,7 @@ def toy_by_hand(results: Results) -> str:
         ["its step by Eq. 2 with Eq. 3, s", "2 (32 + 8 x 32 / 5.5 / 5)", 2 * (32 + ideal_s / 5), printed_s],
     ]
     agree = all(abs(ours - by_hand) < 1e-6 for _, _, by_hand, ours in rows)
-    return table(["quantity", "by hand", "", "planner"], rows) + (
-        f"\nThree sites in a row (two machines, one of double power, one of power 1 and one of half), two workers, 8 "
-        f"layers, 16 units in 2 mini-batches. {'All agree.' if agree else 'They differ.'} A test has roles, layers "
-        "and shares too.\n"
-    )
+    return dict(agree=agree, toy_by_hand_rows=rows)
 
 
 def draw(path: Path, results: Results) -> None:
@@ -280,47 +258,16 @@ def draw(path: Path, results: Results) -> None:
     figure.savefig(path, dpi=80)
 
 
-def why(results: Results) -> tuple[str, ...]:
+def why(results: Results) -> dict[str, Any]:
     drawn_sites = [
         drawn(Cluster(precision, host_gb, None, near), PRINTED, results)[-1]
         for precision, host_gb in HOST_GB.items()
         for near in (True, False)
     ]
-    return (
-        "As printed, Eq. 3 gives each of p stages 1/p of the layers and the power of all devices, so each split saves "
-        "time, and only a longer slowest hop can stop the search. A split of the widest cluster adds a hop inside one "
-        "site, which is shorter than those between sites, and so does not stop it: the search goes on to one device a "
-        "stage. With fast cards and slow links it ends at once, since a single stage has no hop at all. With drawn "
-        f"links, and memory, it ends at the three sites in {min(drawn_sites)} to {max(drawn_sites)} of {N_DRAWS} "
-        "draws.",
-        "Without its factor Eq. 3 is the same for every number of stages, and only memory is a reason to split. That "
-        "the paper trains in two stages too says that memory was not what decided there.",
-        "Which cluster is split, and how, is not printed. Here the cluster of the largest diameter is, at the "
-        "longest edge of its minimum spanning tree, which finds sites that are denser than the links between them.",
-    )
+    return dict(drawn_sites=drawn_sites)
 
 
-NOT_MODELLED = (
-    "Losses: Figure 5 shows them against time; nothing is trained here.",
-    "Fill and drain of the pipeline, aggregation, and work lost with workers: Eq. 1 and 2 leave them out.",
-)
-
-
-def assumptions() -> tuple[str, ...]:
+def assumptions() -> dict[str, Any]:
     inside = "; ".join(f"{site} {ms:g} ms, {gbps:g} Gb/s" for site, (ms, gbps) in INSIDE.items())
     sizes = ", ".join(f"{n} {site}" for site, n in SITES.items())
-    return (
-        f"The devices are printed: {sizes}, of the last {SITES['standalone'] - N_RELIABLE_STANDALONE} unreliable. How "
-        f"likely these disconnect is not: {DISCONNECT_PROB:g} in a batch.",
-        f"No link is printed. Inside sites: {inside}. Between sites the middle of Case 3, {BETWEEN[0]:g} ms and "
-        f"{1e3 * BETWEEN[1]:g} Mb/s. That standalone machines are nearer to each other than to the sites is assumed; "
-        "otherwise they are no cluster.",
-        f"No precision is certain (double precision is mentioned once, for this experiment). Rates are the vendor's, "
-        f"of which {EFFICIENCY:.0%} are reached; a boundary has numbers of the same precision.",
-        f"Memory is not printed. A server holds {N_STATES} numbers a parameter, in fp32 or better, and its part of a "
-        "step's activations and gradients until the commit.",
-        f"Llama-33B: {PARAMS / 1e9:.1f}e9 parameters in 60 layers, {TOKENS} tokens a sequence (not printed). Batches "
-        f"of {BATCH} sequences in {N_MINIBATCHES} mini-batches; the paper's 4 sequences are too few to share among the "
-        "devices of a stage.",
-        "Up to 10 stages the order is exact, so there are no seeds but those of the draws, 0 to " + f"{N_DRAWS - 1}.",
-    )
+    return dict(inside=inside, sizes=sizes)
