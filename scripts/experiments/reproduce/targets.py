@@ -15,7 +15,9 @@ from experiments.reproduce.results import FILE, ROOT, Results
 from matplotlib.image import imread
 
 PAGES = ROOT / "configs/reproduce"
-TARGETS = tuple(sorted(path.parent.name for path in PAGES.glob(f"*/{TEMPLATE}")))  # each has a module of its name
+# A target has a template, and a module of its name.
+NAMES = {path.stem for path in Path(__file__).parent.glob("*.py")}
+TARGETS = tuple(sorted(path.parent.name for path in PAGES.glob(f"*/{TEMPLATE}") if path.parent.name in NAMES))
 ORIGIN = "{origin}"  # stands for that sentence until all values are there, of which some may be added
 
 
