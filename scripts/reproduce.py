@@ -4,7 +4,7 @@
     python scripts/reproduce.py TARGET|all --check
     TARGET: dtfm, dtfm_gain, sdpipe, sdpipe_loss, diloco, square_cube, swarm_table1, swarm_table2, swarm_tables34,
             swarm_scaling, swarm_rebalancing, swarm_cost, churn, hybrid_ps_table1, hybrid_ps,
-            hybrid_ps_figures, hybrid_ps_planner, outside
+            hybrid_ps_figures, hybrid_ps_planner, outside, bubble
     all:    every target that has a page
 
 Writes OUT/TARGET/README.md from its template configs/reproduce/TARGET/page.md, its pictures and results.jsonl: the

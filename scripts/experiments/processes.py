@@ -57,10 +57,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class Pause:
-    """SIGSTOP for up to `most_s`."""
+    """SIGSTOP for `least_s` to `most_s`."""
 
     who: str
     most_s: float
+    least_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Fleet:
             raise BadInput(f"{self.run_dir}: {victim} has ended before it was to leave; see its log")
         if isinstance(what, Pause):
             os.kill(pids[victim], signal.SIGSTOP)
-            self._paused[pids[victim]] = now_s + self._rng.uniform(0.0, what.most_s)
+            self._paused[pids[victim]] = now_s + self._rng.uniform(what.least_s, what.most_s)
             return [("pause", victim)]
         peer = self.peer_of(victim)
         if what.spares_alone and peer is not None and is_alone(self.records(), peer, self.killed):

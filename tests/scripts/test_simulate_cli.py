@@ -69,12 +69,12 @@ def test_a_plan_and_a_profile_say_everything(tmp_path):
 
 def test_a_run_under_faults_says_what_came_of_them(tmp_path):
     """Drawn faults leave every stage a peer, so the run gets to its end; a trace may take all of them."""
-    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=4")
+    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=2")
     done = call(*run, "--faults=7:4")
     assert done.returncode == 0, done.stderr
     assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
     assert done.stdout.startswith("no network is given: ")
-    assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
+    assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 2 steps\n")
     (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 0]}))
     done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
     assert done.stdout.count("2.500 s: the process of peer ") == 6 and "code 3, " in done.stdout.splitlines()[-1]
