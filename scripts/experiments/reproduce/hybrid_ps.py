@@ -44,8 +44,8 @@ AGGREGATION_MAX = 0.2  # of a batch, by the paper
 OVER_SWARM, OVER_STATIC, CASE_1_MAX = (1.05, 1.25), (1.2, 1.6), 1.3
 
 
-def run(out: Path, results: Results) -> str:
-    """The text of the page. Pictures are written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. Pictures are written to `out`."""
     fill(cases.runs_of(cases.all_batches()), results)
     draw(out / "hybrid_ps.png", results)
     return dict(

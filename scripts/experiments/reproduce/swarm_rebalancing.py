@@ -105,8 +105,8 @@ def _throughput(run: Replay, t_s: float) -> int:
     return next(x for x, from_s in zip(reversed(run.throughput), reversed(run.t_s), strict=True) if from_s <= t_s)
 
 
-def run(out: Path, results: Results, traces: Sequence[str] = ()) -> str:
-    """The text of the page. The pictures are written to `out`. `traces`: files of node counts; by default the
+def run(out: Path, results: Results, traces: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page shows. The pictures are written to `out`. `traces`: files of node counts; by default the
     committed ones."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     groups = [(trace, join, times) for trace in recorded for join in (RANDOM, SMALLEST) for times in (1, 5)]
