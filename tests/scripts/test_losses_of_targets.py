@@ -118,7 +118,9 @@ def trained(kind, rule, n_pipelines=2, stall_s=0.3):
     config = replace(config, plan=replace(config.plan, pipelines=n_pipelines))
     plan = run_config.default_plan(config)
     timing = GroupTiming(2, n_pipelines, 6, rule, n_microbatches=2, stalls=Stalls(0.3, stall_s))
-    replicas = kind(compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True))
+    replicas = kind(
+        compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True)
+    )
     for at_s in (0.3, 0.9, float("inf")):
         replicas.until(at_s)
     return replicas.snapshot, trainer(config), config

@@ -295,7 +295,7 @@ def claims(steps: Steps) -> list[list]:
 
 
 def trends(steps: Steps) -> dict[str, Any]:
-    """Sentences about the gap to case 1."""
+    """The gap to case 1, by base and options."""
     words = []
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
         for about, options in (("Megatron-like", THEIRS), ("equal options", OURS)):

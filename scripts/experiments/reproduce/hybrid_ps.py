@@ -50,8 +50,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     draw(out / "hybrid_ps.png", results)
     return dict(
         **aggregation_table(),
-        **why(results),
-        **assumptions(),
+        **told_losses(results),
+        **told_shapes(),
         ALL_N=ALL_N,
         DAPPLE=DAPPLE,
         DEPTH=DEPTH,
@@ -146,7 +146,7 @@ def aggregation_table() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
-def why(results: Results) -> dict[str, Any]:
+def told_losses(results: Results) -> dict[str, Any]:
     ours = {case: [gain(model, case, SWARM_OURS, results).mean for model in MODELS] for case in (1, 3)}
     printed = [PRINTED_MIN[LLAMA][SWARM_PRINTED][case - 1] / PRINTED_MIN[LLAMA][HYBRID][case - 1] for case in (1, 3)]
     redo, everywhere = (
@@ -161,7 +161,7 @@ def why(results: Results) -> dict[str, Any]:
     return dict(lost=lost, ours=ours, printed=printed, printed_4=printed_4, several=several, single=single)
 
 
-def assumptions() -> dict[str, Any]:
+def told_shapes() -> dict[str, Any]:
     times = ", ".join(f"{compute_s(model):.1f} s ({model})" for model in MODELS)
     shapes = ", ".join(f"{tokens} x {width} ({model})" for model, (tokens, width) in SHAPES.items())
     return dict(shapes=shapes, times=times)

@@ -135,8 +135,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         **plan_of_three(results),
         **draws(results),
         **toy_by_hand(results),
-        **why(results),
-        **assumptions(),
+        **sites_drawn(results),
+        **told_sites(),
         BATCH=BATCH,
         BETWEEN=BETWEEN,
         DISCONNECT_PROB=DISCONNECT_PROB,
@@ -258,7 +258,7 @@ def draw(path: Path, results: Results) -> None:
     figure.savefig(path, dpi=80)
 
 
-def why(results: Results) -> dict[str, Any]:
+def sites_drawn(results: Results) -> dict[str, Any]:
     drawn_sites = [
         drawn(Cluster(precision, host_gb, None, near), PRINTED, results)[-1]
         for precision, host_gb in HOST_GB.items()
@@ -267,7 +267,7 @@ def why(results: Results) -> dict[str, Any]:
     return dict(drawn_sites=drawn_sites)
 
 
-def assumptions() -> dict[str, Any]:
+def told_sites() -> dict[str, Any]:
     inside = "; ".join(f"{site} {ms:g} ms, {gbps:g} Gb/s" for site, (ms, gbps) in INSIDE.items())
     sizes = ", ".join(f"{n} {site}" for site, n in SITES.items())
     return dict(inside=inside, sizes=sizes)

@@ -79,7 +79,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     lengths = {shape: tokens(shape, results) for shape in SHAPES}
     usual = statistics.median_low(value[0] for value in days.values())
     draw(out / "hybrid_ps_table1.png", lengths)
-    return dict(lengths=lengths, **days_sentence(days, usual), **tokens_sentence(lengths))
+    return dict(lengths=lengths, **by_usual_days(days, usual), **by_length(lengths))
 
 
 def day_rows(days: dict[str, list[float]], usual: float) -> list[list]:
@@ -89,7 +89,7 @@ def day_rows(days: dict[str, list[float]], usual: float) -> list[list]:
     ]
 
 
-def days_sentence(days: dict[str, list[float]], usual: float) -> dict[str, Any]:
+def by_usual_days(days: dict[str, list[float]], usual: float) -> dict[str, Any]:
     """How many rows have the same ratio, and what those without it would have."""
     fit = [row for row, (ratio, *_) in days.items() if abs(ratio / usual - 1) < SAME]
     others = ", ".join(
@@ -97,14 +97,14 @@ def days_sentence(days: dict[str, list[float]], usual: float) -> dict[str, Any]:
         for row in days
         if row not in fit
     )
-    return dict(days=days, days_sentence_fit=fit, days_sentence_others=others, usual=usual)
+    return dict(days=days, by_usual_days_fit=fit, by_usual_days_others=others, usual=usual)
 
 
 def token_rows(lengths: dict[Shape, list[float]]) -> list[list]:
     return [[shape.row, shape.name, macs / 1e9, flop, mac] for shape, (macs, flop, mac) in lengths.items()]
 
 
-def tokens_sentence(lengths: dict[Shape, list[float]]) -> dict[str, Any]:
+def by_length(lengths: dict[Shape, list[float]]) -> dict[str, Any]:
     """The nearest that the four rows come to one length of sequences."""
     by_row = {row: [n[2] for shape, n in lengths.items() if shape.row == row] for row in PRINTED}
     ranges = "; ".join(f"{row} {' or '.join(f'{n:.1f}' for n in found)}" for row, found in by_row.items())
@@ -115,10 +115,10 @@ def tokens_sentence(lengths: dict[Shape, list[float]]) -> dict[str, Any]:
     end = f"no reading gives {', '.join(others)} such a length" if others else "one length fits all rows"
     low, high = (most(nearest[row] for row in fit) for most in (min, max))
     return dict(
-        tokens_sentence_end=end,
-        tokens_sentence_fit=fit,
-        tokens_sentence_high=high,
-        tokens_sentence_low=low,
+        by_length_end=end,
+        by_length_fit=fit,
+        by_length_high=high,
+        by_length_low=low,
         ranges=ranges,
     )
 

@@ -123,7 +123,7 @@ def targets_of_4n(results: Results) -> list[list]:
 
 
 def out_of_reach(results: Results) -> dict[str, Any]:
-    """Sentences that say why the paper's largest gains do not come out."""
+    """The gains without any averaging, which bound all others."""
     bounds = [
         gain(Pipelines(NONE, n, schedule), ALL, results).mean for schedule in (FLUSH, STASH) for n in MANY_PIPELINES
     ]

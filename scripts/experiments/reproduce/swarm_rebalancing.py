@@ -131,7 +131,7 @@ def run(out: Path, results: Results, traces: Sequence[str] = ()) -> dict[str, An
     rows = [row for group in groups for row in table5_rows(*group, results)]
     told = last_hours(groups, results), without_ahead(recorded, results)
     return dict(
-        moves=moves, recorded=recorded, rows=rows, stages=stages, told=told, **verdict(groups, results), SEEDS=SEEDS
+        moves=moves, recorded=recorded, rows=rows, stages=stages, told=told, **orders_kept(groups, results), SEEDS=SEEDS
     )
 
 
@@ -145,8 +145,8 @@ def table5_rows(trace: Recorded, join: str, times: int, results: Results) -> lis
     return rows
 
 
-def verdict(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> dict[str, Any]:
-    """A sentence about the number of cases in which the order of the rules is the paper's."""
+def orders_kept(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> dict[str, Any]:
+    """The number of cases in which the order of the rules is the paper's."""
     by_mean = by_interval = 0
     fastest = []
     for trace, join, times in groups:

@@ -104,7 +104,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         for n, *row in zip(SINGLE_PEERS, *single.values(), strict=True)
     ]
     draw(out / "swarm_scaling.png", many, single)
-    return dict(many=many, rows=rows, **many_sentence(many), **single_sentence(single), SEEDS=SEEDS)
+    return dict(many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
 
 
 def all_fleets() -> list[Fleet]:
@@ -135,25 +135,25 @@ def many_row(n_peers: int, results: Results) -> list:
     return [n_peers, best, *(cell for value in (*steady, stepped) for cell in (value, value / best))]
 
 
-def many_sentence(rows: Sequence[list]) -> dict[str, Any]:
-    """A sentence about the table with many layers a stage."""
+def least_of_many(rows: Sequence[list]) -> dict[str, Any]:
+    """The least parts of the best case, with many layers a stage, in percent."""
     swarm, pipelines = (100 * min(row[column] for row in rows) for column in (3, 5))
-    return dict(many_sentence_pipelines=pipelines, many_sentence_swarm=swarm)
+    return dict(least_of_many_pipelines=pipelines, least_of_many_swarm=swarm)
 
 
-def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> dict[str, Any]:
-    """A sentence about the table with one layer a stage."""
+def growth_of_single(single: dict[tuple[str, int], list[Interval]]) -> dict[str, Any]:
+    """How each system grows with one layer a stage."""
     told = []
     for (system, a_peer), values in single.items():
         growth = SINGLE_PEERS[-1] / SINGLE_PEERS[0] * values[-1].mean / values[0].mean
         least = 100 * min(value.mean for value in values)
         told.append(f"{system} with {a_peer} a peer reaches at least {least:.1f} % and grows {growth:.2f}-fold")
     few, many = SINGLE_PEERS[0], SINGLE_PEERS[-1]
-    return dict(single_sentence_few=few, single_sentence_many=many, single_sentence_told=told)
+    return dict(growth_of_single_few=few, growth_of_single_many=many, growth_of_single_told=told)
 
 
-def reason(results: Results) -> Any:
-    """A sentence about the reasons why stochastic wiring falls short: its throughput after each of some changes."""
+def reason(results: Results) -> str:
+    """Why stochastic wiring falls short: its throughput after each of some changes."""
     return ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
 
 

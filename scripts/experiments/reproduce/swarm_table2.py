@@ -210,7 +210,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     rows = unequal_rows(results)
     depths = [depth_row(model, n, results) for n in IN_FLIGHT for model in MODELS]
     draw(out / "swarm_table2.png", rows, results)
-    return dict(depths=depths, rows=rows, **minute_sentence(), **why(results), SEEDS=SEEDS)
+    return dict(depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
 
 
 def depth_row(model: str, in_flight: int, results: Results) -> list:
@@ -274,8 +274,8 @@ def minute_rows() -> list[list]:
     return rows
 
 
-def minute_sentence() -> dict[str, Any]:
-    """Sentences about the table of minutes."""
+def readings() -> dict[str, Any]:
+    """What the table of minutes says."""
     impossible = [row[0] for row in minute_rows() if row[3] < 1.0]
     least = min(row[4] for row in minute_rows())
     return dict(impossible=impossible, least=least)
@@ -346,8 +346,8 @@ def printed_delays(model: str) -> float:
     return (far - near) * MODELS[model][1] / ADDED_MEAN_S
 
 
-def why(results: Results) -> dict[str, Any]:
-    """Sentences that say where our numbers differ."""
+def told_delays(results: Results) -> dict[str, Any]:
+    """What latency costs in added delays, printed and ours, and SWARM's time over GPipe's."""
     printed = ", ".join(f"{printed_delays(model):.1f}" for model in MODELS)
     blocking, beside = (
         ", ".join(f"{delays(model, transfers, results):.1f}" for model in MODELS) for transfers in (BLOCKING, BESIDE)

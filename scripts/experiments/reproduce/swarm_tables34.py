@@ -125,7 +125,13 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     results.fill(row.fleet(system).job(share) for row in every for system in SYSTEMS for share in (SHORT, LONG))
     draw(out / "swarm_tables34.png", results)
     return dict(
-        **order(results), **why_unshared(), **bandwidths(), GBPS=GBPS, LATENCY_S=LATENCY_S, SEQ_LEN=SEQ_LEN, WIDTH=WIDTH
+        **order(results),
+        **first_rows(),
+        **told_bandwidths(),
+        GBPS=GBPS,
+        LATENCY_S=LATENCY_S,
+        SEQ_LEN=SEQ_LEN,
+        WIDTH=WIDTH,
     )
 
 
@@ -174,20 +180,20 @@ def order(results: Results) -> dict[str, Any]:
     return dict(paper=paper, order_told=told)
 
 
-def why_unshared() -> dict[str, Any]:
-    """Sentences about the time of averaging in both tables."""
+def first_rows() -> dict[str, Any]:
+    """The first fleet of each table, whose times of averaging are compared."""
     shared, own = (rows[0] for rows in ROWS.values())
     return dict(own=own, shared=shared)
 
 
-def bandwidths() -> dict[str, Any]:
-    """Sentences about the bandwidth that the peers of Table 3 need, by our arithmetic."""
+def told_bandwidths() -> dict[str, Any]:
+    """The bandwidth that the peers of Table 3 need, by our arithmetic, and as printed."""
     told = []
     for gpu, papers_mbps in BANDWIDTH_MBPS.items():
         a_second = ACTUAL[3][gpu] * STAGES / GPUS[gpu]
         sent = 2 * (STAGES - 1) / STAGES * BOUNDARY_BYTES  # of a sequence, in the mean over stages
         told.append(f"{8e-6 * sent * a_second:.1f} Mb/s for each {gpu} (printed: {papers_mbps:g})")
-    return dict(bandwidths_told=told)
+    return dict(told_mbps=told)
 
 
 def draw(path: Path, results: Results) -> None:
