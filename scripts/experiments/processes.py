@@ -8,10 +8,11 @@ A trial's disturbances are streams of (seconds after the beginning, what happens
     often(s, *whats)      one of them, drawn, at random moments that are s apart in the mean
 
 A victim is named, such as "peer 3", or one is drawn of a kind: "coordinator", "peer" (of the plan, and newcomers),
-"worker" (of a pool, ready to compute and not paused), "server" (a pool's other peers). An expectation is a function of
-what was played; it returns the problem, or ''. Needs no jax, but for the parameters of a checkpoint.
+"worker" (of a pool, ready to compute), "server" (a pool's other peers). Who is paused is not drawn. An expectation is a
+function of what was played; it returns the problem, or ''. Needs no jax, but for the parameters of a checkpoint.
 """
 
+import contextlib
 import heapq
 import importlib
 import itertools
@@ -206,7 +207,7 @@ class Fleet:
             case "server":
                 return [name for name in pids if name.startswith("peer") and name not in {*workers, *self.started}]
         own = [name for name in pids if name in workers or name in self.started]
-        return [name for name in own if pids[name] not in self._paused and READY in self._log(name).read_text()]
+        return [name for name in own if READY in self._log(name).read_text()]
 
     def _log(self, name: str) -> Path:
         if name in self.started or name.startswith("newcomer"):
@@ -220,7 +221,7 @@ class Fleet:
         pids = self.pids()
         named = [what.who] if what.who in pids or " " in what.who else self.of_kind(what.who, pids)
         spared = what.spared if isinstance(what, Kill) else ()
-        candidates = sorted(name for name in named if name not in spared)
+        candidates = sorted(name for name in named if name not in spared and pids.get(name) not in self._paused)
         if not candidates:
             return []
         victim = self._rng.choice(candidates)
@@ -268,7 +269,8 @@ class Fleet:
         """Let processes go on, and come back, whose time has come."""
         for pid in [pid for pid, until_s in self._paused.items() if until_s <= now_s]:
             del self._paused[pid]
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # its launcher may have ended it meanwhile
+                os.kill(pid, signal.SIGCONT)
         due = [entry for entry in self._coming if entry[0] <= now_s]
         self._coming = [entry for entry in self._coming if entry[0] > now_s]
         return [("back", self.start(worker)) for _, worker in due]
