@@ -41,12 +41,12 @@ class Server:
         self.of = imports, env
         self._process = subprocess.Popen(command, env=env, **pipes)
 
-    def run(self, command: Sequence[str], cwd: Path) -> tuple[int, str, str]:
+    def run(self, command: Sequence[str], cwd: Path) -> list:
         self._process.stdin.write(json.dumps([str(cwd), [*map(str, command)]]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the process of {self.of[0]} has ended"
-        return tuple(json.loads(line))
+        return json.loads(line)
 
     def end(self) -> None:
         with self._process:  # closes its pipes, at which it ends
@@ -58,7 +58,7 @@ _last: list[Server] = []  # one, which the next tests find if they need the same
 
 def run_scripts(
     commands: Sequence[Sequence[str]], imports: str, cwd: Path, env: dict[str, str] | None = None
-) -> list[tuple[int, str, str]]:
+) -> list[list]:
     """Exit code, standard output and standard error of each command, a script with its arguments. `imports` are the
     statements that the forked process begins with. Scripts that compute find their allocator's settings, so that none
     starts itself anew."""
