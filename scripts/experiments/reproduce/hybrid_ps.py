@@ -26,11 +26,11 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     TASK,
     XXLARGE,
     compute_s,
+    fill,
     gain,
 )
 from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.instances import PARAMS
-from experiments.reproduce.hybrid_ps_parts.runs import fill
 from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure

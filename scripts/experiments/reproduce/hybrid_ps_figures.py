@@ -19,6 +19,7 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     TASK,
     Batch,
     compute_s,
+    fill,
     runs_of,
     time_s,
 )
@@ -26,7 +27,6 @@ from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Network, Site
 from experiments.reproduce.hybrid_ps_parts.instances import DISCONNECT_PROB, Cluster
 from experiments.reproduce.hybrid_ps_parts.planned import Planned
-from experiments.reproduce.hybrid_ps_parts.runs import fill
 from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, System
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Job, Results
-from experiments.reproduce.sdpipe_parts.systems import (
+from experiments.reproduce.sdpipe_systems import (
     ALL,
     COMPUTE_S,
     ENDLESS,

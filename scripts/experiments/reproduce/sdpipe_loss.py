@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.reproduce.results import Job, Results, described
-from experiments.reproduce.sdpipe_parts.systems import (
+from experiments.reproduce.sdpipe_systems import (
     ALL,
     ENDLESS,
     FIRST_COME,

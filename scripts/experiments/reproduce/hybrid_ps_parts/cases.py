@@ -1,13 +1,22 @@
 """The hybrid parameter-server paper's Table 2: its four cases, and what is assumed of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Machines, Site
-from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, FIXED, POOL, SWARM, System, batch_s
+from experiments.reproduce.hybrid_ps_parts.simulated import (
+    DEPTH,
+    FIXED,
+    POOL,
+    SWARM,
+    System,
+    batch_s,
+    clean_job,
+    lossy_job,
+)
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
@@ -114,6 +123,19 @@ def chains_job(system: Static, machines: Machines, losses: Losses | None) -> Job
 
 def _chains(system: Static, fleet: Fleet, lost: dict[int, float]) -> list[float]:
     return [system.batch_s(fleet, lost)]
+
+
+def fill(runs: Iterable[Run], results: Results) -> None:
+    """Get many batches, on all cores: those without losses first, since the simulator's say when losses happen."""
+    ours, bare = [], []
+    for system, machines, losses in runs:
+        if isinstance(system, System):
+            ours.append((system, machines, losses))
+        else:
+            bare.append(chains_job(system, machines, losses))
+    results.fill([clean_job(system, machines) for system, machines, _ in ours] + bare)
+    lossy = ((system, machines, losses) for system, machines, losses in ours if losses and losses.of(machines))
+    results.fill([lossy_job(system, machines, losses, results) for system, machines, losses in lossy])
 
 
 def over(one: Batch, other: Batch, results: Results) -> Interval:
