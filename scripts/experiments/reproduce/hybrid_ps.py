@@ -6,7 +6,6 @@ from typing import Any
 
 from experiments.reproduce.hybrid_ps_parts import cases, fluid
 from experiments.reproduce.hybrid_ps_parts.cases import (
-    ALL_N,
     BY_POWER,
     DAPPLE,
     EQUAL,
@@ -14,7 +13,6 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     HYBRID,
     HYBRID_OURS,
     LLAMA,
-    LOSS_PROB,
     MAIN,
     MODELS,
     NAMES,
@@ -23,7 +21,6 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     SHAPES,
     SWARM_OURS,
     SWARM_PRINTED,
-    TASK,
     XXLARGE,
     compute_s,
     fill,
@@ -49,18 +46,12 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     fill(cases.runs_of(cases.all_batches()), results)
     draw(out / "hybrid_ps.png", results)
     return dict(
+        cases=cases,
         **aggregation_table(),
         **told_losses(results),
         **told_shapes(),
-        ALL_N=ALL_N,
-        DAPPLE=DAPPLE,
         DEPTH=DEPTH,
-        LLAMA=LLAMA,
-        LOSS_PROB=LOSS_PROB,
-        MAIN=MAIN,
         SEEDS=SEEDS,
-        TASK=TASK,
-        cases=cases,
         fluid=fluid,
     )
 

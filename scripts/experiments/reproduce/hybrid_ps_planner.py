@@ -8,20 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.hybrid_ps_parts import instances
 from experiments.reproduce.hybrid_ps_parts.instances import (
-    BATCH,
-    BETWEEN,
     CASE_3,
-    DISCONNECT_PROB,
-    EFFICIENCY,
     INSIDE,
-    N_MINIBATCHES,
     N_RELIABLE_STANDALONE,
-    N_STATES,
-    PARAMS,
     RATES,
     SITES,
-    TOKENS,
     Cluster,
     toy,
 )
@@ -130,6 +123,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     """What the page shows. The picture is written to `out`."""
     draw(out / "hybrid_ps_planner.png", results)
     return dict(
+        instances=instances,
         **choices(results),
         **compared(results),
         **plan_of_three(results),
@@ -137,16 +131,6 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         **toy_by_hand(results),
         **sites_drawn(results),
         **told_sites(),
-        BATCH=BATCH,
-        BETWEEN=BETWEEN,
-        DISCONNECT_PROB=DISCONNECT_PROB,
-        EFFICIENCY=EFFICIENCY,
-        N_MINIBATCHES=N_MINIBATCHES,
-        N_RELIABLE_STANDALONE=N_RELIABLE_STANDALONE,
-        N_STATES=N_STATES,
-        PARAMS=PARAMS,
-        SITES=SITES,
-        TOKENS=TOKENS,
     )
 
 

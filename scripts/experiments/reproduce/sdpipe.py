@@ -5,25 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce import sdpipe_systems
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.sdpipe_systems import (
     ALL,
-    COMPUTE_S,
     ENDLESS,
-    EXCHANGE_S,
     HETPIPE,
-    HETPIPE_SERVERS,
     MANY_PIPELINES,
     MANY_STALLS_S,
-    N_MICROBATCHES,
     NONE,
     PAIRS,
     SDPIPE,
     SDPIPE_4N,
-    STALL_PROB,
-    STALL_S,
     SYSTEMS,
-    SYSTEMS_DRAWN,
     TUMBLING,
     Pipelines,
     RandomSystems,
@@ -54,16 +48,10 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     results.fill(most_jobs())
     draw(out / "sdpipe.png", results)
     return dict(
+        sdpipe_systems=sdpipe_systems,
         **targets(results),
         **out_of_reach(results),
-        COMPUTE_S=COMPUTE_S,
-        EXCHANGE_S=EXCHANGE_S,
-        HETPIPE_SERVERS=HETPIPE_SERVERS,
-        N_MICROBATCHES=N_MICROBATCHES,
         SEEDS=SEEDS,
-        STALL_PROB=STALL_PROB,
-        STALL_S=STALL_S,
-        SYSTEMS_DRAWN=SYSTEMS_DRAWN,
     )
 
 
