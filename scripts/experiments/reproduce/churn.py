@@ -216,6 +216,3 @@ def draw(path: Path, arms: dict[str, Arm]) -> None:
     ratios.set_xticks(range(len(arms)), ["fixed", "swarm", "rebal-\nancing", "Alg. 2's\nlisting"])
     figure.legend(*curves.get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
     figure.savefig(path, dpi=80)
-
-
-HEAD = ["wiring", "samples/s", "over swarm", "over swarm + rebalancing", "s with uneven stages", "moves", "spared"]

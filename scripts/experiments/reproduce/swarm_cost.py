@@ -281,10 +281,6 @@ def draw(path: Path, rows: dict[Rate, list[Line]]) -> None:
     figure.savefig(path, dpi=80)
 
 
-HEAD = ["machines", "hours, paper", "of the reliable, paper", "hours, ours", "of the reliable"]
-HEAD += ["of reliable that average for free", "USD an hour", "USD", "USD, paper"]
-
-
 def why(rows: dict[Rate, list[Line]]) -> list[str]:
     """Sentences that say where our numbers differ."""
     told = [

@@ -216,14 +216,6 @@ def draw(path: Path, results: Results) -> None:
     figure.savefig(path, dpi=80)
 
 
-HEAD = ["GPUs", "best case, paper (samples/s)", "actual, paper", "of best, paper"]
-HEAD += [
-    f"{system}{batch}" for system in SYSTEMS for batch in (", no averaging", *(f", steps of {n}" for n in BATCHES))
-]
-HEAD = [name.replace("1F1B", "1F1B, shares by speed") for name in HEAD]
-HEAD += [f"swarm, steps of {BATCHES[0]}, the paper's averaging"]
-
-
 def sizes() -> str:
     return "; ".join(
         f"{gpus}: {', '.join(f'{n} {gpu}' for gpu, n in present.items())}" for gpus, present in A_STAGE.items()
