@@ -4,13 +4,14 @@
     python scripts/reproduce.py TARGET|all --check
     TARGET: dtfm, dtfm_gain, sdpipe, sdpipe_loss, diloco, square_cube, swarm_table1, swarm_table2, swarm_tables34,
             swarm_scaling, swarm_rebalancing, swarm_cost, churn, hybrid_ps_table1, hybrid_ps,
-            hybrid_ps_figures, hybrid_ps_planner, outside
+            hybrid_ps_figures, hybrid_ps_planner, outside, bubble
     all:    every target that has a page
 
-Writes OUT/TARGET/README.md, its pictures and results.jsonl: the commit, and the simulated values that the page is
-written from. With --from_results they are read from there, and nothing is simulated; with --add, only what is not there
-is simulated, and named with its own commit. With --check nothing in OUT changes: the target is made again, all of it,
-and compared with what stands there, text and values byte for byte, pictures pixel for pixel. Uses all cores.
+Writes OUT/TARGET/README.md from its template configs/reproduce/TARGET/page.md, its pictures and results.jsonl: the
+commit, and the simulated values that the page is written from. With --from_results they are read from there, and
+nothing is simulated; with --add, only what is not there is simulated, and named with its own commit. With --check
+nothing in OUT changes: the target is made again, all of it, and compared with what stands there, text and values byte
+for byte, pictures pixel for pixel. Uses all cores.
 sdpipe_loss and diloco train with jax, for minutes and for hours; the others need no jax. dtfm, dtfm_gain, sdpipe,
 swarm_table2, swarm_tables34, swarm_scaling, hybrid_ps and hybrid_ps_figures take minutes, the others up to a minute.
 swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost accepts other prices. Exit

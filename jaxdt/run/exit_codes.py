@@ -23,8 +23,8 @@ class ExitCode(enum.IntEnum):
     FOUND = (
         1,
         "something was found: a check that failed, something to mend, orders that deadlock",
-        "`doctor.py`, `checkpoint.py verify`, `simulate.py --orders`, `fuzz_protocol.py`, `churn.py`, "
-        "`averaging.py kill`, `kill_pipelines.py`, `kill_workers.py`, `study.py`",
+        "`doctor.py`, `checkpoint.py verify`, `simulate.py --orders`, `fuzz_protocol.py`, `trial.py`, "
+        "`averaging.py kill`, `study.py`",
     )
     BAD_INPUT = (
         2,

@@ -32,7 +32,7 @@ from pathlib import Path
 from absl import flags
 from churn_comparison import page, results
 from churn_comparison.results import Run
-from churn_comparison.run import ComparedRun
+from churn_comparison.run import played_of
 from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots, script_main
@@ -67,7 +67,7 @@ def main() -> int:
     folder = Path(RUN_DIR.value)
     if not TEN_SEEDS.value:
         if not AGAIN.value:
-            play(folder, SEED.value, list(WIRINGS))
+            play_all(folder, SEED.value, list(WIRINGS))
         result = summarise(folder)
         print(json.dumps(result))
         return 1 if result["bad"] else 0
@@ -75,7 +75,7 @@ def main() -> int:
     for seed in SEEDS:
         own = folder / f"seed_{seed}"
         if not (AGAIN.value or (own / "results.json").exists()):
-            play(own, seed, results.rotated(list(WIRINGS), seed))
+            play_all(own, seed, results.rotated(list(WIRINGS), seed))
         found.append(summarise(own))
     print(results.seeds_table([result["runs"] for result in found]))
     if PAGE.value:
@@ -106,17 +106,17 @@ def played_in(folder: Path) -> list[dict]:
     return runs
 
 
-def play(folder: Path, seed: int, names: Sequence[str]) -> None:
+def play_all(folder: Path, seed: int, names: Sequence[str]) -> None:
     """Run the three runs in this order. The result of each is written to a file of its own."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"--run_dir: {folder} is not empty, expected a new folder, or --again")
     seconds = TRACE_S / TRACE_SPEED
     for n, name in enumerate(names):
-        wiring = WIRINGS[name]
         print(f"seed {seed}, {name}: about {seconds + 30:.0f} s", flush=True)
-        run = ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, SETUP)
-        played = run.play(schedule(seconds, seed), seconds)
-        about = dict(name=name, n_samples=SETUP.microbatches, trace=str(run.trace), seed=seed)
+        played = played_of(
+            folder / f"{n}_{WIRINGS[name]['kind']}", WIRINGS[name], SETUP, schedule(seconds, seed), seconds
+        )
+        about = dict(name=name, n_samples=SETUP.microbatches, seed=seed)
         (folder / f"{n}.json").write_text(json.dumps(played | about))
 
 

@@ -310,8 +310,6 @@ REFUSALS = [
     ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),
     ("measure", "profile --config={dir}/good.py --out={dir}/none/p.json", "p.json cannot be written"),
     ("measure", "profile --config={dir}/good.py --out={dir}/p.json --codecs=int9", "--codecs: got 'int9'"),
-    ("experiments/make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
-    ("experiments/make_corpus", "now", "argument: got 'now'"),
     ("prepare_data", "--frob", "frob"),
     ("bench/bench_codec", "--codecs=auto", "--codecs: got auto"),
     ("bench/bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),

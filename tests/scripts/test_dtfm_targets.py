@@ -5,6 +5,7 @@ from dataclasses import replace
 from zlib import crc32
 
 import pytest
+from experiments.page import TEMPLATE, filled
 from experiments.reproduce import dtfm, dtfm_gain
 from experiments.reproduce.dtfm_parts.cost import Costs, seeds_sentence
 from experiments.reproduce.dtfm_parts.systems import (
@@ -17,6 +18,7 @@ from experiments.reproduce.dtfm_parts.systems import (
     scenario_of,
     simulated_s,
 )
+from experiments.reproduce.targets import PAGES
 
 from jaxdt.run import network as networks
 
@@ -52,22 +54,27 @@ def test_with_equal_options_ours_never_loses_at_any_batch(results):
 
 
 def test_the_depth_section_counts_its_own_table(results):
-    lines = dtfm.depth_section(results).splitlines()
-    best = [line.split(" | ")[-2] for line in lines if line.startswith(tuple(f"| {case}" for case in CASES))]
+    section = dtfm.depth_section(results)
+    best = [row[-2] for row in section["depth_section_rows"]]
     for depth in set(best):
-        assert f"depth {depth} in {best.count(depth)}" in lines[-1]
+        assert f"depth {depth} in {best.count(depth)}" in section["where"]
 
 
-def test_the_page_has_all_sections_and_no_number_of_its_own(results):
-    assumed = dtfm.assumptions(0.01, 12.0, seeds_sentence([[1, 2, 1, 1]] * 7))
-    assert "finds one cost in 14 and one plan in 7 of 14 pairs" in " ".join(assumed)
-    text = dtfm.text_of("command", COSTS, results, assumed)
+def test_the_page_has_no_number_of_its_own(results):
+    seeds = seeds_sentence([[1, 2, 1, 1]] * 7)
+    assert "finds one cost in 14 and one plan in 7 of 14 pairs" in seeds
+    text = page_of(results, seeds)
     assert "DeepSpeed | 3.6x | not modelled" in text and "1.7-2.3x" in text
     assert "43.5 to 49.5" in text and "1.5000 to 2.5000" in text
-    assert "the line is off by 1.0% at most" in text
+    assert "the line is off by 1.0% at most" in text and seeds in text
     slower = dtfm.Steps({key: replace(t, fixed_s=t.fixed_s + 9) for key, t in results.found.items()})
-    assert dtfm.split_sentences(slower) != dtfm.split_sentences(results)
+    assert dtfm.placement_gains(slower) != dtfm.placement_gains(results)
     assert dtfm.trends(slower) != dtfm.trends(results)
+
+
+def page_of(steps, seeds):
+    values = dtfm.shown(COSTS, steps) | dict(off=0.01, most_gb=12.0, seeds=seeds, origin="command")
+    return filled((PAGES / "dtfm" / TEMPLATE).read_text(), dtfm, values)
 
 
 def test_a_blocking_sender_computes_nothing_while_it_sends():

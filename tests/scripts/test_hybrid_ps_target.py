@@ -3,8 +3,7 @@
 import pytest
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Chain, Static, chain_s, chains_s
-from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site
-from experiments.reproduce.hybrid_ps_parts.shares import shares
+from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site, shares
 from experiments.reproduce.hybrid_ps_parts.simulated import FIXED, POOL, SWARM, System, batch_s, run_batch
 from experiments.reproduce.results import Results
 

@@ -1,6 +1,7 @@
 """The trainers of scripts/reproduce.py in plain jax: their losses are those of the machines of a run, and what they do
 with the log of an event simulation is what the log says."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -64,10 +65,18 @@ def make_config(groups=None):
     )
 
 
+@functools.cache
+def compiled(n_layers):
+    """The stage functions of the machines, and the whole model, which rules of groups do not change."""
+    config = make_config(STREAMING if n_layers == 4 else None)
+    plan = run_config.default_plan(config)
+    return [stage_functions(config, plan, stage) for stage in range(plan.n_stages)], WholeModel(config, plan)
+
+
 def simulated_losses(config):
     """The losses of the steps of a run under virtual time, with its machines and stage functions."""
     plan, peers = run_config.default_plan(config), {}
-    functions = [stage_functions(config, plan, stage) for stage in range(plan.n_stages)]
+    functions, _ = compiled(config.model.n_layers)
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
         store = Store(config, plan, peer, Tokens(), functions[plan.seat(peer)[0]])
         peers[peer] = SimPeer(machine, store, f"h{peer}", dict.fromkeys("FBEGU", 1.0))
@@ -79,7 +88,7 @@ def simulated_losses(config):
 
 def trainer(config, file=None, groups=None):
     plan = run_config.default_plan(config)
-    return LocalSteps(config, groups, WholeModel(config, plan), Samples(config, plan, Tokens()), file)
+    return LocalSteps(config, groups, compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), file)
 
 
 @pytest.mark.parametrize("groups", [None, DILOCO, DILOCO | {"outer": "none", "every_steps": 2}, STREAMING], ids=str)
@@ -109,7 +118,9 @@ def trained(kind, rule, n_pipelines=2, stall_s=0.3):
     config = replace(config, plan=replace(config.plan, pipelines=n_pipelines))
     plan = run_config.default_plan(config)
     timing = GroupTiming(2, n_pipelines, 6, rule, n_microbatches=2, stalls=Stalls(0.3, stall_s))
-    replicas = kind(WholeModel(config, plan), Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True))
+    replicas = kind(
+        compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True)
+    )
     for at_s in (0.3, 0.9, float("inf")):
         replicas.until(at_s)
     return replicas.snapshot, trainer(config), config

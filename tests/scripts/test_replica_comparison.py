@@ -43,7 +43,7 @@ def test_a_run_is_kept_and_the_page_is_that_of_all(tmp_path):
     for own in RUNS:
         page.add("replicas", tmp_path, "Somewhere.", own)
     assert page.read(tmp_path) == ("Somewhere.", RUNS)
-    assert (tmp_path / "README.md").read_text() == page.text("Somewhere.", RUNS)
+    assert (tmp_path / "README.md").read_text() == page.text("replicas", "Somewhere.", RUNS)
 
 
 def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
@@ -88,8 +88,8 @@ def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
 def test_the_committed_page_is_made_of_the_committed_runs():
     folder, measured = (systems.ROOT / "configs" / name for name in ("replicas", "reproduce/sdpipe_measured"))
     about, runs = page.read(measured)
-    assert (measured / "README.md").read_text() == page.text_of_stragglers(about, runs)
+    assert (measured / "README.md").read_text() == page.text("sdpipe", about, runs)
     assert {run.name for run in runs} == {("stalling", name, n) for name in systems.STRAGGLERS for n in range(5)}
     about, runs = page.read(folder)
-    assert (folder / "README.md").read_text() == page.text(about, runs)
+    assert (folder / "README.md").read_text() == page.text("replicas", about, runs)
     assert {run.name for run in runs} >= {("even", system, seed) for system in systems.SYSTEMS for seed in range(6)}

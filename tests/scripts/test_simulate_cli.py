@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,13 @@ from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "configs/networks/dtfm_debug_8.json"
-WITHOUT_JAX = "import sys, runpy; sys.modules['jax'] = None; sys.argv = sys.argv[1:]; sys.path.insert(0, 'scripts'); "
-WITHOUT_JAX += "runpy.run_path(sys.argv[0], run_name='__main__')"
+WITHOUT_JAX = "sys.modules['jax'] = None; import matplotlib.pyplot, jaxdt.config_file, jaxdt.sim.fault_report"
 SMALL = ("--model=debug", "--flops=1e9", "--stages=2", "--pipelines=2", "--microbatches=8", "--steps=1")
 
 
 def call(script, *arguments):
-    command = [sys.executable, "-c", WITHOUT_JAX, f"scripts/{script}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    (done,) = run_scripts([(f"scripts/{script}", *arguments)], WITHOUT_JAX, ROOT)
+    return subprocess.CompletedProcess(arguments, *done)
 
 
 def test_a_prediction_with_everything_that_it_writes(tmp_path):
@@ -71,12 +69,12 @@ def test_a_plan_and_a_profile_say_everything(tmp_path):
 
 def test_a_run_under_faults_says_what_came_of_them(tmp_path):
     """Drawn faults leave every stage a peer, so the run gets to its end; a trace may take all of them."""
-    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=4")
+    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=2")
     done = call(*run, "--faults=7:4")
     assert done.returncode == 0, done.stderr
     assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
     assert done.stdout.startswith("no network is given: ")
-    assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
+    assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 2 steps\n")
     (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 0]}))
     done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
     assert done.stdout.count("2.500 s: the process of peer ") == 6 and "code 3, " in done.stdout.splitlines()[-1]
@@ -159,20 +157,19 @@ REFUSALS = [
 
 def test_bad_input_is_one_line_and_code_2():
     commands = [("scripts/simulate.py", *arguments) for arguments, _ in REFUSALS]
-    imports = "sys.modules['jax'] = None; import matplotlib.pyplot, jaxdt.config_file, jaxdt.sim.fault_report"
-    results = run_scripts(commands, imports, ROOT)
+    results = run_scripts(commands, WITHOUT_JAX, ROOT)
     for (arguments, line), (code, _, err) in zip(REFUSALS, results, strict=True):
         assert code == 2 and line in err and len(err.splitlines()) == 1, (arguments, err)
 
 
 def test_reproduce_writes_a_page_with_its_picture_from_its_values(tmp_path):
-    committed = ROOT / "configs/reproduce/square_cube"
-    (tmp_path / "square_cube").mkdir()
-    shutil.copy(committed / "results.jsonl", tmp_path / "square_cube")
-    done = call("reproduce.py", "square_cube", f"--out={tmp_path}", "--from_results")
+    committed = ROOT / "configs/reproduce/hybrid_ps_table1"
+    (tmp_path / "hybrid_ps_table1").mkdir()
+    shutil.copy(committed / "results.jsonl", tmp_path / "hybrid_ps_table1")
+    done = call("reproduce.py", "hybrid_ps_table1", f"--out={tmp_path}", "--from_results")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "square_cube" / "README.md").read_text() == (committed / "README.md").read_text()
-    assert (tmp_path / "square_cube" / "square_cube.png").stat().st_size < 150_000
+    assert (tmp_path / "hybrid_ps_table1" / "README.md").read_text() == (committed / "README.md").read_text()
+    assert (tmp_path / "hybrid_ps_table1" / "hybrid_ps_table1.png").stat().st_size < 150_000
 
 
 def test_reproduce_refuses_what_it_does_not_know():

@@ -5,10 +5,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import processes
 import pytest
 from churn_comparison import page, results
-from churn_comparison import run as run_module
-from churn_comparison.run import ComparedRun
+from churn_comparison.run import played_of
 from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots
@@ -77,9 +77,9 @@ class FakeMachine:
             (local_run, "join", self._join),
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
-            (run_module.counts, "idle_s", self.monotonic),
-            (run_module.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
-            (run_module, "time", self),
+            (processes.counts, "idle_s", self.monotonic),
+            (processes.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
+            (processes, "time", self),
         ):
             monkeypatch.setattr(module, name, own)
         self.pid, self.returncode = 99, None
@@ -105,7 +105,9 @@ class FakeMachine:
         n = sum(what == "join" for _, what, _ in self.done)
         log.write_text(f"peer {8 + n}: joins for stage 0\n")
         self.done.append((self.now_s, "join", n))
-        newcomer = type("Newcomer", (), dict(pid=ev.TEMPORARY_IDS + n, kill=lambda _: None, wait=lambda _: 0))
+        newcomer = type(
+            "Newcomer", (), dict(pid=ev.TEMPORARY_IDS + n, poll=lambda _: None, kill=lambda _: 0, wait=lambda _: 0)
+        )
         return newcomer()
 
     def _objects(self, path):
@@ -119,8 +121,9 @@ def played(tmp_path, monkeypatch, wiring, seed=1, members=None):
     members = members or {peer: stage for stage, peers in enumerate(STAGES) for peer in peers} | {8: 0, 9: 1}
     with monkeypatch.context() as patch:
         machine = FakeMachine(patch, members)
-        run = ComparedRun(tmp_path / wiring["kind"], wiring, Setup(2, 4, 24, 0.1))
-        return run.play(schedule(seed, spare=True), SECONDS), machine.done
+        faults = schedule(seed, spare=True)
+        found = played_of(tmp_path / wiring["kind"], wiring, Setup(2, 4, 24, 0.1), faults, SECONDS)
+        return found | {"trace": ""}, machine.done
 
 
 def test_every_run_sees_the_same_events_at_the_same_times(tmp_path, monkeypatch):

@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2
+from experiments.reproduce import hybrid_ps_table1 as hybrid_table1
+from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2, swarm_tables34
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, parts
 from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
-from experiments.reproduce.tables import hybrid_ps_table1 as hybrid_table1
-from experiments.reproduce.tables import swarm_tables34
+from experiments.reproduce.targets import write
 
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.reporting.interval import interval, paired_ratio
@@ -96,10 +96,13 @@ def written(tmp_path, **data):
 
 
 def test_the_page_of_rebalancing_takes_other_traces(tmp_path):
-    text = swarm_rebalancing.run(tmp_path, "command", Results(), [str(written(tmp_path, duration_s=12000))])
+    def page(**trace):
+        return write("swarm_rebalancing", tmp_path, Results(), {"traces": [str(written(tmp_path, **trace))]})
+
+    text = page(duration_s=12000)
     assert "holds in the mean in 4 of 4 cases" in text and text.count("| trace | random | 5 |") == 3
     with pytest.raises(BadInput, match="duration_s: got 10, expected at least the last t_s, 9000"):
-        swarm_rebalancing.run(tmp_path, "command", Results(), [str(written(tmp_path, duration_s=10))])
+        page(duration_s=10)
 
 
 def test_machines_that_stay_have_the_speed_of_whole_stages_and_missing_ones_halve_it(tmp_path):

@@ -2,13 +2,17 @@
 numbers are written from the rows."""
 
 import statistics
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from experiments.ablation.grid import BASELINE, AblationConfig
 from experiments.ablation.report import Row, markdown, markdown_table, spread
+from experiments.page import filled
 
 from jaxdt.run.config import RunConfig
 
+TEMPLATE = Path(__file__).resolve().parents[3] / "configs/ablation/page.md"
 CUTS = ((2, 2), (4, 2), (2, 4), (4, 4))  # stages, ratio
 # Perplexities of SWARM's Table 8 in the order of CUTS, one seed each; App. J. Its int8 is the dynamic map.
 TABLE_8 = {
@@ -24,26 +28,9 @@ TABLE_7 = {"none": 1.0, "int8": 0.97, "bottleneck": 1.26, "maxout": 1.28}
 def text(config: RunConfig, ablation: AblationConfig, table: list[Row], about: str) -> str:
     """The page. `table` has the cases of configs/ablation.py or a part of them; `about` says machine, load, commit."""
     rows = {(row.case.method, row.case.stages, row.case.ratio): row for row in table}
-    sections = [
-        HEAD.format(
-            n_layers=config.model.facts.n_layers,
-            d_model=config.model.facts.in_width,
-            steps=config.train.steps,
-            microbatches=config.plan.microbatches,
-            samples=config.train.microbatch_size,
-            tokens=config.seq_len,
-            last_seed=ablation.seeds - 1,
-            about=about,
-        ),
-        markdown(config, ablation, table),
-        "![Perplexity against steps, bytes and time](curves.png)\n",
-        SWARM_HEAD,
-        _perplexities(rows) + "\n",
-        _steps(rows) + "\n",
-        _headline(rows),
-        _times(ablation, table),
-    ]
-    return "\n".join(sections)
+    values = dict(config=config, ablation=ablation, table=table, about=about, rows=rows)
+    values["tables"] = markdown(config, ablation, table)
+    return filled(TEMPLATE.read_text(), sys.modules[__name__], values)
 
 
 def _row(rows: dict[tuple[str, int, int], Row], method: str, stages: int, ratio: int) -> Row | None:
@@ -110,20 +97,3 @@ def _times(ablation: AblationConfig, table: list[Row]) -> str:
 
 def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(values)
-
-
-HEAD = """# Codecs and compression layers, compared
-
-    python scripts/ablate.py --config=configs/ablation.py --run_dir=configs/ablation --page=TEXT
-
-A GPT of {n_layers} layers of width {d_model} on the committed corpus in bytes, {steps} steps of {microbatches}
-microbatches of {samples} x {tokens} tokens, seeds 0 to {last_seed}, cut into 2 and 4 stages. It is a small model and
-few steps. Raw data: [`results.jsonl`](results.jsonl), [`timings.jsonl`](timings.jsonl); the command writes this page
-from them, and where lines are missing it trains and measures first (about 65 CPU minutes for all). {about}
-"""
-
-SWARM_HEAD = """## The paper beside ours
-
-SWARM's Table 8 is of one seed each: 16 layers of width 1024, 253M parameters, OpenWebText. Its Table 7 is of 2 stages
-at 2x on WikiText-103. Both sides count int8 as 2x (against 16 bits); the paper's is its dynamic map.
-"""

@@ -2,16 +2,20 @@
 
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from page import filled
+
 from churn_comparison import results
 from churn_comparison.results import Run
-from jaxdt.cli import plots
+from jaxdt.cli import local_run, plots
 from jaxdt.runtime.reporting.interval import SEEDS, interval, sentence
 
 RAW = "runs.jsonl"
+TEMPLATE = local_run.SCRIPTS.parent / "configs/study/page.md"
 PICTURED_SEED = SEEDS[0]
 
 
@@ -54,42 +58,32 @@ def text(about: str, by_seed: Sequence[Sequence[Run]]) -> str:
     figures = [found["runs"] for found in compared]
     names = sorted(figures[0])
     rates = {name: [own[name]["samples_per_s"] for own in figures] for name in names}
-    return "\n".join(
-        [
-            HEAD.format(about=about, picture=PICTURED_SEED),
-            results.seeds_table(figures),
-            _sentences(rates),
-            _means(figures, names),
-            _checks(compared, by_seed),
-            FOOT,
-        ]
-    )
+    values = dict(about=about, figures=figures, names=names, sentences=_sentences(rates))
+    values |= dict(means=_means(figures, names), checks=_checks(compared, by_seed))
+    return filled(TEMPLATE.read_text(), sys.modules[__name__], values)
 
 
 def _sorted(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: run.name)
 
 
-def _sentences(rates: dict[str, list[float]]) -> str:
+def _sentences(rates: dict[str, list[float]]) -> list[str]:
     names = list(rates)
     pairs = [(one, other) for i, other in enumerate(names) for one in names[i + 1 :]]
-    return "".join(f"- {sentence(one, other, rates)}\n" for one, other in pairs)
+    return [sentence(one, other, rates) for one, other in pairs]
 
 
-def _means(figures: Sequence[dict], names: Sequence[str]) -> str:
+def _means(figures: Sequence[dict], names: Sequence[str]) -> list[list]:
     """Means over seeds of what else the runs had."""
-    lines = ["| means over the seeds | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for what, field in (
-        ("seconds in which a stage had two peers more than the other", "uneven_s"),
-        ("steps", "steps"),
-        ("moves of peers between stages", "moves"),
-        ("machines that left", "leaves"),
-        ("machines that came", "joins"),
-        ("machines spared, since each was alone at its stage", "spared"),
-    ):
-        cells = [str(interval(own[name][field] for own in figures)) for name in names]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    whats = {
+        "seconds in which a stage had two peers more than the other": "uneven_s",
+        "steps": "steps",
+        "moves of peers between stages": "moves",
+        "machines that left": "leaves",
+        "machines that came": "joins",
+        "machines spared, since each was alone at its stage": "spared",
+    }
+    return [[what, *(interval(own[name][field] for own in figures) for name in names)] for what, field in whats.items()]
 
 
 def _checks(compared: Sequence[dict], by_seed: Sequence[Sequence[Run]]) -> str:
@@ -110,29 +104,3 @@ def _checks(compared: Sequence[dict], by_seed: Sequence[Sequence[Run]]) -> str:
         f"{max(busy):.1f}), with all that ran on the machine.",
     ]
     return " ".join(lines) + "\n"
-
-
-HEAD = f"""# Machines that come and go: `fixed`, `swarm`, and `swarm` that rebalances
-
-    python scripts/experiments/study.py --ten_seeds --run_dir=runs/study_seeds --page=configs/study --about=TEXT
-
-The same training run three times, one after the other, as real processes: two stages of four peers, 12 microbatches a
-step. 37 minutes of a trace of spot machines (V100 on AWS, [traces](../reproduce/traces/SOURCES.md), from second
-24060 on) go by in 160 s: 32 machines stand for 8 peers, five leave (`kill -9`) and five come (`train.py --join`), the
-same ones at the same moments in all three. Who leaves is drawn from a seed: 0 to 9, none left out. Which of the three
-runs comes first changes from seed to seed. Raw data: [`{RAW}`]({RAW}), from which
-`study.py --page=configs/study` writes this page and the picture again.
-
-{{about}} **Compute is emulated by sleeping** (a forward 0.15 s, a backward 0.30 s); the model is tiny, links are the
-loopback interface.
-
-![Throughput over time, and peers of each stage, of seed {{picture}}](study.png)
-
-+- and intervals are 95 %, over seeds (Student's t); ratios are paired by seed.
-"""
-
-FOOT = """What one does not see here: machines of unequal speed and slow links, for which `swarm` is made, and seconds
-of real computation. Newcomers go to the smallest stage in all three runs, which mends uneven stages without
-rebalancing. The same trace, simulated, with the rule of Algorithm 2's listing as a fourth arm:
-[churn](../reproduce/churn/README.md).
-"""

@@ -59,8 +59,8 @@ class Run:
 
 
 def run_of(played: dict, records: Sequence[dict]) -> Run:
-    """The figures of a run. `played` is the result of ComparedRun.play with the name of the run and the samples of a
-    step; `records` is the coordinator's trace."""
+    """The figures of a run. `played`: the result of `played_of`, with the run's name and the samples of a step.
+    `records`: the coordinator's trace."""
     began_s = played["began_s"]
     seconds = played["seconds"]
     steps = {r["fields"]["step"]: r for r in records if r["kind"] == "step"}  # of a repeated step the last record

@@ -3,12 +3,18 @@
 import json
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from page import filled
+
+from jaxdt.cli import local_run
+
 FILE = "losses.jsonl"
+TEMPLATE = local_run.SCRIPTS.parent / "configs/delay/page.md"
 CONFIG = "configs/reference_2000.py"
 STEPS = 1000
 SETTINGS = ((3e-4, 0.99, 0.03), (3e-4, 0.95, 0.15), (3e-3, 0.9, 0.0))  # lr, b1, gradient_frac; the last: the config's
@@ -78,15 +84,11 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[Row]:
 
 def page(folder: Path) -> str:
     rows = rows_of(read(folder / FILE))
-    sections = [HEAD]
+    sections = []
     for config, steps in dict.fromkeys((row.config, row.steps) for row in rows):
         sections.append(f"## `{config}`, loss after {steps} steps\n")
         sections.append(table([row for row in rows if (row.config, row.steps) == (config, steps)]))
-    sections.append(
-        f"## Commands\n\nA row takes {len(SEEDS)} seeds twice, about 35 CPU minutes:\n\n```\n{commands()}\n```\n"
-    )
-    sections.append(missing_sentence(rows))
-    return "\n".join(sections)
+    return filled(TEMPLATE.read_text(), sys.modules[__name__], dict(sections="\n".join(sections), rows=rows))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -138,15 +140,3 @@ def missing_sentence(rows: Sequence[Row]) -> str:
     present = {row.settings for row in rows if row.config == CONFIG and len(row.losses) >= len(SEEDS)}
     left = [f"{lr:g}, {b1:g}, {frac:g}" for lr, b1, frac in SETTINGS if (lr, b1, frac) not in present]
     return f"Rows of `{CONFIG}` that have not been run with all seeds: {'; '.join(left)}.\n" if left else ""
-
-
-HEAD = f"""# What a delay of one update costs
-
-Held-out loss with `sync.delay` 0 and 1, the same tokens and as many updates in both. With 1 the delay begins after the
-first {DELAY_AFTER} steps. The last column is how much a row's loss without a delay is above that of the best row, on
-the seeds that both have: what it costs to choose settings with which the delay is cheap. +- is half of a 95 % interval
-over seeds (Student's t).
-
-Raw data: [`{FILE}`]({FILE}), of commit cb1575d, from which the commands below also write this page, numbers in
-sentences included. The config is [`{CONFIG}`](../reference_2000.py) with half of its steps.
-"""

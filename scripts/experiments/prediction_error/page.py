@@ -3,13 +3,17 @@ one that knows one number for each cut of the model."""
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prediction_error.host_runs import CITIES_GBPS, NETWORKS
+from page import filled
+
+from prediction_error.host_runs import CITIES_GBPS, NETWORKS, ROOT
 from prediction_error.raw import EMULATED, HOSTS, CaseRuns, Series, read
 
+TEMPLATES = ROOT / "configs/prediction"
 COMMAND = "python scripts/experiments/check_prediction.py"
 
 
@@ -59,18 +63,11 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 def page(folder: Path) -> str:
     """The text of the page. The tables of real hosts are there once their data are."""
-    emulated = read(folder / EMULATED)
-    sections = [HEAD, EMULATED_TEXT.format(n=len(emulated.cases), about=_about(emulated))]
-    sections += [summary(emulated.cases), NAIVE_TEXT, errors_table(emulated.cases), naive_sentence(emulated.cases)]
+    here, hosts = sys.modules[__name__], NO_HOSTS_TEXT
     if (folder / HOSTS).exists():
-        hosts = read(folder / HOSTS)
-        sections += [HOSTS_TEXT.format(n=len(hosts.cases), about=_about(hosts), links=links_text())]
-        sections += [load_sentence(hosts), summary(hosts.cases), errors_table(hosts.cases), naive_sentence(hosts.cases)]
-        sections += [systems_sentence(hosts.cases), cases_table(hosts.cases)]
-    else:
-        sections.append(NO_HOSTS_TEXT)
-    sections += ["## Every case over emulated links\n", cases_table(emulated.cases)]
-    return "\n".join(sections)
+        hosts = filled((TEMPLATES / "hosts.md").read_text(), here, {"hosts": read(folder / HOSTS)})
+    values = dict(emulated=read(folder / EMULATED), hosts=hosts)
+    return filled((TEMPLATES / "page.md").read_text(), here, values)
 
 
 def _about(series: Series) -> str:
@@ -132,18 +129,17 @@ def systems_sentence(cases: list[CaseRuns]) -> str:
     return f"Measured seconds of swarm wiring over those of 1F1B at equal depth: {'; '.join(told)}.\n"
 
 
-def cases_table(cases: list[CaseRuns]) -> str:
-    """A row for each case."""
-    lines = ["| case | predicted s | measured s | error | of each run |", "|---|---|---|---|---|"]
+def cases_rows(cases: list[CaseRuns]) -> list[list]:
+    rows = []
     for case in cases:
         runs = ", ".join(f"{100 * error:+.1f}" for error in case.errors)
-        seconds = f"{case.predicted_s:.3f} | {case.measured_s:.3f}"
-        lines.append(f"| {case.case} | {seconds} | {100 * case.error:+.1f} % | {runs} |")
-    return "\n".join(lines) + "\n"
+        seconds = f"{case.predicted_s:.3f}", f"{case.measured_s:.3f}"
+        rows.append([case.case, *seconds, f"{100 * case.error:+.1f} %", runs])
+    return rows
 
 
-def links_text() -> str:
-    """A list of the router's settings on each network, as markdown."""
+def links_text() -> list[str]:
+    """The router's settings on each network."""
     told = []
     for name, link in NETWORKS.items():
         one = link(0, 1)
@@ -157,51 +153,10 @@ def links_text() -> str:
                 f"`{name}`: {1e3 * one.latency_s:g} ms one way, {one.gbps:g} Gb/s, jitter {1e3 * one.jitter_s:g} ms, "
                 f"loss {100 * one.drop_prob:g} %"
             )
-    return "\n".join(f"- {line}" for line in told)
+    return told
 
 
-HEAD = f"""# Predicted against measured
-
-Step times of small runs (`configs/small.py`), as predicted before the first step and as measured. This page is written
-from the raw data beside it, numbers in sentences included, by
-
-```
-{COMMAND} page --out=configs/prediction
-```
-"""
-EMULATED_TEXT = f"""## {{n}} cases over emulated links
-
-```
-{COMMAND} emulated --runs=5 --steps=4 --out=configs/prediction
-```
-
-{{about}}. Raw data: [`{EMULATED}`]({EMULATED}).
-
-A case's seconds and error are medians of its runs; all cases ran once before any ran again. A single run's error is
-mostly the machine's changing speed: the same case differs from run to run, in both directions. The transport emulates
-the links by the rules by which the simulator computes them.
-"""
-NAIVE_TEXT = """How much of that is the simulator's merit? The naive predictor is one constant for each cut: the
-median of the measured seconds of all cases with this cut. It is chosen after the fact, and knows no link, codec or
-schedule.
-"""
 NO_HOSTS_TEXT = f"""## Over real TCP between hosts
 
 No data yet: `{COMMAND} hosts --runs=3 --steps=5 --out=configs/prediction` takes a quarter of an hour, as root.
-"""
-HOSTS_TEXT = f"""## {{n}} cases over real TCP between hosts
-
-```
-{COMMAND} hosts --runs=3 --steps=5 --out=configs/prediction
-```
-
-{{about}}. Raw data, with every step and the links as they were measured: [`{HOSTS}`]({HOSTS}).
-
-Each peer is in a network namespace of its own. A router between them delays, limits, loses and jitters packets of up to
-9000 bytes, so links obey the kernel's TCP and not the simulator's rules. The prediction uses links that `measure.py
-links` has measured over the same hosts before the runs; it is not told what the router does. The router takes processor
-time of the same machine, which the prediction does not know. `2x2` with 1F1B and with swarm wiring have four
-microbatches in flight each.
-
-{{links}}
 """

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
 from experiments.churn_comparison.setup import Setup, fields
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import TRACES, read
 from matplotlib.figure import Figure
@@ -169,15 +169,12 @@ class Arm:
         return [interval(values[len(FIGURES) + n] for values in self.runs) for n in range(N_BINS)]
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(Case(arm, SPEED, seed).job() for arm in ARMS for seed in SEEDS)
     arms = {arm: Arm([results.get(Case(arm, SPEED, seed).job()) for seed in SEEDS]) for arm in ARMS}
     draw(out / "churn.png", arms)
-    heading = f"{TRACE_S / 60:.0f} minutes of the trace in {TRACE_S / SPEED:.0f} s"
-    told = "![throughput](churn.png)\n\n" + table(HEAD, arm_rows(arms)) + "\n" + bullets(sentences(arms))
-    sections = [(heading, told), ("Assumptions", bullets(ASSUMPTIONS)), ("Not modelled", bullets(NOT_MODELLED))]
-    return page("Machines that come and go: what rebalancing is worth (grade B: the order)", origin, sections)
+    return dict(arms=arms, SEEDS=SEEDS)
 
 
 def arm_rows(arms: dict[str, Arm]) -> list[list[str]]:
@@ -219,24 +216,3 @@ def draw(path: Path, arms: dict[str, Arm]) -> None:
     ratios.set_xticks(range(len(arms)), ["fixed", "swarm", "rebal-\nancing", "Alg. 2's\nlisting"])
     figure.legend(*curves.get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
     figure.savefig(path, dpi=80)
-
-
-HEAD = ["wiring", "samples/s", "over swarm", "over swarm + rebalancing", "s with uneven stages", "moves", "spared"]
-ASSUMPTIONS = (
-    f"Two stages of four peers, {SETUP.microbatches} microbatches of one sample a step; a forward takes "
-    f"{SETUP.forward_s:g} s, a backward {2 * SETUP.forward_s:g} s; links of {LINK.bandwidth_gbps:g} Gb/s. All wirings "
-    "may have all microbatches of a step in flight.",
-    f"Second {TRACE_BEGIN_S:g} to {TRACE_BEGIN_S + TRACE_S:g} of {TRACE.stem}, whose 32 machines stand for 8 peers: "
-    "five leave (a crash) and five join, at the same moments with each wiring. Seeds "
-    f"{SEEDS.start} to {SEEDS.stop - 1}, none left out, draw who leaves; ratios are paired by seed; +- is half the "
-    "width of a 95 % interval (Student's t).",
-    "A machine that is alone at its stage is spared; the column says how many in all seeds together. Who is alone "
-    "depends on the wiring, so one that empties a stage loses fewer machines.",
-    f"Rebalancing every {PERIOD_S:g} s, one move a period, by the same reports (queues averaged over whole steps). The "
-    "listing of Algorithm 2 moves a peer each period, whatever the loads; here it leaves each stage its last peer.",
-    "Uneven: a stage has at least two peers more than the other.",
-)
-NOT_MODELLED = (
-    "The start of a newcomer's process, compilation, unequal machines, slow links.",
-    "The same with real processes: [the study](../../study/README.md).",
-)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import ROOT, Job, Results, described
 from matplotlib.figure import Figure
 
@@ -95,17 +95,13 @@ def values_of(training: Training) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(Training(rule, seed).job() for rule in RULES for seed in SEEDS)
     curves = {rule: curves_of(rule, results) for rule in RULES}
     draw(out / "diloco.png", curves)
-    sections = [
-        ("Targets", targets(curves)),
-        ("Held-out loss against tokens and bytes", "![losses](diloco.png)\n\n" + losses(curves)),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-    ]
-    return page("DiLoCo on a small GPT: what local steps cost in loss and save in bytes (grade C)", origin, sections)
+
+    return dict(curves=curves, ROOT=ROOT)
 
 
 Curves = dict[str, dict[int, list[float]]]  # held-out losses after EVALUATED steps, by rule and seed
@@ -121,7 +117,7 @@ def gaps(rule: str, curves: Curves) -> list[float]:
     return [curve[-1] - other[seed][-1] for seed, curve in curves[rule].items() if seed in other]
 
 
-def targets(curves: Curves) -> str:
+def targets(curves: Curves) -> list[list]:
     rows = []
     for rule in (rule for rule in curves if rule != ALL_REDUCE):
         found = gaps(rule, curves)
@@ -129,18 +125,18 @@ def targets(curves: Curves) -> str:
         if rule in (H_50, H_50_LOWER):
             target, met = f"at most {GAP_MAX:g}", "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
         rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
-    return table(["what", "target", "ours", "met"], rows)
+    return rows
 
 
-def losses(curves: Curves) -> str:
+def losses(curves: Curves) -> list[list]:
     shown = [n for n, steps in enumerate(EVALUATED) if steps in (200, 600, 1000, 2000)]
     rows = []
     for rule, runs in curves.items():
         cells = [f"{statistics.fmean(run[n] for run in runs.values()):.3f}" for n in shown]
         cells += [spread(gaps(rule, curves)), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
         rows.append([rule, len(runs), *cells])
-    steps = [f"{EVALUATED[n]:,} steps" for n in shown]
-    return table(["rule", "seeds", *steps, "less all-reduce's at the end", "MB between replicas"], rows)
+
+    return rows
 
 
 def spread(values: Sequence[float]) -> str:
@@ -171,19 +167,3 @@ def draw(path: Path, curves: Curves) -> None:
     right.set(xlabel="MB between replicas", xscale="log")
     left.legend()
     figure.savefig(path, dpi=80)
-
-
-ASSUMPTIONS = (
-    "configs/reference_2000.py: model, data, schedule and optimizer, two pipelines; of a row with n seeds "
-    "those are 0 to n - 1. A local step is on a half of the samples of all-reduce's, so equal steps are equal "
-    "tokens.",
-    f"The outer optimizer is SGD with Nesterov's momentum {OUTER.outer_momentum:g}, lr {OUTER.outer_lr:g}; gradients "
-    "are clipped per pipeline. Evaluated is the mean of the replicas.",
-    "Streaming (Douillard et al. 2025, Alg. 2): the two blocks of a stage are averaged by turns, 25 steps apart; their "
-    "mean is taken 2 steps after it was asked for, and mixed half and half with a replica's own parameters.",
-    "A trainer in plain jax in one process, without the machines of a run; a test holds its losses against theirs. "
-    "Bytes are those of the exchange of parameters in fp32.",
-    "The outer momentum 0.5 was chosen after 0.9 had missed the target with seed 0; no other one was tried.",
-    "Trained values repeat on one build and one kind of CPU. A run takes about 13 CPU minutes; one that was stopped "
-    f"goes on from its state in {STATES.relative_to(ROOT)}.",
-)

@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.dtfm_parts import cost as dtfm_cost
-from experiments.reproduce.dtfm_parts.cost import RANDOM, SEEDS, Costs, cost_table
+from experiments.reproduce.dtfm_parts.cost import RANDOM, SEEDS, Costs
 from experiments.reproduce.dtfm_parts.systems import (
     CASES,
     EFFICIENCIES,
@@ -26,7 +27,6 @@ from experiments.reproduce.dtfm_parts.systems import (
     network_of,
     times,
 )
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
@@ -100,8 +100,8 @@ def system_of(plans: Plans, key: Key) -> System:
     return System(network_of(key.case), key.n_layers, plans[key.case][key.plan], key.options, key.efficiency)
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill([make(case) for case in CASES for make in (dtfm_cost.job, dtfm_cost.seeds_job)])
     seeds = dtfm_cost.seeds_sentence([results.get(dtfm_cost.seeds_job(case)) for case in CASES])
     found = {case: dtfm_cost.decoded(results.get(dtfm_cost.job(case))) for case in CASES}
@@ -115,35 +115,19 @@ def run(out: Path, origin: str, results: Results) -> str:
     off = max(abs(steps.found[key].step_s(CHECKED) / step_s[key, CHECKED] - 1) for key in checked)
     most_gb = max(memory_gb(system_of(plans, Key(WORLD, 40, plan, OURS))) for plan in PLANS)
     draw(out / "dtfm.png", steps)
-    return text_of(origin, {case: costs for case, (_, costs) in found.items()}, steps, assumptions(off, most_gb, seeds))
+    costs = {case: costs for case, (_, costs) in found.items()}
+    return shown(costs, steps) | dict(off=off, most_gb=most_gb, seeds=seeds)
 
 
-def text_of(origin: str, costs: dict[str, Costs], steps: Steps, assumed: Sequence[str]) -> str:
-    """The page. `assumed`: what `assumptions` returns."""
-    split = table(SPLIT_HEAD, split_rows(steps)) + "\n" + bullets(split_sentences(steps))
-    sections = [
-        ("COMM-COST of Eq. 1-4, seconds (grade A: exact)", cost_table(costs)),
-        ("Equal options: seconds of a step, 24 layers, batch 1024", table(GRID_HEAD, grid_rows(steps))),
-        ("Where the gain comes from, 24 layers, batch 1024", split),
-        ("Depth: seconds of our step with overlap, 24 layers, batch 1024", depth_section(steps)),
-        ("The paper's claims and ours", table(CLAIM_HEAD, claims(steps))),
-        ("PFLOPS", "![PFLOPS of five systems](dtfm.png)\n\n" + table(PFLOPS_HEAD, pflops_rows(steps))),
-        ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, efficiency(steps))),
-        ("Where ours differs, and why", bullets((*WHY, *trends(steps)))),
-        ("Assumptions", bullets(assumed)),
-        ("Not modelled", bullets(NOT_MODELLED)),
-    ]
-    return page("DT-FM Figure 3: GPT3-1.3B on 64 V100, five networks", origin, sections)
+def shown(costs: dict[str, Costs], steps: Steps) -> dict[str, Any]:
+    """What the page shows of costs and steps."""
+    inputs = dict(SLICE_BYTES=SLICE_BYTES, SEEDS=SEEDS, FLOPS=FLOPS)
+    return inputs | dict(costs=costs, steps=steps) | placement_gains(steps) | depth_section(steps) | trends(steps)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-GRID_HEAD = ["case", "options", *MEGATRON, "ours", "ours is", "best rows over ours"]
-SPLIT_HEAD = ["case", "Megatron-like, s", "depth", "overlap", "overlap first", "then depth", "placement", "ours, s"]
-CLAIM_HEAD = ["figure", "paper", "Megatron-like blocks, depth 1", "equal options", "grade"]
-PFLOPS_HEAD = ["case", "layers", "batch", "Megatron-like", "rows, our options", "random, 8 x 8 alone"]
-PFLOPS_HEAD += ["DT-FM's search, 8 x 8 alone", "ours"]
-EFFICIENCY_HEAD = ["efficiency", "Megatron-like", "rows, our options", "ours", "over Megatron-like", "equal options"]
+SYSTEMS = ["Megatron-like", "rows, our options", "random, 8 x 8 alone", "DT-FM's search, 8 x 8 alone", "ours"]
 
 
 def grid_rows(steps: Steps) -> list[list]:
@@ -179,21 +163,14 @@ def split_rows(steps: Steps) -> list[list]:
     return rows
 
 
-def split_sentences(steps: Steps) -> list[str]:
-    by_case = {case: factors(steps, case) for case in CASES}
-    placement = {case: found[-1] for case, found in by_case.items()}
-    most = max(placement, key=placement.__getitem__)
+def placement_gains(steps: Steps) -> dict[str, Any]:
+    """What placement gains with equal options: by case, the case where it gains most, cases where it gains little."""
+    placement = {case: factors(steps, case)[-1] for case in CASES}
     n_little = sum(value < 1.05 for value in placement.values())
-    return [
-        "Columns are ratios of steps. Depth times overlap, in either order, times placement is the whole ratio of "
-        "Megatron-like (blocking, depth 1) to ours (overlap, depth 4). Both are the best of their plans at 8 x 8 and "
-        "4 x 16.",
-        f"With equal options, placement gains most in case {most}: {placement[most]:.2f} times as fast. In {n_little} "
-        f"of {len(CASES)} cases it gains less than 5 %. Ours may take either rank order, so it cannot lose.",
-    ]
+    return dict(placement=placement, most=max(placement, key=placement.__getitem__), n_little=n_little)
 
 
-def depth_section(steps: Steps) -> str:
+def depth_section(steps: Steps) -> dict[str, Any]:
     """Our step at each depth, and which depth is the best where."""
     rows = []
     best = {}
@@ -201,10 +178,10 @@ def depth_section(steps: Steps) -> str:
         seconds = {depth: steps.best_s(key_of(case, Options(True, depth)), PLANS, 1024) for depth in DEPTHS}
         best[case] = min(seconds, key=seconds.__getitem__)
         rows.append([case, *seconds.values(), best[case], f"{seconds[4] / seconds[best[case]] - 1:.2%}"])
-    head = ["case", *(f"depth {depth}" for depth in DEPTHS), "best", "depth 4 over it"]
+
     count = {depth: list(best.values()).count(depth) for depth in DEPTHS}
     where = ", ".join(f"depth {depth} in {n}" for depth, n in count.items() if n)
-    return table(head, rows) + f"\nThe best of {', '.join(map(str, DEPTHS))}: {where} of {len(CASES)} cases.\n"
+    return dict(depth_section_rows=rows, where=where)
 
 
 def pflops(n_layers: int, batch: int, step_s: float) -> float:
@@ -316,24 +293,22 @@ def claims(steps: Steps) -> list[list]:
     return [[*row, grade] for row, grade in zip(rows, "BBBCCBAA", strict=True)]
 
 
-def trends(steps: Steps) -> list[str]:
-    """Sentences about the gap to case 1."""
+def trends(steps: Steps) -> dict[str, Any]:
+    """The gap to case 1, by base and options."""
     words = []
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
         for about, options in (("Megatron-like", THEIRS), ("equal options", OURS)):
             column = ", ".join(f"{row[0]:.2f}" for row in gaps(steps, base, options))
             words.append(f"{column} ({name}, {about})")
     layers = ", ".join(map(str, LAYERS))
-    return [
-        f"Ours in case 5 over the baseline in case 1 at batch 1024, for {layers} layers: {'; '.join(words)}.",
-    ]
+    return dict(layers=layers, words=words)
 
 
 def draw(path: Path, steps: Steps) -> None:
     batches = (BATCHES[0], BATCHES[-1])
     figure = Figure(figsize=(15, 7), layout="constrained")
     panels = figure.subplots(len(batches), len(LAYERS), sharey=True)
-    names = PFLOPS_HEAD[3:]
+    names = SYSTEMS
     for line, batch in zip(panels, batches, strict=True):
         for axes, n_layers in zip(line, LAYERS, strict=True):
             for x, case in enumerate(CASES):
@@ -350,43 +325,3 @@ def draw(path: Path, steps: Steps) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- words
-
-WHY = (
-    "COMM-COST orders plans by communication alone. Simulated steps overlap hops of different microbatches, and the "
-    "exchange of each pair of replicas runs on links of its own, so ratios of steps are not ratios of COMM-COST.",
-    "How the paper's Megatron and DeepSpeed overlap and place is not published: the baseline's ratio is the least "
-    "certain figure here. Megatron-like charges a transfer, latency included, to its sender and to nobody else; the "
-    'columns "equal options" give it the overlap and the depth of ours.',
-    "The paper's order is GPipe's. It is not used here: our last stage fuses its forward into its backward, and under "
-    "GPipe it would idle while the others run forwards. 1F1B with more in flight does the same without that loss.",
-    "In the paper's text of cases 1 and 2 links are so fast that placement hardly matters.",
-    "Every pair of devices has a link of its own here, also in case 5, which favours case 5 over the printed figures.",
-    "Cases 1 and 2 differ by a factor of 8 between text and files (gigabytes read as gigabits): both are shown.",
-)
-NOT_MODELLED = (
-    "DeepSpeed; tensor parallelism and ZeRO-3 of the baselines, offloading, fp16 loss scaling.",
-    "An access link shared by a machine's devices; jitter; TCP's slow start.",
-)
-
-
-def assumptions(off: float, most_gb: float, seeds: str) -> list[str]:
-    """`off`: the largest relative error of the line; `most_gb`: the most gigabytes that a device holds; `seeds`: what
-    those of the planner change."""
-    return [
-        f"V100: {FLOPS / 1e12:g} TFLOP/s peak, of which {EFFICIENCY:g} is reached (25 to 45 % is plausible for fp16; "
-        "case 5 is shown over that range). No constant was tuned to the paper's figures.",
-        "Layers only, as the published scheduler counts: next to no vocabulary, so embedding and head cost nothing.",
-        "Recomputation of each layer in the backward; fp16 boundaries, fp32 gradients, microbatches of one sequence.",
-        f"Megatron-like: plain 1F1B, a peer computes nothing while it sends, ranks as listed (stage s on the s-th run "
-        f"of devices), the better of {' and '.join(name.removeprefix('rows ') for name in MEGATRON)} stages x "
-        "pipelines. All other systems: transfers beside computation, 1F1B with "
-        f"{OURS.depth} times its usual depth, so that latency is hidden as it is under the paper's GPipe order.",
-        "Ours: the fastest in simulation, at each setting, of rows, block and the planner's plan (by COMM-COST at the "
-        "published sizes) in both shapes. DT-FM's search: the plan of the median of its runs, at 8 x 8.",
-        f"At {OURS.depth} times the depth and 40 layers a device holds at most {most_gb:.1f} GB; a V100 has 16 or 32.",
-        f"Steps of {SHORT} and {LONG} samples are simulated, others lie on the line through them: at {CHECKED} samples "
-        f"in case 5 the line is off by {off:.1%} at most. Slices of {SLICE_BYTES >> 20} MiB (the runtime's default is "
-        "4) keep the number of messages low.",
-        f"Seeds {SEEDS[0]} to {SEEDS[-1]} of the random placements, whose mean is shown, and of DT-FM's "
-        f"search. {seeds} Random and DT-FM's search have one shape, 8 x 8; ours and the rows have two.",
-    ]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
@@ -192,18 +192,11 @@ def sentence(study: str, runs: Runs) -> str:
     )
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     runs = all_runs(results)
     draw(out / "dtfm_gain.png", runs)
-    head = ["network", f"{GAINS[0]}, s", f"{GAINS[1]}, s", "difference, s", "lower"]
-    sections = [("What comes out", bullets([f"{s.title}. {sentence(name, runs)}" for name, s in STUDIES.items()]))]
-    for name, study in STUDIES.items():
-        body = f"{study.evaluations:,} plans scored in each run.\n\n" + table(head, rows_of(name, runs))
-        sections.append((study.title, body))
-    sections.append(("Cost against plans scored", "![Best cost against plans scored](dtfm_gain.png)\n"))
-    sections.append(("How to read it", bullets(NOTES)))
-    return page("DT-FM Figure 4: the gain of the local search", origin, sections)
+    return dict(runs=runs)
 
 
 def draw(path: Path, runs: Runs) -> None:
@@ -230,16 +223,3 @@ def best_at(curve: Curve, grid: np.ndarray) -> np.ndarray:
     """The best cost after each number of plans; before the first improvement, that one's cost."""
     counts, costs = zip(*curve, strict=True)
     return np.array(costs)[np.maximum(np.searchsorted(counts, grid, side="right") - 1, 0)]
-
-
-NOTES = (
-    f"8 stages x 8 pipelines, c_dp {C_DP_BYTES:g} B, c_pp {C_PP_BYTES:.0f} B, cost by Eq. 1-4, {len(SEEDS)} seeds "
-    f"({SEEDS[0]} to {SEEDS[-1]}), the same for both gains. The difference is DT-FM's gain less Kernighan-Lin's, "
-    "paired by seed, with Student's 95 % interval of its mean.",
-    "The published Kernighan-Lin baseline adds up what a pair costs in a hop less what it costs in the exchange of "
-    "gradients. `kl` adds up the cost in a hop alone, the weight that DT-FM's gain has.",
-    "A plan scored is one evaluation of Eq. 1-4, whether of a whole partition or of one move of the annealing, so the "
-    "numbers of plans of different studies do not compare.",
-    f"With annealing both runs of a seed are the same until the population of {EVOLVE.population} is full: the gain "
-    "acts in the crossovers after that alone.",
-)

@@ -1,8 +1,8 @@
 """SWARM's Figures 1 and 3: compute grows with the cube of a layer's width, traffic with its square."""
 
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.relay import GBPS, SEQ_LEN, Relay, boundary_s
 from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
@@ -33,8 +33,8 @@ def flop(d_model: int) -> float:
     return 6.0 * layer(d_model).facts.layers[0].n_params * SEQ_LEN
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
         our_params = layer(d_model).facts.layers[0].n_params
@@ -53,27 +53,7 @@ def run(out: Path, origin: str, results: Results) -> str:
     ]
     order = sorted(bars, key=lambda row: row[2])
     same = [row[0] for row in order] == [row[0] for row in sorted(bars, key=lambda row: row[1])]
-    return page(
-        "SWARM Figures 1 and 3: the square-cube law",
-        origin,
-        [
-            (
-                "Parameters and FLOP of a layer (Table 6, grade A)",
-                table(
-                    ["model", "parameters, paper", "ours", "difference", "FLOP, paper", "ours", "difference"], counts
-                ),
-            ),
-            (
-                f"Utilisation at {1e3 * GBPS:g} Mb/s without added latency, % (grade B: the order)",
-                "![utilisation against width](square_cube.png)\n\n"
-                + table(["model", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"], bars + others)
-                + f"\nThe order of the four is {'the same' if same else 'NOT the same'} in paper and simulator.\n",
-            ),
-            ("Where ours differs, and why", bullets(WHY)),
-            ("Assumptions", bullets(ASSUMPTIONS)),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(bars=bars, counts=counts, others=others, same=same, GBPS=GBPS)
 
 
 def percents(d_model: int, compute_s: float, results: Results, codec: str = "none") -> list[float]:
@@ -95,20 +75,3 @@ def draw(path: Path, bars: list[list], results: Results) -> None:
     right.set(xscale="log", yscale="log", xlabel="width", ylabel="ms", title="Why: the slopes differ by one")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-
-
-WHY = (
-    "Parameters are within 0.2 % (biases and norms), FLOP within 1.3 %; for Ours the paper rounds three layers' "
-    "1.86e12 down to 1.8e12.",
-    "One in flight: the simulator exposes four tensors of a microbatch, the paper's server fewer (see swarm_table1). "
-    "`base` is far off for a second reason: by Table 1's slopes a V100 reaches at width 768 a third of the rate "
-    "that it reaches at 4096; the row with that rate is nearer.",
-    "Ours has 3 layers a stage as printed, the published server code has 12: the row with 12 is near the paper's.",
-)
-ASSUMPTIONS = (
-    f"{FLOPS / 1e12:g} TFLOP/s for every width, counted as 6 FLOP per parameter and token: the value that the slope "
-    "of Table 1's xxlarge row gives, named because it is fitted to the paper's own figures.",
-    f"{1e3 * BASE_RTT_S:g} ms of round trip (Appendix F: 3 to 6 ms one way), fp16 boundaries, 8-bit ones for Ours.",
-    "Nothing is random, so there are no seeds.",
-)
-NOT_MODELLED = ("Attention scores in the FLOP; the rate of a device as a function of width; the trainer's own work.",)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.square_cube import BASE_FLOPS, FLOPS
 from experiments.reproduce.swarm_fleet import Fleet
@@ -235,27 +235,12 @@ def lines(rate: Rate, traces: Sequence[Recorded], prices: Sequence[float], resul
     return found
 
 
-def run(out: Path, origin: str, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> str:
-    """The text of the page. The picture is written to `out`. `prices` are those of an hour, as in PRICES."""
+def run(out: Path, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`. `prices` are those of an hour, as in PRICES."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     rows = {rate: lines(rate, recorded, prices, results) for rate in RATES}
     draw(out / "swarm_cost.png", rows)
-    tables = [
-        (f"Hours and price with {rate.name}", table(HEAD, [line.cells() for line in rows[rate]])) for rate in RATES
-    ]
-    return page(
-        "SWARM Table 9: hours and price of preemptible GPUs (grade C: context)",
-        origin,
-        [
-            ("Hours", "![hours](swarm_cost.png)\n"),
-            *tables,
-            ("What the machines of the traces do", table(MARKET_HEAD, market_rows(recorded, results))),
-            (f"Seconds of a step of {BATCH} sequences, simulated", table(STEP_HEAD, step_rows(results))),
-            ("Where ours differs, and why", bullets(why(rows))),
-            ("Assumptions", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(recorded=recorded, rows=rows, SEEDS=SEEDS)
 
 
 def market_rows(traces: Sequence[Recorded], results: Results) -> list[list]:
@@ -296,14 +281,6 @@ def draw(path: Path, rows: dict[Rate, list[Line]]) -> None:
     figure.savefig(path, dpi=80)
 
 
-HEAD = ["machines", "hours, paper", "of the reliable, paper", "hours, ours", "of the reliable"]
-HEAD += ["of reliable that average for free", "USD an hour", "USD", "USD, paper"]
-MARKET_HEAD = ["machines", "trace", "there", "losses an hour", "smallest stage empty, % of time"]
-MARKET_HEAD += ["smallest stage whole, % of time", "peers of the smallest stage, mean"]
-STEP_HEAD = ["machines", "8 V100 data parallel", "the same, averaging for free", "4 stages, all peers"]
-STEP_HEAD += ["one peer less in each stage", "s lost by a loss"]
-
-
 def why(rows: dict[Rate, list[Line]]) -> list[str]:
     """Sentences that say where our numbers differ."""
     told = [
@@ -337,36 +314,9 @@ def why(rows: dict[Rate, list[Line]]) -> list[str]:
     return told
 
 
-NOT_MODELLED = (
-    "That a market which has fewer machines than at its best may still have as many as are asked for; who leaves and "
-    "comes at the same moment (losses are counted by the changes of the numbers). A stage without machines counts as "
-    "standing still.",
-    "LAMB and embeddings; attention scores in the FLOP; the seconds of a checkpoint; compressed boundaries.",
-    "The time that a move or a newcomer takes; its download is beside the computation.",
-)
-
-
-def assumptions() -> list[str]:
-    rates = "; ".join(
+def told_rates() -> str:
+    return "; ".join(
         f"with {rate.name} {rate.flops(V100) / 1e12:.3g} TFLOP/s for a V100 and {rate.flops(T4) / 1e12:.3g} for a T4, "
         f"so {rate.sample_s(V100):.4f} and {rate.sample_s(T4):.4f} s for a sequence"
         for rate in RATES
     )
-    return [
-        f"A sequence of {SEQ_LEN} tokens through {LAYERS} layers of width {WIDTH}. Rates are counted at {FLOP:g} FLOP "
-        "per parameter and token, and were fitted to times that contain recomputation, so it is not counted again. "
-        "They are those of Table 1's rows xxlarge (width 4096) and base (width 768) for a V100, as in square_cube, "
-        f"and of Table 3's best case for a T4, for which the rate at width 768 is assumed to fall as much: {rates}.",
-        "Microbatches of one sequence, fp16 boundaries, four layer groups with parameters of their own (one a stage).",
-        f"{1e3 * GBPS:g} Mb/s each way on each machine's line, {1e3 * LATENCY_S:g} ms one way; averaging and commit "
-        "at the end of every step. The reliable GPUs average over such lines too in one column, and for free in the "
-        "other: whether the paper's stood in one machine is not stated.",
-        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. The cost of a loss is "
-        "that of whole steps, all of whose microbatches are simulated: the mean over losses after "
-        f"{', '.join(f'{part:g}' for part in CRASHES)} of a step.",
-        "A trace's largest number of machines stands for 8 or 32, the others are scaled and rounded; rebalancing every "
-        f"{PERIOD_S:g} s, who joins takes the smallest stage. A step is that of stages which all have as many peers as "
-        "the smallest one.",
-        f"Seeds {SEEDS.start} to {SEEDS.stop - 1} of who leaves; +- is half the width of a 95 % interval (Student's "
-        "t), left out where it would not show. Steps are simulated with seed 0.",
-    ]

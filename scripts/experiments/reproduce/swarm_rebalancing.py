@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Replay, Rules, replay
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
@@ -105,8 +105,8 @@ def _throughput(run: Replay, t_s: float) -> int:
     return next(x for x, from_s in zip(reversed(run.throughput), reversed(run.t_s), strict=True) if from_s <= t_s)
 
 
-def run(out: Path, origin: str, results: Results, traces: Sequence[str] = ()) -> str:
-    """The text of the page. The pictures are written to `out`. `traces`: files of node counts; by default the
+def run(out: Path, results: Results, traces: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page shows. The pictures are written to `out`. `traces`: files of node counts; by default the
     committed ones."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     groups = [(trace, join, times) for trace in recorded for join in (RANDOM, SMALLEST) for times in (1, 5)]
@@ -130,30 +130,8 @@ def run(out: Path, origin: str, results: Results, traces: Sequence[str] = ()) ->
     draw_fig6(out / "figure6.png", stages)
     rows = [row for group in groups for row in table5_rows(*group, results)]
     told = last_hours(groups, results), without_ahead(recorded, results)
-    return page(
-        "SWARM Table 5, Figures 5 and 6: rebalancing on traces of spot machines (grade B: the order)",
-        origin,
-        [
-            ("Table 5: throughput, % of the optimum", table(HEAD, rows) + verdict(groups, results)),
-            (
-                f"Figure 5: throughput over time ({recorded[0].name}, random joins, seed {SEEDS.start})",
-                "![figure 5](figure5.png)\n",
-            ),
-            (
-                "Figure 6: more stages, nodes in proportion (% of the optimum overall)",
-                "![figure 6](figure6.png)\n\n" + table(["trace", "joins", "stages", "none", "T = 300 s"], stages),
-            ),
-            (
-                "Several moves a period (32 stages, T = 300 s, random joins; not in the paper)",
-                table(["trace", *(f"{n} a period" for n in MANY_MOVES)], moves),
-            ),
-            (
-                "Where ours differs, and why",
-                bullets([*WHY, *told]),
-            ),
-            ("Assumptions", bullets(ASSUMPTIONS)),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
+    return dict(
+        moves=moves, recorded=recorded, rows=rows, stages=stages, told=told, **orders_kept(groups, results), SEEDS=SEEDS
     )
 
 
@@ -167,8 +145,8 @@ def table5_rows(trace: Recorded, join: str, times: int, results: Results) -> lis
     return rows
 
 
-def verdict(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> str:
-    """A sentence about the number of cases in which the order of the rules is the paper's."""
+def orders_kept(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> dict[str, Any]:
+    """The number of cases in which the order of the rules is the paper's."""
     by_mean = by_interval = 0
     fastest = []
     for trace, join, times in groups:
@@ -178,11 +156,7 @@ def verdict(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> st
         by_mean += all(gain.mean >= 0 for gain in gains)
         by_interval += all(gain.low > 0 for gain in gains)
         fastest.append(statistics.fmean(fast))
-    return (
-        f"\nT = 60 s >= T = 300 s >= none holds in the mean in {by_mean} of {len(groups)} cases; in {by_interval} both "
-        f"differences, paired by seed, have 95 % intervals above 0. T = 60 s reaches at least {min(fastest):.1f} % of "
-        "the optimum.\n"
-    )
+    return dict(by_interval=by_interval, by_mean=by_mean, fastest=fastest, groups=groups)
 
 
 def last_hours(groups: Sequence[tuple[Recorded, str, int]], results: Results) -> str:
@@ -232,28 +206,3 @@ def draw_fig6(path: Path, rows: list[list]) -> None:
     axes[0].set(ylabel="% of the optimum")
     axes[1].legend(fontsize=7, handlelength=4)
     figure.savefig(path, dpi=80)
-
-
-HEAD = ["trace", "joins", "nodes times", "rule", *PARTS, "paper"]
-WHY = (
-    "The paper's trace (32 hours of its 400-node run) is not public. These are of other machines, hours and clouds, so "
-    "only the order can be compared, not the numbers.",
-    "How a peer joins without rebalancing is not stated, and decides that row: random stages drift apart, the smallest "
-    "stage mends most of what leaving breaks. Both are shown, for all rows.",
-    "The paper takes the peer that moves from the stage of the least load. In a balanced pipeline all stages but the "
-    "slowest have the same load, so here it comes from the stage that stays fastest without it, the largest one.",
-)
-ASSUMPTIONS = (
-    "Peers and stages are alike; throughput is the number of peers in the smallest stage, the optimum is the number of "
-    "all peers over the stages, rounded down, at each moment.",
-    "Who leaves is of a uniformly random stage among those that have peers; a run begins balanced at the first moment "
-    "with 4 nodes a stage, and every period counts from there.",
-    "The rule is the engine's own (jaxdt.wiring.rebalance), on the queues of a balanced pipeline with four "
-    "microbatches a peer on their way; one move a period.",
-    f"Seeds {SEEDS.start} to {SEEDS.stop - 1}, of who leaves and which stage is joined; +- is half the width of a 95 % "
-    "interval (Student's t), left out where it would not show.",
-)
-NOT_MODELLED = (
-    "The time that a move takes (compilation, the state's download, the end of a step), the noise of measured queues, "
-    "steps, and machines of unequal speed.",
-)

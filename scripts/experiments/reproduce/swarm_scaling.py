@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet
 from matplotlib.figure import Figure
@@ -90,8 +90,8 @@ def shares(machines: Sequence[Fleet], results: Results) -> Interval:
     return interval(samples_per_s(fleet, results) / best for fleet in machines)
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(machines.job(size) for machines in all_fleets() for size in (SHORT, LONG))
     many = [many_row(n, results) for n in PEERS]
     single = {
@@ -103,25 +103,8 @@ def run(out: Path, origin: str, results: Results) -> str:
         [n, best_samples_per_s(n, ONE_LAYER), *map(str, row)]
         for n, *row in zip(SINGLE_PEERS, *single.values(), strict=True)
     ]
-    head = ["peers", "best case", *(f"{system}, {a_peer} in flight a peer, of best" for system, a_peer in single)]
     draw(out / "swarm_scaling.png", many, single)
-    return page(
-        "SWARM Figure 7: throughput from 8 to 128 T4 (grade B: the shape)",
-        origin,
-        [
-            (
-                f"{MANY_LAYERS} layers a stage, compute to wire {compute_to_wire(MANY_LAYERS):.1f}: sequences a second",
-                "![throughput](swarm_scaling.png)\n\n" + table(MANY_HEAD, many) + many_sentence(many),
-            ),
-            (
-                f"One layer a stage, compute to wire {compute_to_wire(ONE_LAYER):.2f}: part of the best case",
-                table(head, rows) + single_sentence(single),
-            ),
-            ("Where ours differs, and why", bullets([*WHY, reason(results)])),
-            ("Assumptions", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
 
 
 def all_fleets() -> list[Fleet]:
@@ -152,33 +135,26 @@ def many_row(n_peers: int, results: Results) -> list:
     return [n_peers, best, *(cell for value in (*steady, stepped) for cell in (value, value / best))]
 
 
-def many_sentence(rows: Sequence[list]) -> str:
-    """A sentence about the table with many layers a stage."""
+def least_of_many(rows: Sequence[list]) -> dict[str, Any]:
+    """The least parts of the best case, with many layers a stage, in percent."""
     swarm, pipelines = (100 * min(row[column] for row in rows) for column in (3, 5))
-    return (
-        f"\nThe paper: about linear. Stochastic wiring reaches at least {swarm:.1f} % of the best case, 1F1B at least "
-        f"{pipelines:.1f} %. The network hardly counts here, so this table could not have come out otherwise.\n"
-    )
+    return dict(least_of_many_pipelines=pipelines, least_of_many_swarm=swarm)
 
 
-def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
-    """A sentence about the table with one layer a stage."""
+def growth_of_single(single: dict[tuple[str, int], list[Interval]]) -> dict[str, Any]:
+    """How each system grows with one layer a stage."""
     told = []
     for (system, a_peer), values in single.items():
         growth = SINGLE_PEERS[-1] / SINGLE_PEERS[0] * values[-1].mean / values[0].mean
         least = 100 * min(value.mean for value in values)
         told.append(f"{system} with {a_peer} a peer reaches at least {least:.1f} % and grows {growth:.2f}-fold")
     few, many = SINGLE_PEERS[0], SINGLE_PEERS[-1]
-    return f"\nFrom {few} to {many} peers, {many // few} times as many: {'; '.join(told)}.\n"
+    return dict(growth_of_single_few=few, growth_of_single_many=many, growth_of_single_told=told)
 
 
 def reason(results: Results) -> str:
-    """A sentence about the reasons why stochastic wiring falls short: its throughput after each of some changes."""
-    told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
-    return (
-        f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "
-        f"{told}."
-    )
+    """Why stochastic wiring falls short: its throughput after each of some changes."""
+    return ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
 
 
 def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interval]]) -> None:
@@ -198,37 +174,3 @@ def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interv
         ax.xaxis.minorticks_off()
         ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-
-
-MANY_HEAD = ["peers", "best case", "swarm", "of best", "1F1B, as many in flight", "of best"]
-MANY_HEAD += [f"swarm, steps of {BATCH} with averaging and commit", "of best"]
-WHY = (
-    "The figure prints no numbers, so only its shape can be compared. The paper's Table 3 has 0.92 of the best case on "
-    "400 T4, which includes peers that come and go.",
-    "With averaging a step waits for it (delay 0), and its seconds do not shrink with more peers while the rest of the "
-    "step does; the paper averages beside the next step's computation.",
-)
-NOT_MODELLED = (
-    "Preemption, unequal nodes, several regions; embedding, head and data; delayed parameter updates.",
-    "Seconds of the 8-bit codec, which the paper overlaps.",
-)
-
-
-def assumptions() -> tuple[str, ...]:
-    return (
-        f"A T4 takes {layer_s():.3f} s for a layer of one sequence of {SEQ_LEN} tokens, forward, recomputation and "
-        f"backward: {BEST_NODES} nodes do {BEST_SAMPLES_PER_S} samples/s through {BEST_LAYERS} layers in Table 3's "
-        f"best case (no network). That is {efficiency():.3f} of {T4_FLOPS / 1e12:g} TFLOP/s. The sequence length of "
-        "that load test is not printed; 2048 is the published server code's.",
-        f"{STAGES} stages of {MANY_LAYERS} layers with one shared GeGLU block each, as in the published server code, "
-        f"width {WIDTH}; 8-bit boundaries in blocks of 4096; microbatches of one sequence. The paper's own runs have 3 "
-        "stages of one block applied 16 times (Sec. 4.3); the stages of this figure are not printed.",
-        "Compute to wire: the seconds of a stage's computation over those for which a line carries the activation and "
-        "the gradient that a peer sends. One layer a stage is the same fleet with a network that counts.",
-        f"{1e3 * GBPS:g} Mb/s each way on each peer's line, shared by all its traffic; {1e3 * LATENCY_S:g} ms one way "
-        "between all peers.",
-        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. One router. {FOUR} "
-        "microbatches a peer are in flight unless another number is given.",
-        f"One layer a stage: seeds {SEEDS.start} to {SEEDS.stop - 1} of the router's ties; +- is half the width of a "
-        "95 % interval (Student's t), left out where it would not show. The other table is of seed 0.",
-    )

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.relay import boundary_s
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
@@ -196,8 +196,8 @@ def unequal_rows(results: Results) -> list[Unequal]:
 # -------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, origin: str, results: Results) -> str:
-    """The text of the page. The picture is written to `out`."""
+def run(out: Path, results: Results) -> dict[str, Any]:
+    """What the page shows. The picture is written to `out`."""
     results.fill(case.fleet(seed).job(size) for case in all_cases() for seed in SEEDS for size in case.sizes())
     results.fill(
         unequal(model, system, far, seed).job(size)
@@ -210,28 +210,7 @@ def run(out: Path, origin: str, results: Results) -> str:
     rows = unequal_rows(results)
     depths = [depth_row(model, n, results) for n in IN_FLIGHT for model in MODELS]
     draw(out / "swarm_table2.png", rows, results)
-    return page(
-        "SWARM Table 2: what latency and unequal peers cost (grade B: ratios only)",
-        origin,
-        [
-            (
-                f"Unequal peers, {EQUAL} microbatches in flight",
-                UNEQUAL + table(UNEQUAL_HEAD, [r.cells() for r in rows]),
-            ),
-            ("What that says", bullets(unequal_sentences(rows))),
-            ("Latency at equal depths, equal peers", DEPTHS + table(DEPTH_HEAD, depths)),
-            ("What that says", bullets(depth_sentences(results))),
-            (
-                "Time with 100 +- 50 ms over time without: the paper and all systems at all depths",
-                "![ratios](swarm_table2.png)\n\n" + table(RATIO_HEAD, ratio_rows(results)),
-            ),
-            ("Seconds of a microbatch without and with latency", table(SECONDS_HEAD, second_rows(results))),
-            ("The paper's minutes", table(MINUTE_HEAD, minute_rows()) + "\n" + minute_sentence()),
-            ("Where ours differs, and why", bullets(why(results))),
-            ("Assumptions", bullets(assumptions())),
-            ("Not modelled", bullets(NOT_MODELLED)),
-        ],
-    )
+    return dict(depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
 
 
 def depth_row(model: str, in_flight: int, results: Results) -> list:
@@ -295,15 +274,11 @@ def minute_rows() -> list[list]:
     return rows
 
 
-def minute_sentence() -> str:
-    """Sentences about the table of minutes."""
+def readings() -> dict[str, Any]:
+    """What the table of minutes says."""
     impossible = [row[0] for row in minute_rows() if row[3] < 1.0]
     least = min(row[4] for row in minute_rows())
-    return (
-        f"A stage cannot take less than its compute. With {SEQUENCES} sequences for each worker it would, for "
-        f"{', '.join(impossible) or 'none of the models'}; with {SEQUENCES} for all workers it would take {least:.1f} "
-        "times as long or more. Neither reading fits Table 1, so only ratios are compared.\n"
-    )
+    return dict(impossible=impossible, least=least)
 
 
 def verdict(ratios: Iterable[Interval]) -> tuple[int, int, int]:
@@ -371,49 +346,14 @@ def printed_delays(model: str) -> float:
     return (far - near) * MODELS[model][1] / ADDED_MEAN_S
 
 
-def why(results: Results) -> list[str]:
-    """Sentences that say where our numbers differ."""
+def told_delays(results: Results) -> dict[str, Any]:
+    """What latency costs in added delays, printed and ours, and SWARM's time over GPipe's."""
     printed = ", ".join(f"{printed_delays(model):.1f}" for model in MODELS)
     blocking, beside = (
         ", ".join(f"{delays(model, transfers, results):.1f}" for model in MODELS) for transfers in (BLOCKING, BESIDE)
     )
     slower = [PRINTED_MIN[model][SWARM][0] / PRINTED_MIN[model][GPIPE][0] for model in MODELS]
-    return [
-        "The paper states neither the depth of its pipelines nor whether a sender waits. Depth decides what latency "
-        f"costs: 1F1B with transfers beside computation takes at most {most(ONE_F_ONE_B, PEERS, results):.3f} times as "
-        f"long with {PEERS} in flight and at most {most(ONE_F_ONE_B, EQUAL, results):.3f} times with {EQUAL}; swarm "
-        f"wiring {most(SWARM, PEERS, results):.3f} and {most(SWARM, EQUAL, results):.3f}. No figure was fitted to this "
-        "table.",
-        f"The paper's 1F1B loses {printed} added delays a microbatch ({', '.join(MODELS)}; {SEQUENCES} sequences for "
-        f"each worker), with no common explanation. Ours, at its usual depth, loses {blocking} where the sender "
-        f"blocks, on the way forward and on the way back, and {beside} where transfers go beside computation.",
-        f"Without latency the paper's SWARM takes {min(slower):.3f} to {max(slower):.3f} times GPipe's time. It pays "
-        "for Python, gRPC and a trainer through which each boundary passes twice; ours does not.",
-    ]
-
-
-def assumptions() -> list[str]:
-    xxlarge_s = (OURS_LAYERS // STAGES) * table1_s("xxlarge")
-    return [
-        "Compute of a stage and microbatch: 2 / s of Table 1's fit, that is 0.469 s (GPT-3), 0.0575 s a sequence "
-        "(xxlarge) and 0.702 s (Ours), on the paper's V100; a quarter is the forward, the rest recomputation and "
-        "backward.",
-        f"Ours is printed with {OURS_LAYERS} shared layers here, so {OURS_LAYERS // STAGES} in each of {STAGES} "
-        f"stages, as in the published server code: {OURS_LAYERS // STAGES} layers of xxlarge's width take "
-        f"{xxlarge_s:.3f} s by Table 1. The paper's own runs have 3 stages of one block applied 16 times (Sec. 4.3), "
-        "and its Table 1 prints 3 layers a stage.",
-        f"{1e3 * GBPS:g} Mb/s each way on each peer's line, shared by all its traffic; fp16 boundaries, for Ours 8-bit "
-        f"ones in blocks of 4096, no codec seconds. Without latency {1e3 * RACK_S:g} ms one way.",
-        "100 +- 50 ms: uniform from 50 to 150 ms on each tensor; a link stays in order. Messages without payload take "
-        "50. A sender that blocks waits for the mean.",
-        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated, the slope is shown. GPipe "
-        f"fills and drains its {PIPELINES} pipelines for each flush, of a quarter of the microbatches in flight.",
-        f"In flight: of all {PIPELINES} pipelines or of the one router together. 1F1B's usual depth is {PEERS}; with "
-        f"{EQUAL} a stage has {EQUAL // PEERS} times as many forwards in flight.",
-        "All-reduce, optimizer and commit are free: the paper lists them apart.",
-        f"Seeds {SEEDS.start} to {SEEDS.stop - 1}: of the slow peers, the jitter and the router's ties. +- is half the "
-        "width of a 95 % interval (Student's t), left out where it would not show; ratios are paired by seed.",
-    ]
+    return dict(beside=beside, blocking=blocking, printed=printed, slower=slower)
 
 
 def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
@@ -451,21 +391,3 @@ def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
 
 
 ADDED_MEAN_S = ADDED_S + JITTER_S / 2
-UNEQUAL = (
-    f"Each peer is at half speed with probability {SLOW_PROB:g}. Both sides have {EQUAL} microbatches in flight and "
-    "send beside computation. Swarm wiring does not know who is slow. 1F1B knows nothing (equal shares), or divides "
-    "the microbatches by the speed of its pipelines (by speed), or also has its slow peers in as few pipelines as "
-    "possible (sorted), as a planner would place them that knows all speeds.\n\n"
-)
-UNEQUAL_HEAD = ["model", "added latency", "bound, s", *(f"{name}, s" for name in PLACEMENTS), "swarm, s"]
-UNEQUAL_HEAD += [f"{name} / swarm" for name in PLACEMENTS]
-DEPTHS = "Transfers go beside computation on both sides.\n\n"
-DEPTH_HEAD = ["in flight", "model", "swarm: with latency / without", "1F1B: with / without"]
-DEPTH_HEAD += ["1F1B / swarm without latency", "1F1B / swarm with latency"]
-RATIO_HEAD = ["model", "system", "paper", *(f"{n}, {transfers}" for transfers in TRANSFERS for n in IN_FLIGHT)]
-SECONDS_HEAD = ["system", "transfers", "in flight", *MODELS]
-MINUTE_HEAD = ["model", "minutes, SWARM without latency", "s of a sequence and stage, Table 1"]
-MINUTE_HEAD += [f"printed / Table 1, {SEQUENCES} a worker", f"printed / Table 1, {SEQUENCES} in all"]
-NOT_MODELLED = (
-    "Offloading of GPT-3's optimizer by the paper's GPipe; the row Offload; TCP's slow start; packet loss.",
-)

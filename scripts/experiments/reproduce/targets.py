@@ -1,4 +1,8 @@
-"""The targets of scripts/reproduce.py: how one is written, and compared with what is committed."""
+"""The targets of scripts/reproduce.py: how one is written, and compared with what is committed.
+
+A target is a module here and a page's template, configs/reproduce/TARGET/page.md. Its function `run(out, results)` gets
+the values of its simulations from `results`, draws pictures into `out`, and returns what the template shows by name.
+"""
 
 import importlib
 import itertools
@@ -6,46 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.results import FILE, Results
+from experiments.page import TEMPLATE, filled
+from experiments.reproduce.results import FILE, ROOT, Results
 from matplotlib.image import imread
 
-TARGETS = (
-    "dtfm",
-    "dtfm_gain",
-    "sdpipe",
-    "sdpipe_loss",
-    "diloco",
-    "square_cube",
-    "swarm_table1",
-    "swarm_table2",
-    "swarm_tables34",
-    "swarm_scaling",
-    "swarm_rebalancing",
-    "swarm_cost",
-    "churn",
-    "hybrid_ps_table1",
-    "hybrid_ps",
-    "hybrid_ps_figures",
-    "hybrid_ps_planner",
-    "outside",
-)
+PAGES = ROOT / "configs/reproduce"
+# A target has a template, and a module of its name.
+NAMES = {path.stem for path in Path(__file__).parent.glob("*.py")}
+TARGETS = tuple(sorted(path.parent.name for path in PAGES.glob(f"*/{TEMPLATE}") if path.parent.name in NAMES))
 ORIGIN = "{origin}"  # stands for that sentence until all values are there, of which some may be added
-MODULES = {  # those in a folder below
-    "outside": "tables.outside",
-    "swarm_tables34": "tables.swarm_tables34",
-    "hybrid_ps_table1": "tables.hybrid_ps_table1",
-    "hybrid_ps": "hybrid_ps_parts.target",
-    "hybrid_ps_figures": "hybrid_ps_parts.figures",
-    "hybrid_ps_planner": "hybrid_ps_parts.planner",
-    "sdpipe_loss": "sdpipe_parts.losses",
-}
 
 
 def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:
     """Write the page of a target, its pictures and its values to a folder. Returns the page."""
     out.mkdir(parents=True, exist_ok=True)
-    target = importlib.import_module(f"experiments.reproduce.{MODULES.get(name, name)}")
-    text = target.run(out, ORIGIN, results, **arguments).replace(ORIGIN, origin(name, results))
+    target = importlib.import_module(f"experiments.reproduce.{name}")
+    values = {"results": results, "origin": ORIGIN} | target.run(out, results, **arguments)
+    text = filled((PAGES / name / TEMPLATE).read_text(), target, values).replace(ORIGIN, origin(name, results))
     (out / FILE).write_text(results.lines())
     (out / "README.md").write_text(text)
     return text
@@ -61,7 +42,7 @@ def differences(committed: Path, made: Path) -> list[str]:
     """A line for each file that is not alike in both folders: text and values byte for byte, pictures pixel for
     pixel."""
     lines = []
-    for file in sorted({path.name for folder in (committed, made) for path in folder.iterdir()}):
+    for file in sorted({path.name for folder in (committed, made) for path in folder.iterdir()} - {TEMPLATE}):
         old, new = committed / file, made / file
         if not old.exists() or not new.exists():
             lines.append(f"{old}: {'is no longer written' if old.exists() else 'is missing'}")

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 from experiments.reproduce.dtfm_parts.systems import Placement, label_of, network_of
-from experiments.reproduce.page import table
 from experiments.reproduce.results import Job
 
 from planner.model.problem import Problem, placement_s, problem_of
@@ -128,18 +127,12 @@ def _placements_and_costs(case: str) -> list[float]:
     return [*costs, *(float(device) for name in NAMES for device in np.ravel(arrays[name]))]
 
 
-def cost_table(costs: dict[str, Costs]) -> str:
-    """A table of the costs by case, and of those that the published cost function gives."""
-    head = ["case", "block", "block, known", "DT-FM's search", "published code's end", "planner", "proven bound"]
-    head += ["optimum, known", "random, mean"]
-    rows = []
+def rows(costs: dict[str, Costs]) -> list[list]:
+    """The costs by case, and those that the published cost function gives."""
+    found = []
     for case, cost in costs.items():
         block, optimum, end = KNOWN.get(case, ("-", "-", "-"))
         search = " to ".join(dict.fromkeys(f"{value_s:.4f}" for value_s in (cost.published_s[0], cost.published_s[-1])))
         cells = [f"{value_s:.4f}" for value_s in (cost.planner_s, cost.bound_s)]
-        rows.append([case, f"{cost.block_s:.4f}", block, search, end, *cells, optimum, f"{cost.random_s:.4f}"])
-    return table(head, rows) + (
-        '\n"Known" values are the published code\'s cost function on its own networks, computed beforehand. '
-        f"DT-FM's search is its published rules, rebuilt (solver `dtfm`): the least and the most of {len(SEEDS)} runs "
-        f"of {CANDIDATES:,} candidates. The planner is `{PLANNER}` with `--evaluations {EVALUATIONS}`.\n"
-    )
+        found.append([case, f"{cost.block_s:.4f}", block, search, end, *cells, optimum, f"{cost.random_s:.4f}"])
+    return found

@@ -1,14 +1,22 @@
 """The hybrid parameter-server paper's Table 2: its four cases, and what is assumed of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Machines, Site
-from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, FIXED, POOL, SWARM, System, batch_s
-from experiments.reproduce.page import table
+from experiments.reproduce.hybrid_ps_parts.simulated import (
+    DEPTH,
+    FIXED,
+    POOL,
+    SWARM,
+    System,
+    batch_s,
+    clean_job,
+    lossy_job,
+)
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
@@ -117,6 +125,19 @@ def _chains(system: Static, fleet: Fleet, lost: dict[int, float]) -> list[float]
     return [system.batch_s(fleet, lost)]
 
 
+def fill(runs: Iterable[Run], results: Results) -> None:
+    """Get many batches, on all cores: those without losses first, since the simulator's say when losses happen."""
+    ours, bare = [], []
+    for system, machines, losses in runs:
+        if isinstance(system, System):
+            ours.append((system, machines, losses))
+        else:
+            bare.append(chains_job(system, machines, losses))
+    results.fill([clean_job(system, machines) for system, machines, _ in ours] + bare)
+    lossy = ((system, machines, losses) for system, machines, losses in ours if losses and losses.of(machines))
+    results.fill([lossy_job(system, machines, losses, results) for system, machines, losses in lossy])
+
+
 def over(one: Batch, other: Batch, results: Results) -> Interval:
     """The time of `one` over that of `other`, seed by seed."""
     return paired_ratio(one.minutes(results), other.minutes(results))
@@ -208,24 +229,3 @@ def all_batches() -> list[Batch]:
     found += [Batch(LLAMA, case, System(FIXED, by_power=way)) for case in (1, 2, 3) for way in (False, True)]
     found += [Batch(model, 4, system, n) for model in MODELS for n in MAIN for system in COMPARED]
     return found + [Batch(LLAMA, 4, system, n) for n in ALL_N for system in NAMES]
-
-
-def printed_table(results: Results) -> str:
-    head = ["model", "paper's system", "ours", *(f"Case {case}, paper: ours" for case in range(1, 5))]
-    return table(head, printed_rows(results))
-
-
-def ratio_table(results: Results) -> str:
-    head = ["model", "paper's system", "ours", *(f"Case {case}, paper: ours" for case in (1, 2, 3))]
-    return table([*head, *(f"Case 4, {n} may fail" for n in MAIN)], ratio_rows(results))
-
-
-def reading_table(results: Results) -> str:
-    head = ["system", "Case 3"]
-    for n in ALL_N:
-        head += [f"Case 4, {n} may fail", "Case 4 over its own Case 3"]
-    return table(head, reading_rows(results))
-
-
-def against_table(results: Results) -> str:
-    return table(["quantity", "bare model", "simulator"], against_rows(results))

@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Fleet
-from experiments.reproduce.hybrid_ps_parts.shares import shares
+from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Fleet, shares
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ is that of the pair, as in the paper's Eq. 1, so the links of a machine do not s
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,3 +136,12 @@ class Losses:
             if chance < self.prob:
                 lost[device] = moment
         return lost
+
+
+def shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """`total` divided in proportion to `weights` by largest remainders, of equal ones the first."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    found = [int(part) for part in exact]
+    for i in sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))[: total - sum(found)]:
+        found[i] += 1
+    return tuple(found)

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Losses, Machines
-from experiments.reproduce.hybrid_ps_parts.shares import shares
+from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Losses, Machines, shares
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol import events as ev
