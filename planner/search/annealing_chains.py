@@ -285,7 +285,7 @@ def anneal_charged(problem: Problem, incumbent: Incumbent, charges: Charges, see
     cost with what is charged. Devices that are not in `start` are spare."""
     start = np.ascontiguousarray(start, np.int64)
     chains = chain_sequences(problem, incumbent, seed, charges)
-    runs = [functools.partial(chain.run, [(np.inf, start)]) for chain in chains]
+    runs: list[Callable[[], None]] = [functools.partial(chain.run, [(np.inf, start)]) for chain in chains]
     with in_threads(runs[1:]):
         runs[0]()
 
