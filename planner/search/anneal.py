@@ -328,7 +328,8 @@ def anneal(
     devices: Devices, walk: Walk, charges: Charges, rng: np.ndarray, cooling: Cooling, shares: MoveShares
 ) -> tuple[float, float]:
     """Anneal the walk's placement in place; walk.best receives the best allowed placement met. Returns (best cost,
-    infinite if no placement was allowed; cost of the placement) in seconds, with what is charged."""
+    infinite if no placement was allowed; cost of the placement) in seconds, with what is charged. Where nothing is
+    charged, no device may be spare."""
     state, trial, changed, scratch = walk.state, walk.trial, walk.changed, walk.scratch
     S = state.place.shape[0]
     is_charged = charges.move_s.shape[0] > 0
@@ -349,7 +350,11 @@ def anneal(
     temperature = cooling.hot_s
     for _ in range(cooling.n_moves):
         temperature *= ratio
-        moved, i, a, r = _propose_seat(rng, devices, walk, columns, shares)
+        i = a = r = -1
+        if is_charged:
+            moved, i, a, r = _propose_seat(rng, devices, walk, columns, shares)
+        else:  # faster than the same move by way of _propose_seat
+            moved = _propose(rng, devices, state, trial.place, changed, shares)
         new_cost = cost
         if moved:
             allowed_s = cost - temperature * np.log(1.0 - unit(rng))
