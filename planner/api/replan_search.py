@@ -25,14 +25,13 @@ from planner.model.problem import placement_s
 from planner.model.proof import checked_bound, is_optimal
 from planner.model.result import Solution
 from planner.report.plan_file import plan_of
-from planner.search.annealing_chains import in_threads, n_cores
-from planner.search.constrained import extra_of
+from planner.search.annealing_chains import anneal_charged, in_threads, n_cores, settle
+from planner.search.charges import VIOLATION, charges_of
 from planner.search.incumbent import Budget, Incumbent
-from planner.search.seat_annealing import anneal_seats, settle
+from planner.step_time.estimate import Heat
 from planner.step_time.search import Finalist, StepSolution
-from planner.step_time.seats import Heat, improve_seats
 from planner.step_time.simulate import simulated_s
-from planner.step_time.tune import Layout, estimate_s, slice_moves, tune
+from planner.step_time.tune import Layout, anneal_layout, estimate_s, slice_moves, tune
 from planner.step_time.workload import MISSING_S, StepWorkload, refuse_memory
 
 SEED = 0
@@ -46,13 +45,13 @@ def anneal_by_cost(start: Start, incumbent: Incumbent) -> np.ndarray:
     """The placement of least COMM-COST plus moves that the incumbent's budget finds."""
     problem = start.problem
     move_s = start.holders.fetch_s(start.workload.stages)
-    extra = extra_of(problem, start.rules, move_s, 1.0 / start.horizon_steps)
+    charges = charges_of(problem, start.rules, move_s, 1.0 / start.horizon_steps)
     incumbent.missing_s = problem.missing_s
     if start.placement.size == problem.n_devices:
         incumbent.raise_bound(floor_s(problem))
-    anneal_seats(problem, incumbent, extra, SEED, start.placement, start.constraints.empty)
+    anneal_charged(problem, incumbent, charges, SEED, start.placement)
     found = start.placement if incumbent.best is None else incumbent.best
-    return matched(start, settle(problem, extra, found, SEED))
+    return matched(start, settle(problem, charges, found, SEED))
 
 
 def matched(start: Start, placement: np.ndarray) -> np.ndarray:
@@ -241,10 +240,10 @@ def _anneal(start: Start, workload: StepWorkload, layouts: list[Layout], incumbe
                 layout = best[thread]
                 if layout.stages not in fetch_s:
                     fetch_s[layout.stages] = start.holders.fetch_s(layout.stages)
-                extra = extra_of(start.problem, start.rules, fetch_s[layout.stages], 1.0 / start.horizon_steps)
-                extra = extra._replace(violation_s=0.03 * layout.step_s)
+                charges = charges_of(start.problem, start.rules, fetch_s[layout.stages], 1.0 / start.horizon_steps)
+                charges = charges._replace(violation_s=VIOLATION * layout.step_s)
                 heat = Heat(HEATS[(n_done + thread) % len(HEATS)], 2 * slice_moves(layout))
-                _, moved = improve_seats(workload, layout, extra, bits, heat)
+                moved = anneal_layout(workload, layout, bits, heat, charges)
                 incumbent.count(heat.n_moves)
                 tuned = tune(workload, moved.placement)
                 every = [one for one in (layout, moved, tuned) if one is not None]

@@ -18,11 +18,19 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compiled(function: Kernel) -> Kernel:
-    """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written."""
+    """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written. A kernel
+    whose name begins with _ is called by other kernels alone: no entry from Python is compiled for it, which takes
+    longer than many a kernel. No kernel divides by zero, so none is compiled with a check for that."""
+    options = {
+        "nogil": True,
+        "error_model": "numpy",
+        "no_cfunc_wrapper": True,
+        "no_cpython_wrapper": function.__name__.startswith("_"),
+    }
     try:
-        dispatcher: Any = numba.njit(function, cache=True, nogil=True)
+        dispatcher: Any = numba.njit(function, cache=True, **options)
     except RuntimeError:  # numba has no writable place for its cache
-        uncached: Any = numba.njit(function, nogil=True)
+        uncached: Any = numba.njit(function, **options)
         return uncached
     _drop_unreadable_cache(dispatcher._cache)
     return dispatcher

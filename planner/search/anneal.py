@@ -2,15 +2,18 @@
 
 `anneal`: the stage order is explicit (row s of `place` is stage s), so a plan's pipeline part is the sum of S - 1 hop
 bottlenecks, and a move changes few of them. Every hop keeps its optimal matching, from which the next move starts.
-Moves: swap two devices; swap two runs of 2-4 consecutive devices of two pipelines; swap two stages; reverse a range of
-stages. A move is dropped as soon as its cost is certain to exceed what the temperature allows.
+Where constraints are about pipelines, column p is pipeline p instead, and a hop costs its slowest pair.
+Moves: swap two devices, one of which may be spare (out of the plan); swap two runs of 2-4 consecutive devices of two
+pipelines; swap two stages; reverse a range of stages; where columns are pipelines, swap two devices of a stage. A move
+is dropped as soon as its cost, with its charges (planner.search.charges), is certain to exceed what the temperature
+allows.
 
 `anneal_softened`: maxima hide progress. In the paper's case 2 a hop gets cheap only when all eight pipelines cross it
 inside a machine, so no single swap from a random plan gains anything. The softened cost of a hop is
 (1 - softness) * slowest pair + softness * mean pair, of an explicit matching (column p of `place` is pipeline p), and
 that of DATAP likewise over the stages. It is a start for `anneal`.
 
-S stages, P pipelines, N = S * P devices.
+S stages, P pipelines, N devices, N - S * P of them spare.
 """
 
 from typing import NamedTuple
@@ -26,6 +29,7 @@ from planner.cost.communication import (
 )
 from planner.cost.compiled import below, compiled, copy_row, copy_rows, generator, unit
 from planner.model.problem import Problem
+from planner.search.charges import NOTHING, Charges, SeatScratch, charge, seat_scratch
 from planner.search.device_types import interchangeable
 
 UNCHANGED = -1
@@ -42,8 +46,10 @@ class Devices(NamedTuple):
     type_of: np.ndarray
 
 
-def devices_of(problem: Problem) -> Devices:
-    return Devices(problem.dp_s, problem.pp_s, interchangeable(problem))
+def devices_of(problem: Problem, apart: bool = False) -> Devices:
+    """The devices for annealing; `apart`: none is interchangeable with another, as charges tell them apart."""
+    type_of = np.arange(problem.n_devices) if apart else interchangeable(problem)
+    return Devices(problem.dp_s, problem.pp_s, type_of)
 
 
 class Cooling(NamedTuple):
@@ -86,13 +92,32 @@ class PlacementState(NamedTuple):
 
 
 def new_state(place: np.ndarray) -> PlacementState:
-    """The state of a placement, whose terms start_state has to fill."""
+    """The state of a placement, whose terms _start_state has to fill."""
     S, P = place.shape
     return PlacementState(place, np.zeros((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
 
 
 @compiled
-def start_state(devices, state, scratch):
+def _soft_hop(pp, left, right, softness):
+    worst = 0.0
+    total = 0.0
+    for p in range(left.shape[0]):
+        cost = pp[left[p], right[p]]
+        worst = max(worst, cost)
+        total += cost
+    return (1 - softness) * worst + softness * total / left.shape[0]
+
+
+@compiled
+def _hop(pp, left, right, match, floor, columns, scratch):
+    """The cost of a hop: of its best matching, which `match` receives, or of its columns."""
+    if columns:
+        return _soft_hop(pp, left, right, 0.0)
+    return improve_matching(pp, left, right, match, floor, scratch)
+
+
+@compiled
+def _start_state(devices, state, columns, scratch):
     """Fill the matchings and terms of state.place; returns its cost."""
     S, P = state.place.shape
     worst = 0.0
@@ -106,7 +131,7 @@ def start_state(devices, state, scratch):
         left = state.place[s]
         right = state.place[s + 1]
         floor = matching_floor(devices.pp, left, right)
-        state.hop_s[s] = improve_matching(devices.pp, left, right, state.match[s], floor, scratch)
+        state.hop_s[s] = _hop(devices.pp, left, right, state.match[s], floor, columns, scratch)
         total += state.hop_s[s]
     return worst + total
 
@@ -126,7 +151,7 @@ def _propose_order(rng, place, trial, changed, i, j):
 
 
 @compiled
-def propose(rng, devices, state, trial, changed, shares):
+def _propose(rng, devices, state, trial, changed, shares):
     """Write a random move into `trial` [S, P], a copy of state.place; changed[s] becomes the slot that changed in stage
     s, or ALL_SLOTS. False: no move."""
     S, P = trial.shape
@@ -197,7 +222,7 @@ def _quick_hop_floor(pp, place, s, changed):
 
 
 @compiled
-def evaluate(devices, state, trial, changed, allowed_s, scratch):
+def _evaluate(devices, state, trial, changed, allowed_s, columns, scratch):
     """Cost of trial.place, which differs from `state` in changed stages only; infinity as soon as it must exceed
     allowed_s. Bounds of the changed hops replace each other from the cheapest to compute up to the hop itself."""
     dp, pp, _ = devices
@@ -229,7 +254,7 @@ def evaluate(devices, state, trial, changed, allowed_s, scratch):
     for s in range(S - 1):
         if changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED:
             floor = trial.hop_s[s]
-            trial.hop_s[s] = improve_matching(pp, place[s], place[s + 1], trial.match[s], floor, scratch)
+            trial.hop_s[s] = _hop(pp, place[s], place[s + 1], trial.match[s], floor, columns, scratch)
             total += trial.hop_s[s] - floor
             if total > allowed_s:
                 return np.inf
@@ -252,51 +277,100 @@ def _copy_changed(changed, source, target):
 
 class Walk(NamedTuple):
     """The arrays that annealing works on: the placement, a trial of the next move, the stages that differ between the
-    two, the best placement met, and scratch."""
+    two, the spare devices, the best placement met, and scratch."""
 
     state: PlacementState
     trial: PlacementState
     changed: np.ndarray
+    spare: np.ndarray
     best: np.ndarray
     scratch: MatchingScratch
+    seat_scratch: SeatScratch
 
 
-def walk_from(place: np.ndarray) -> Walk:
-    """A walk of `anneal` that begins at `place` [S, P]."""
+def walk_from(place: np.ndarray, n_devices: int, charges: Charges = NOTHING) -> Walk:
+    """A walk of `anneal` that begins at `place` [S, P], and changes it; devices that are not in it are spare."""
     S, P = place.shape
-    changed = np.full(S, UNCHANGED, np.int64)
-    return Walk(new_state(place), new_state(place.copy()), changed, place.copy(), matching_scratch(P))
+    return Walk(
+        state=new_state(place),
+        trial=new_state(place.copy()),
+        changed=np.full(S, UNCHANGED, np.int64),
+        spare=np.setdiff1d(np.arange(n_devices), place),
+        best=place.copy(),
+        scratch=matching_scratch(P),
+        seat_scratch=seat_scratch(n_devices, charges),
+    )
 
 
 @compiled
-def anneal(devices: Devices, walk: Walk, rng: np.ndarray, cooling: Cooling, shares: MoveShares) -> tuple[float, float]:
-    """Anneal the walk's placement in place; walk.best receives the best placement met. Returns (best cost, cost of the
-    placement) in seconds."""
-    state, trial, changed, best, scratch = walk
+def _propose_seat(rng, devices, walk, columns, shares):
+    """Write a random move into the trial placement. Returns (whether there is one; stage, slot and index of the spare
+    device of a swap with one, else -1 each)."""
+    state, trial, changed, spare = walk.state, walk.trial, walk.changed, walk.spare
+    S, P = state.place.shape
+    if spare.shape[0] > 0:
+        choice = below(rng, S * P + spare.shape[0])
+        if choice >= S * P:
+            i, a = below(rng, S), below(rng, P)
+            trial.place[i, a] = spare[choice - S * P]
+            changed[i] = a
+            return True, i, a, choice - S * P
+    if columns and unit(rng) < 0.3:
+        i, a, b = below(rng, S), below(rng, P), below(rng, P)
+        trial.place[i, a], trial.place[i, b] = state.place[i, b], state.place[i, a]
+        changed[i] = ALL_SLOTS
+        return a != b, -1, -1, -1
+    return _propose(rng, devices, state, trial.place, changed, shares), -1, -1, -1
+
+
+@compiled
+def anneal(
+    devices: Devices, walk: Walk, charges: Charges, rng: np.ndarray, cooling: Cooling, shares: MoveShares
+) -> tuple[float, float]:
+    """Anneal the walk's placement in place; walk.best receives the best allowed placement met. Returns (best cost,
+    infinite if no placement was allowed; cost of the placement) in seconds, with what is charged. Where nothing is
+    charged, no device may be spare."""
+    state, trial, changed, scratch = walk.state, walk.trial, walk.changed, walk.scratch
     S = state.place.shape[0]
-    cost = start_state(devices, state, scratch)
+    is_charged = charges.move_s.shape[0] > 0
+    columns = charges.rules.seat_ok.shape[2] > 1
+    n_bad = 0
+    charged_s = 0.0
+    if is_charged:
+        n_bad, charged_s = charge(charges, state.place, walk.seat_scratch)
+    cost = _start_state(devices, state, columns, scratch) + charged_s + n_bad * charges.violation_s
     for s in range(S):
         changed[s] = ALL_SLOTS
     _copy_changed(changed, state, trial)
     for s in range(S):
         changed[s] = UNCHANGED
-    best_cost = cost
-    copy_rows(state.place, best)
+    best_cost = cost if n_bad == 0 else np.inf
+    copy_rows(state.place, walk.best)
     ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
     temperature = cooling.hot_s
     for _ in range(cooling.n_moves):
         temperature *= ratio
-        moved = propose(rng, devices, state, trial.place, changed, shares)
+        i = a = r = -1
+        if is_charged:
+            moved, i, a, r = _propose_seat(rng, devices, walk, columns, shares)
+        else:  # faster than the same move by way of _propose_seat
+            moved = _propose(rng, devices, state, trial.place, changed, shares)
+        new_cost = cost
         if moved:
             allowed_s = cost - temperature * np.log(1.0 - unit(rng))
-            new_cost = evaluate(devices, state, trial, changed, allowed_s, scratch)
+            if is_charged:
+                n_bad, charged_s = charge(charges, trial.place, walk.seat_scratch)
+                charged_s += n_bad * charges.violation_s
+            new_cost = charged_s + _evaluate(devices, state, trial, changed, allowed_s - charged_s, columns, scratch)
             moved = new_cost <= allowed_s
         if moved:
             cost = new_cost
+            if r >= 0:
+                walk.spare[r] = state.place[i, a]
             _copy_changed(changed, trial, state)
-            if cost < best_cost * (1 - 1e-12):
+            if n_bad == 0 and cost < best_cost * (1 - 1e-12):
                 best_cost = cost
-                copy_rows(state.place, best)
+                copy_rows(state.place, walk.best)
         else:
             _copy_changed(changed, state, trial)
         for s in range(S):
@@ -329,17 +403,6 @@ class RunSwap(NamedTuple):
     other_stage: int
     other_pipeline: int
     length: int
-
-
-@compiled
-def _soft_hop(pp, left, right, softness):
-    worst = 0.0
-    total = 0.0
-    for p in range(left.shape[0]):
-        cost = pp[left[p], right[p]]
-        worst = max(worst, cost)
-        total += cost
-    return (1 - softness) * worst + softness * total / left.shape[0]
 
 
 @compiled
@@ -454,7 +517,8 @@ def anneal_softened(
 
 def compile_anneal():
     """Compile `anneal`, or read it from the cache."""
-    anneal(_four_devices(), walk_from(_two_by_two()), generator(0), Cooling(1.0, 1.0, 1), MoveShares(0.0, 0.0))
+    walk = walk_from(_two_by_two(), 4)
+    anneal(_four_devices(), walk, NOTHING, generator(0), Cooling(1.0, 1.0, 1), MoveShares(0.0, 0.0))
 
 
 def compile_anneal_softened():

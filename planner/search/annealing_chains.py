@@ -1,10 +1,12 @@
-"""Annealing chains of growing length, one after another in each thread, from random, softened and elite starts.
+"""Annealing chains, one after another in each thread: of growing length from random, softened and elite starts, or,
+where seats are charged (planner.search.charges), from the best placement so far, each from hot to cold.
 
 The budget of a thread is seconds or moves. A chain is cut into slices of some ten milliseconds, after each of which the
 thread looks at its budget. Temperatures follow the part of the chain's budget that is spent.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,6 @@ from planner.cost.compiled import generator
 from planner.model.problem import Problem, placement_s
 from planner.search.anneal import (
     Cooling,
-    Devices,
     MoveShares,
     Softness,
     anneal,
@@ -28,6 +29,7 @@ from planner.search.anneal import (
     soft_walk_from,
     walk_from,
 )
+from planner.search.charges import NOTHING, Charges
 from planner.search.incumbent import Incumbent
 
 SLICE_MOVES, SHORTEST_SLICE = 1_300_000, 5000  # over the number of devices, but not below the second
@@ -35,6 +37,10 @@ SOFTENED_MOVES = 4  # times the moves of a slice
 N_ELITES = 4
 FIRST_CHAIN, CHAIN_GROWTH, LONGEST_CHAIN = 0.02, 1.4, 0.2  # lengths of chains, as parts of the thread's budget
 N_THREADS_REPRODUCIBLE = 4
+SEAT_HEATS, SEAT_COLD = (0.01, 0.03, 0.15), 3e-4  # where seats are charged: of the chains in turn, and their end
+SEAT_CHAIN = 0.45  # their length, as a part of the budget
+SEAT_SOFTENED = 0.55  # of the first chain of every second thread, without constraints: the softened cost gets further
+SETTLE_HOT, SETTLE_COLD, SETTLE_MOVES = 1e-6, 1e-8, 60_000
 Start = tuple[float, np.ndarray]  # (cost, groups)
 
 
@@ -65,6 +71,19 @@ def draw_settings(rng: np.random.Generator, n_pipelines: int) -> ChainSettings:
         softened_frac=0.4 if start == "softened" else 0.0,
         softness=float(rng.choice([0.3, 1.0])),
         from_elite=bool(start == "elite"),
+    )
+
+
+def seat_settings(k: int, n_pipelines: int, softened: bool) -> ChainSettings:
+    """Settings where seats are charged, of the chain number k."""
+    hot = SEAT_HEATS[k % len(SEAT_HEATS)]
+    return ChainSettings(
+        hot=SEAT_HEATS[0] if softened else hot,
+        cold=SEAT_COLD,
+        shares=MoveShares(reorder=0.3 if n_pipelines <= 2 else 0.02, runs=0.3),
+        softened_frac=SEAT_SOFTENED if softened else 0.0,
+        softness=1.0,
+        from_elite=True,
     )
 
 
@@ -126,14 +145,16 @@ class ChainSequence:
     def __init__(
         self,
         problem: Problem,
-        devices: Devices,
         incumbent: Incumbent,
         seed: int,
         index: int,
         max_moves: int | None,
+        charges: Charges = NOTHING,
     ):
         self.problem = problem
-        self.devices = devices
+        self.charges = charges
+        self.is_charged = charges is not NOTHING
+        self.devices = devices_of(problem, apart=self.is_charged)
         self.incumbent = incumbent
         self.index = index
         self.max_moves = max_moves
@@ -141,29 +162,40 @@ class ChainSequence:
         self.bits = generator(int(self.rng.integers(2**62)))
         self.elites: list[Start] = []
         self.n_moves = 0
-        self.slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices)
+        self.n_chains = 0
+        slower = 2 if self.is_charged else 1
+        self.slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices) // slower
 
     def run(self, starts: list[Start], wanted: Callable[[], bool] = lambda: True):
         """Anneal chain after chain until the budget is spent, while wanted() says so; `starts` are known beforehand."""
         self.elites = sorted(starts, key=lambda start: start[0])[:N_ELITES]
-        budget_frac = FIRST_CHAIN
+        self.n_chains = 0
         while wanted() and not self._finished:
-            chain = self._new_chain(draw_settings(self.rng, self.problem.n_pipelines), budget_frac)
+            chain = self._new_chain(*self._next_settings())
             while chain.done_frac < 1.0 and wanted() and not self._finished:
                 if chain.softened:
                     self._anneal_softened(chain)
                 else:
                     cooling = chain.cooling(self.slice_moves)
-                    walk = walk_from(chain.place)
-                    best_s, _ = anneal(self.devices, walk, self.bits, cooling, chain.settings.shares)
+                    walk = walk_from(chain.place, self.problem.n_devices, self.charges)
+                    best_s, _ = anneal(self.devices, walk, self.charges, self.bits, cooling, chain.settings.shares)
                     if best_s < chain.best_s:
                         chain.best = walk.best
                         chain.best_s = best_s
-                        self.incumbent.offer(walk.best, best_s, self.index)
+                        self.incumbent.offer(walk.best, best_s, self.index, "seats" if self.is_charged else "")
                     self._count(cooling)
                 chain.advance(self._spent_frac)
             self._add_elite(chain.best, chain.best_s)
-            budget_frac = min(budget_frac * CHAIN_GROWTH, LONGEST_CHAIN)
+            self.n_chains += 1
+
+    def _next_settings(self) -> tuple[ChainSettings, float]:
+        """The settings of the next chain, and the part of the budget that it gets."""
+        n_pipelines = self.problem.n_pipelines
+        if self.is_charged:
+            has_rules = not self.charges.rules.allows_all
+            softened = self.n_chains == 0 and self.index % 2 == 1 and not has_rules
+            return seat_settings(self.index + self.n_chains, n_pipelines, softened), SEAT_CHAIN
+        return draw_settings(self.rng, n_pipelines), min(FIRST_CHAIN * CHAIN_GROWTH**self.n_chains, LONGEST_CHAIN)
 
     def run_softened(self, wanted: Callable[[], bool]):
         """Anneal the softened cost alone, chain after chain from random placements, while wanted() says so."""
@@ -199,7 +231,10 @@ class ChainSequence:
 
     def _new_chain(self, settings: ChainSettings, budget_frac: float) -> RunningChain:
         start_frac = self._spent_frac
-        scale_s = cost_scale_s(self.problem, self.elites[0][0] if self.elites else np.inf)
+        best_s = self.elites[0][0] if self.elites else np.inf
+        if self.is_charged:  # its start has no cost yet
+            best_s = min(best_s, self.incumbent.best_s)
+        scale_s = cost_scale_s(self.problem, best_s)
         place = self._start(settings)
         return RunningChain(
             settings=settings,
@@ -212,6 +247,9 @@ class ChainSequence:
         )
 
     def _start(self, settings: ChainSettings) -> np.ndarray:
+        if self.is_charged:
+            found = self.incumbent.best if self.max_moves is None and self.n_chains else None  # of any thread
+            return (self.elites[0][1] if found is None else found).copy()
         if settings.from_elite and self.elites:
             return self.elites[int(self.rng.integers(len(self.elites)))][1].copy()
         shape = (self.problem.n_stages, self.problem.n_pipelines)
@@ -231,13 +269,36 @@ def n_cores() -> int:
     return max(1, int(usable_cores()))
 
 
-def chain_sequences(problem: Problem, incumbent: Incumbent, seed: int) -> list[ChainSequence]:
+def chain_sequences(
+    problem: Problem, incumbent: Incumbent, seed: int, charges: Charges = NOTHING
+) -> list[ChainSequence]:
     """One sequence for each core; under an evaluation limit a fixed number, which share the evaluations."""
     limit = incumbent.budget.evaluations
-    n_threads = n_cores() if limit is None else N_THREADS_REPRODUCIBLE
+    n_reproducible = N_THREADS_REPRODUCIBLE if charges is NOTHING else N_THREADS_REPRODUCIBLE // 2
+    n_threads = n_cores() if limit is None else n_reproducible
     max_moves = None if limit is None else max(1, limit // n_threads)
-    devices = devices_of(problem)
-    return [ChainSequence(problem, devices, incumbent, seed, index, max_moves) for index in range(n_threads)]
+    return [ChainSequence(problem, incumbent, seed, index, max_moves, charges) for index in range(n_threads)]
+
+
+def anneal_charged(problem: Problem, incumbent: Incumbent, charges: Charges, seed: int, start: np.ndarray):
+    """Anneal from an allowed placement [S, P] on all cores until the incumbent is done, and offer what is found, at its
+    cost with what is charged. Devices that are not in `start` are spare."""
+    start = np.ascontiguousarray(start, np.int64)
+    chains = chain_sequences(problem, incumbent, seed, charges)
+    runs: list[Callable[[], None]] = [functools.partial(chain.run, [(np.inf, start)]) for chain in chains]
+    with in_threads(runs[1:]):
+        runs[0]()
+
+
+def settle(problem: Problem, charges: Charges, place: np.ndarray, seed: int) -> np.ndarray:
+    """An allowed placement that costs no more than `place` [S, P], with fewer and shorter moves: annealing at
+    temperatures at which moves count and costs do not rise."""
+    scale_s = cost_scale_s(problem, placement_s(problem, place))
+    cooling = Cooling(scale_s * SETTLE_HOT, scale_s * SETTLE_COLD, SETTLE_MOVES)
+    walk = walk_from(np.array(place, np.int64, order="C"), problem.n_devices, charges)
+    shares = MoveShares(reorder=0.02, runs=0.1)
+    best_s, _ = anneal(devices_of(problem, apart=True), walk, charges, generator(seed), cooling, shares)
+    return walk.best if np.isfinite(best_s) else place
 
 
 def anneal_while_compiling(chain: ChainSequence):

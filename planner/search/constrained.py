@@ -2,7 +2,7 @@
 
 With at most SMALL devices every placement is tried, so the best one is proved. With more, a part of the budget goes to
 the same problem without constraints: no plan with them costs less than its bound, and its plan, moved to the nearest
-seats that are allowed, is a start. The rest is annealing of seats (planner.search.seat_annealing).
+seats that are allowed, is a start. The rest is annealing, which is charged for violations (planner.search.charges).
 """
 
 import itertools
@@ -17,9 +17,10 @@ from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.problem import Problem, placement_s
 from planner.model.proof import ROUNDING
 from planner.model.result import Solution
+from planner.search.annealing_chains import anneal_charged
 from planner.search.base import solver_entry
+from planner.search.charges import charges_of
 from planner.search.incumbent import Budget, Incumbent
-from planner.search.seat_annealing import VIOLATION, Extra, anneal_seats, seat_rules
 from planner.search.seating import seating
 from planner.search.solve import solution_of, solve
 
@@ -49,16 +50,8 @@ def solve_constrained(
             incumbent.offer(placement, placement_s(problem, placement), by="constraints")
     if not incumbent.done:
         assert incumbent.best is not None  # the seating without search
-        anneal_seats(problem, incumbent, extra_of(problem, rules), seed, incumbent.best)
+        anneal_charged(problem, incumbent, charges_of(problem, rules), seed, incumbent.best)
     return _emit(problem, rules, incumbent)
-
-
-def extra_of(problem: Problem, rules: Rules | None, move_s: np.ndarray | None = None, per_step: float = 0.0) -> Extra:
-    """The costs of a placement besides COMM-COST: only violated constraints, or moves of move_s [N, S] seconds too."""
-    shape = problem.n_stages, problem.n_pipelines
-    typical_s = float(np.median(problem.pp_s)) * problem.n_stages + float(np.median(problem.dp_s)) * problem.n_pipelines
-    move_s = np.zeros((problem.n_devices, problem.n_stages)) if move_s is None else move_s
-    return Extra(seat_rules(rules, problem.n_devices, shape), move_s, per_step, VIOLATION * max(typical_s, 1e-9))
 
 
 def _matched(problem: Problem, rules: Rules, placement: np.ndarray) -> np.ndarray:

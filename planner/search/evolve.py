@@ -29,6 +29,7 @@ from planner.search.anneal import (
     walk_from,
 )
 from planner.search.base import SolverEntry
+from planner.search.charges import NOTHING
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
 from planner.search.incumbent import Incumbent, Share
 
@@ -133,9 +134,9 @@ class Refinement:
         """The best groups met on the way, in path order [S, P]."""
         order = np.empty(self.problem.n_stages, np.int64)
         best_path(hop_matrix(self.problem.pp_s, groups), order)
-        walk = walk_from(np.ascontiguousarray(groups[order]))
+        walk = walk_from(np.ascontiguousarray(groups[order]), self.problem.n_devices)
         cooling = self._cooling(REFINE_HOT, REFINE_COLD, self.n_moves)
-        anneal(self.devices, walk, self.bits, cooling, REFINE_SHARES)
+        anneal(self.devices, walk, NOTHING, self.bits, cooling, REFINE_SHARES)
         return walk.best
 
     def refine_softened(self, groups: np.ndarray):

@@ -7,9 +7,10 @@ import numpy as np
 from planner.cost.compiled import generator
 from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.problem import problem_of
-from planner.search.constrained import extra_of, solve_constrained
+from planner.search.charges import VIOLATION, Charges, charges_of
+from planner.search.constrained import solve_constrained
 from planner.search.incumbent import Budget, Incumbent
-from planner.search.seat_annealing import Extra
+from planner.step_time.estimate import Heat
 from planner.step_time.search import (
     ANNEAL_END,
     COMM_END,
@@ -22,8 +23,7 @@ from planner.step_time.search import (
     regular_placements,
     simulate_some,
 )
-from planner.step_time.seats import Heat, improve_seats
-from planner.step_time.tune import Layout, slice_moves, tune
+from planner.step_time.tune import Layout, anneal_layout, slice_moves, tune
 from planner.step_time.workload import StepWorkload, refuse_memory
 
 
@@ -51,8 +51,8 @@ def search_step_constrained(
     candidates = _allowed(workload, rules, by_cost.placements + regular_placements(workload, devices, n_stages))
     if not candidates:
         refuse_memory(workload, n_stages)
-    extra = extra_of(problem, rules)._replace(violation_s=0.03 * candidates[0].layout.step_s)
-    annealed = _anneal(workload, candidates[:N_ANNEALED], extra, rules, incumbent, seed)
+    charges = charges_of(problem, rules)._replace(violation_s=VIOLATION * candidates[0].layout.step_s)
+    annealed = _anneal(workload, candidates[:N_ANNEALED], charges, rules, incumbent, seed)
     return StepSolution(simulate_some(workload, annealed, incumbent), by_cost)
 
 
@@ -70,7 +70,7 @@ def _allowed(workload: StepWorkload, rules: Rules, placements: list[tuple[str, n
 def _anneal(
     workload: StepWorkload,
     candidates: list[Candidate],
-    extra: Extra,
+    charges: Charges,
     rules: Rules,
     incumbent: Incumbent,
     seed: int,
@@ -85,7 +85,7 @@ def _anneal(
     while not incumbent.interrupted and (n_done < n_rounds if n_rounds is not None else incumbent.elapsed_s < end_s):
         for k, candidate in enumerate(annealed):
             heat = Heat(HEATS[n_done % len(HEATS)], slice_moves(candidate.layout))
-            _, moved = improve_seats(workload, candidate.layout, extra, bits, heat)
+            moved = anneal_layout(workload, candidate.layout, bits, heat, charges)
             layout = best_of(workload, rules, candidate.layout, moved)
             incumbent.count(heat.n_moves)
             incumbent.offer(layout.placement, layout.step_s, by="seats")

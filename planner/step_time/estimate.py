@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.cost.compiled import below, compiled, copy_row, copy_rows, unit
+from planner.search.charges import SeatScratch, charge
 
 MEANS_WEIGHT = 0.1  # of the means in what annealing minimises: maxima alone hide progress
 FORWARD, BACKWARD, GATHER, UPDATE = range(4)
@@ -56,7 +57,7 @@ class Timeline(NamedTuple):
 
 
 @compiled
-def new_timeline(n_stages, n_pipelines):
+def _new_timeline(n_stages, n_pipelines):
     return Timeline(
         np.empty((n_pipelines, n_stages)),
         np.empty(n_pipelines),
@@ -66,23 +67,34 @@ def new_timeline(n_stages, n_pipelines):
 
 
 @compiled
-def pipeline_s(data, path, home, share, done):
-    """Run the devices path [S] of one pipeline with `share` microbatches from the moment of the last commit, which the
+def _first_device(place):
+    """The least index in place [S, P]: the coordinator sits beside the first peer."""
+    first = place[0, 0]
+    for s in range(place.shape[0]):
+        for p in range(place.shape[1]):
+            first = min(first, place[s, p])
+    return first
+
+
+@compiled
+def _pipeline_s(data, place, p, home, share, done):
+    """Run pipeline p of place [S, P] with `share` microbatches from the moment of the last commit, which the
     coordinator at device `home` announces. done [S] receives when each stage's last backward ends. Returns the largest
     of them."""
-    S = path.shape[0]
+    S = place.shape[0]
     n_f, n_b = np.zeros(S, np.int64), np.zeros(S, np.int64)
     free = np.zeros(S)
     link_free_f, link_free_b = np.zeros(S), np.zeros(S)
     arrival_f, arrival_b = np.empty((S, share)), np.empty((S, share))
     for s in range(S):
-        free[s] = data.work_s[data.kind_of[path[s]], s, UPDATE]
+        d = place[s, p]
+        free[s] = data.work_s[data.kind_of[d], s, UPDATE]
         if data.exchanges_per_step >= 1.0:  # else no step waits for the coordinator
-            free[s] += data.latency_s[home, path[s]]
+            free[s] += data.latency_s[home, d]
     n_left = 2 * S * share
     while n_left > 0:
         for s in range(S):
-            d = path[s]
+            d = place[s, p]
             kind = data.kind_of[d]
             warm_up = min(data.depth[s], share)
             while True:
@@ -93,8 +105,8 @@ def pipeline_s(data, path, home, share, done):
                     start = free[s] if s == 0 else max(free[s], arrival_f[s, m])
                     free[s] = start + data.work_s[kind, s, FORWARD]
                     if s + 1 < S:
-                        link_free_f[s] = max(link_free_f[s], free[s]) + data.boundary_s[d, path[s + 1]]
-                        arrival_f[s + 1, m] = link_free_f[s] + data.latency_s[d, path[s + 1]]
+                        link_free_f[s] = max(link_free_f[s], free[s]) + data.boundary_s[d, place[s + 1, p]]
+                        arrival_f[s + 1, m] = link_free_f[s] + data.latency_s[d, place[s + 1, p]]
                     n_f[s] += 1
                 elif n_b[s] < share:
                     m = n_b[s]
@@ -103,21 +115,23 @@ def pipeline_s(data, path, home, share, done):
                     start = free[s] if s + 1 == S else max(free[s], arrival_b[s, m])
                     free[s] = start + data.work_s[kind, s, BACKWARD]
                     if s > 0:
-                        link_free_b[s] = max(link_free_b[s], free[s]) + data.boundary_s[d, path[s - 1]]
-                        arrival_b[s - 1, m] = link_free_b[s] + data.latency_s[d, path[s - 1]]
+                        link_free_b[s] = max(link_free_b[s], free[s]) + data.boundary_s[d, place[s - 1, p]]
+                        arrival_b[s - 1, m] = link_free_b[s] + data.latency_s[d, place[s - 1, p]]
                     n_b[s] += 1
                 else:
                     break
                 n_left -= 1
     copy_row(free, done)
-    return max(0.0, free.max())
+    longest = 0.0
+    for s in range(S):
+        longest = max(longest, free[s])
+    return longest
 
 
 @compiled
 def _time_pipeline(data, place, home, p, timeline):
     """Time pipeline p of place [S, P], and write its part of the timeline."""
-    path = np.ascontiguousarray(place[:, p])
-    timeline.longest[p] = pipeline_s(data, path, home, data.shares[p], timeline.done[p])
+    timeline.longest[p] = _pipeline_s(data, place, p, home, data.shares[p], timeline.done[p])
 
 
 @compiled
@@ -131,7 +145,7 @@ def _shard_bytes(data, s, t, n_pipelines):
 
 
 @compiled
-def exchange_s(data, place, timeline):
+def _exchange_s(data, place, timeline):
     """Averaging among replicas, and of a tied token table among the first and last stage. Fills timeline.averaged from
     timeline.gathered, and returns its largest entry. A link is busy with the sender's shards and then with its sums,
     the last slice of which leaves when every member's slice has arrived."""
@@ -182,6 +196,14 @@ def _add_transfer(data, src, dst, n_bytes, out_busy_s, in_busy_s):
 
 
 @compiled
+def _busier_s(out_busy_s, in_busy_s):
+    """out_busy_s [H], with the seconds of the other direction where those are more."""
+    for host in range(out_busy_s.shape[0]):
+        out_busy_s[host] = max(out_busy_s[host], in_busy_s[host])
+    return out_busy_s
+
+
+@compiled
 def _boundary_lines_s(data, place):
     """Seconds [H] for which boundary tensors of a step keep the line of each host busy, in its busier direction."""
     S, P = place.shape
@@ -191,7 +213,7 @@ def _boundary_lines_s(data, place):
         for s in range(S - 1):
             _add_transfer(data, place[s, p], place[s + 1, p], n_bytes, out_busy_s, in_busy_s)
             _add_transfer(data, place[s + 1, p], place[s, p], n_bytes, out_busy_s, in_busy_s)
-    return np.maximum(out_busy_s, in_busy_s)
+    return _busier_s(out_busy_s, in_busy_s)
 
 
 @compiled
@@ -207,7 +229,7 @@ def _exchange_lines_s(data, place):
                     for m in range(P):
                         if t != s or m != o:
                             _add_transfer(data, place[t, m], place[s, o], n_bytes, out_busy_s, in_busy_s)
-    return np.maximum(out_busy_s, in_busy_s)
+    return _busier_s(out_busy_s, in_busy_s)
 
 
 @compiled
@@ -215,7 +237,9 @@ def _wait_for_lines(data, place, timeline):
     """Add to timeline.averaged what the lines of hosts need for the exchange. Returns its largest entry."""
     S, P = place.shape
     busy_s = _exchange_lines_s(data, place)
-    begin_s = np.full(busy_s.shape[0], np.inf)
+    begin_s = np.empty(busy_s.shape[0])
+    for host in range(busy_s.shape[0]):
+        begin_s[host] = np.inf
     for s in range(S):
         for p in range(P):
             host = data.host_of[place[s, p]]
@@ -232,12 +256,13 @@ def _wait_for_lines(data, place, timeline):
 
 
 @compiled
-def close_step(data, place, home, timeline):
+def _close_step(data, place, home, timeline):
     """(step's seconds, what annealing minimises) once timeline.done and timeline.longest are known. Seconds are the
     mean over steps with an exchange and local steps, which end when all peers have gathered."""
     S, P = place.shape
     has_lines = data.out_s.shape[0] > 0
     busy_s = _boundary_lines_s(data, place) if has_lines else np.zeros(0)
+    local = 0.0
     for s in range(S):
         for p in range(P):
             gather_s = data.work_s[data.kind_of[place[s, p]], s, GATHER]
@@ -246,8 +271,8 @@ def close_step(data, place, home, timeline):
             if host >= 0:
                 done_s = max(done_s, busy_s[host])
             timeline.gathered[s, p] = done_s + gather_s
-    local = timeline.gathered.max()
-    step = exchange_s(data, place, timeline)
+            local = max(local, timeline.gathered[s, p])
+    step = _exchange_s(data, place, timeline)
     if has_lines:
         step = _wait_for_lines(data, place, timeline)
     for s in range(S):
@@ -257,18 +282,31 @@ def close_step(data, place, home, timeline):
         for s in range(S):
             timeline.averaged[s] = local + data.exchanges_per_step * (timeline.averaged[s] - local)
         step = local + data.exchanges_per_step * (step - local)
-    return step, step + MEANS_WEIGHT * (timeline.longest.mean() + timeline.averaged.mean())
+    longest = 0.0
+    for p in range(P):
+        longest += timeline.longest[p]
+    averaged = 0.0
+    for s in range(S):
+        averaged += timeline.averaged[s]
+    return step, step + MEANS_WEIGHT * (longest / P + averaged / S)
 
 
 @compiled
 def estimate(data, place):
     """Seconds of a step of place [S, P]."""
     S, P = place.shape
-    timeline = new_timeline(S, P)
-    home = place.min()  # the coordinator sits beside the first peer
+    timeline = _new_timeline(S, P)
+    home = _first_device(place)
     for p in range(P):
         _time_pipeline(data, place, home, p, timeline)
-    return close_step(data, place, home, timeline)[0]
+    return _close_step(data, place, home, timeline)[0]
+
+
+@compiled
+def _time_ends(data, place, home, p, end, end_with_one_more, done):
+    """Write when pipeline p ends, and when it would with one more microbatch."""
+    end[p] = _pipeline_s(data, place, p, home, data.shares[p], done)
+    end_with_one_more[p] = _pipeline_s(data, place, p, home, data.shares[p] + 1, done)
 
 
 @compiled
@@ -277,25 +315,26 @@ def balance(data, place):
     data.shares."""
     S, P = place.shape
     shares = data.shares
-    done = np.empty(S)
-    end = np.empty(P)
-    end_with_one_more = np.empty(P)
-    home = place.min()
+    done, end, end_with_one_more = np.empty(S), np.empty(P), np.empty(P)
+    home = _first_device(place)
+    n_shares = 0
     for p in range(P):
-        path = np.ascontiguousarray(place[:, p])
-        end[p] = pipeline_s(data, path, home, shares[p], done)
-        end_with_one_more[p] = pipeline_s(data, path, home, shares[p] + 1, done)
-    for _ in range(shares.sum()):
-        last = np.argmax(end)
-        first = np.argmin(end_with_one_more)
+        n_shares += shares[p]
+        _time_ends(data, place, home, p, end, end_with_one_more, done)
+    for _ in range(n_shares):
+        last = 0
+        first = 0
+        for p in range(1, P):
+            if end[p] > end[last]:
+                last = p
+            if end_with_one_more[p] < end_with_one_more[first]:
+                first = p
         if last == first or shares[last] == 1 or end_with_one_more[first] >= end[last]:
             break
         shares[last] -= 1
         shares[first] += 1
-        for p in (last, first):
-            path = np.ascontiguousarray(place[:, p])
-            end[p] = pipeline_s(data, path, home, shares[p], done)
-            end_with_one_more[p] = pipeline_s(data, path, home, shares[p] + 1, done)
+        _time_ends(data, place, home, last, end, end_with_one_more, done)
+        _time_ends(data, place, home, first, end, end_with_one_more, done)
 
 
 # ---------------------------------------------------------------------------------------------------------- annealing
@@ -364,101 +403,105 @@ class Memory(NamedTuple):
     need: np.ndarray
 
 
-class Placement(NamedTuple):
-    """place [S, P], and the devices that are left out."""
+class StepWalk(NamedTuple):
+    """The arrays that annealing works on: place [S, P], the devices that are left out, the best placement met, and
+    scratch."""
 
     place: np.ndarray
     spare: np.ndarray
+    best: np.ndarray
+    seat_scratch: SeatScratch
 
 
 @compiled
-def _may_hold(memory, device, stage):
-    return memory.need[stage] <= memory.room[device]
-
-
-@compiled
-def _copy(source, target):
-    copy_rows(source.place, target.place)
-    copy_row(source.spare, target.spare)
-
-
-@compiled
-def _swap(placement, i, p, other):
+def _swap(walk, i, p, other):
     """Exchange the device of stage i and pipeline p with device `other`, an index into all places and then all spare
     devices. A second call undoes it."""
-    S, P = placement.place.shape
-    old = placement.place[i, p]
+    place, spare = walk.place, walk.spare
+    S, P = place.shape
+    old = place[i, p]
     if other >= S * P:
-        placement.place[i, p] = placement.spare[other - S * P]
-        placement.spare[other - S * P] = old
+        place[i, p] = spare[other - S * P]
+        spare[other - S * P] = old
     else:
-        placement.place[i, p] = placement.place[other // P, other % P]
-        placement.place[other // P, other % P] = old
+        place[i, p] = place[other // P, other % P]
+        place[other // P, other % P] = old
 
 
 @compiled
-def _allowed(placement, memory, i, p, other):
-    """Whether a swap changes anything, and both stages fit into the memory of their new devices."""
-    S, P = placement.place.shape
-    if other >= S * P:
-        new = placement.spare[other - S * P]
-        return new != placement.place[i, p] and _may_hold(memory, new, i)
-    old = placement.place[i, p]
-    new = placement.place[other // P, other % P]
-    return old != new and _may_hold(memory, new, i) and _may_hold(memory, old, other // P)
+def _allowed(walk, memory, prices, i, p, other):
+    """Whether a swap changes anything, both stages fit into the memory of their new devices, and the devices used stay
+    within the budget."""
+    S, P = walk.place.shape
+    old = walk.place[i, p]
+    if other < S * P:
+        new = walk.place[other // P, other % P]
+        fits = memory.need[i] <= memory.room[new] and memory.need[other // P] <= memory.room[old]
+        return old != new and fits
+    new = walk.spare[other - S * P]
+    change = prices.per_s[new] - prices.per_s[old]
+    if prices.most_per_s < np.inf and change > 0 and _paid_per_s(prices, walk.place) + change > prices.most_per_s:
+        return False
+    return memory.need[i] <= memory.room[new]
 
 
 @compiled
-def _affordable(prices, placement, i, p, other):
-    """Whether the devices used are within the budget after a swap."""
-    S, P = placement.place.shape
-    if other < S * P or prices.most_per_s == np.inf:
-        return True
-    change = prices.per_s[placement.spare[other - S * P]] - prices.per_s[placement.place[i, p]]
-    return change <= 0 or _paid_per_s(prices, placement.place) + change <= prices.most_per_s
-
-
-@compiled
-def anneal_step(data, memory, prices, placement, best, rng, heat):
-    """Anneal placement.place by swaps of two devices, placed or spare. `best` receives the best placement met and the
-    devices that it leaves out."""
-    S, P = placement.place.shape
-    timeline = new_timeline(S, P)
+def anneal_step(data, memory, prices, charges, walk, rng, heat):
+    """Anneal walk.place by swaps of two devices, placed or spare. walk.best receives the allowed placement with the
+    least estimate, with its charges (planner.search.charges). Returns that sum; infinite if none was met."""
+    place = walk.place
+    S, P = place.shape
+    timeline = _new_timeline(S, P)
     saved_done = np.empty((2, S))
     saved_longest = np.empty(2)
-    home = placement.place.min()  # stays where it is while devices move: the caller estimates the result again
+    home = _first_device(place)  # stays where it is while devices move: the caller estimates the result again
     for p in range(P):
-        _time_pipeline(data, placement.place, home, p, timeline)
-    step, smoothed = close_step(data, placement.place, home, timeline)
-    cost = _objective(data, prices, placement.place, smoothed)
-    best_objective = _objective(data, prices, placement.place, step)
-    _copy(placement, best)
-    hot = heat.hot * best_objective
+        _time_pipeline(data, place, home, p, timeline)
+    step, smoothed = _close_step(data, place, home, timeline)
+    is_charged = charges.move_s.shape[0] > 0
+    n_bad = 0
+    move_s = 0.0
+    if is_charged:
+        n_bad, move_s = charge(charges, place, walk.seat_scratch)
+    cost = _objective(data, prices, place, smoothed) + move_s + n_bad * charges.violation_s
+    value = _objective(data, prices, place, step)
+    hot = heat.hot * value
+    best = value + move_s if n_bad == 0 else np.inf
+    copy_rows(place, walk.best)
     for k in range(heat.n_moves):
         temperature = hot * (1.0 - k / heat.n_moves) + 1e-9
         i = below(rng, S)
         p = below(rng, P)
-        other = below(rng, S * P + placement.spare.shape[0])
-        if not _allowed(placement, memory, i, p, other) or not _affordable(prices, placement, i, p, other):
+        other = below(rng, S * P + walk.spare.shape[0])
+        if not _allowed(walk, memory, prices, i, p, other):
             continue
+        allowed = cost - temperature * np.log(1.0 - unit(rng))
         q = p if other >= S * P else other % P
-        for slot, pipeline in enumerate((p, q)):
+        _swap(walk, i, p, other)
+        if is_charged:
+            n_bad, move_s = charge(charges, place, walk.seat_scratch)
+            if move_s + n_bad * charges.violation_s > allowed:
+                _swap(walk, i, p, other)
+                continue
+        for slot in range(2):
+            pipeline = p if slot == 0 else q
             copy_row(timeline.done[pipeline], saved_done[slot])
             saved_longest[slot] = timeline.longest[pipeline]
-        _swap(placement, i, p, other)
-        _time_pipeline(data, placement.place, home, p, timeline)
-        if q != p:
-            _time_pipeline(data, placement.place, home, q, timeline)
-        step, smoothed = close_step(data, placement.place, home, timeline)
-        new_cost = _objective(data, prices, placement.place, smoothed)
-        if new_cost <= cost - temperature * np.log(1.0 - unit(rng)):
+        for slot in range(1 if p == q else 2):
+            _time_pipeline(data, place, home, p if slot == 0 else q, timeline)
+        step, smoothed = _close_step(data, place, home, timeline)
+        new_cost = _objective(data, prices, place, smoothed) + move_s + n_bad * charges.violation_s
+        if new_cost <= allowed:
             cost = new_cost
-            new_objective = _objective(data, prices, placement.place, step)
-            if new_objective < best_objective:
-                best_objective = new_objective
-                _copy(placement, best)
+            if n_bad == 0:
+                value = _objective(data, prices, place, step) + move_s
+                if value < best:
+                    best = value
+                    copy_rows(place, walk.best)
             continue
-        for slot, pipeline in enumerate((p, q)):
+        for slot in range(2):
+            pipeline = p if slot == 0 else q
             copy_row(saved_done[slot], timeline.done[pipeline])
             timeline.longest[pipeline] = saved_longest[slot]
-        _swap(placement, i, p, other)
+        _swap(walk, i, p, other)
+    return best

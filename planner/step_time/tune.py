@@ -14,12 +14,13 @@ from jaxdt.run.plan import even_shares
 from planner.cost.compiled import at_once, generator, interpreted, is_compiled
 from planner.model.layer_cuts import Ranges
 from planner.model.prices import HOUR_S, StepPrice, step_price
+from planner.search.charges import NOTHING, Charges, seat_scratch
 from planner.step_time.estimate import (
     Heat,
     Memory,
-    Placement,
     Prices,
     StepData,
+    StepWalk,
     anneal_step,
     balance,
     egress,
@@ -185,17 +186,27 @@ def compile_kernels(workload: StepWorkload, layout: Layout) -> bool:
     return True
 
 
-def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat) -> Layout:
-    """Anneal a layout by swaps of devices; its layers, shares and depth are chosen again at the end."""
-    placement = Placement(layout.placement.copy(), layout.spare.copy())
-    best = Placement(layout.placement.copy(), layout.spare.copy())
+def anneal_layout(
+    workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat, charges: Charges = NOTHING
+) -> Layout:
+    """The layout with the least estimate and charges that annealing by swaps of devices meets; its layers, shares and
+    depth stay."""
     loads = workload.loads(layout.depth, layout.shares)
     need = [workload.stage_bytes(lo, hi, load) for (lo, hi), load in zip(layout.stages, loads, strict=True)]
     memory = Memory(np.array(workload.memory_bytes), np.array(need, dtype=float))
-    anneal_step(step_data(workload, layout), memory, prices_of(workload), placement, best, bits, heat)
-    moved = replace(layout, placement=best.place, spare=best.spare)
-    moved = replace(moved, step_s=estimate_s(workload, moved))
-    tuned = tune(workload, best.place)
+    n_devices = workload.network.n_devices
+    place = np.array(layout.placement, np.int64, order="C")
+    walk = StepWalk(place, layout.spare.copy(), place.copy(), seat_scratch(n_devices, charges))
+    anneal_step(step_data(workload, layout), memory, prices_of(workload), charges, walk, bits, heat)
+    spare = np.setdiff1d(np.append(layout.placement, layout.spare), walk.best)
+    moved = replace(layout, placement=walk.best, spare=spare)
+    return replace(moved, step_s=estimate_s(workload, moved))
+
+
+def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat) -> Layout:
+    """Anneal a layout by swaps of devices; its layers, shares and depth are chosen again at the end."""
+    moved = anneal_layout(workload, layout, bits, heat)
+    tuned = tune(workload, moved.placement)
     fits = workload.fits(moved.placement, moved.stages, moved.depth, moved.shares)  # hosts have memory, too
     layouts = [candidate for candidate in (layout, moved if fits else None, tuned) if candidate is not None]
     return min(layouts, key=lambda candidate: score(workload, candidate))

@@ -33,6 +33,7 @@ from planner.search.anneal import (
     soft_walk_from,
     walk_from,
 )
+from planner.search.charges import NOTHING
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = ROOT / "configs" / "networks"
@@ -125,7 +126,8 @@ def rate():
         for moves in (1, n_moves):  # the first call compiles
             started_s = time.thread_time()
             if name == "anneal":
-                anneal(devices, walk_from(place), generator(0), Cooling(1.0, 0.1, moves), MoveShares(0.01, 0.3))
+                walk = walk_from(place, 64)
+                anneal(devices, walk, NOTHING, generator(0), Cooling(1.0, 0.1, moves), MoveShares(0.01, 0.3))
             else:
                 walk = soft_walk_from(place)
                 anneal_softened(devices, walk, generator(0), Cooling(1.0, 0.1, moves), Softness(1.0, 0.0), 0.3)

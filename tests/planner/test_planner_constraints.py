@@ -138,7 +138,8 @@ def test_more_devices_and_a_spread_over_regions():
     result = planner.solve(network, planner.Job(BYTES, 6, 4), planner.Stop(evaluations=30_000), constraints=constraints)
     assert honours(result.plan.placement, network, constraints)
     free = planner.solve(network, planner.Job(BYTES, 6, 4), planner.Stop(evaluations=30_000))
-    assert result.cost.total_s > free.cost.total_s >= result.bound_s
+    assert result.cost.total_s >= free.cost.total_s * (1 - 1e-9)  # here the constraints cost nothing
+    assert free.cost.total_s >= result.bound_s
 
 
 CONTRADICTIONS = {

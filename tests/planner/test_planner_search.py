@@ -28,6 +28,7 @@ from planner.search.anneal import (
     walk_from,
 )
 from planner.search.base import SOLVERS, SolverEntry, solver_entry
+from planner.search.charges import NOTHING
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, cross, groups_of, improve_pass, repair
 from planner.search.device_types import interchangeable, near_equal, types_of
 from planner.search.evolve import relabelled
@@ -94,9 +95,14 @@ def test_a_pass_finds_the_paper_move():
 def test_annealing_keeps_exact_costs(shape, seed, kind):
     problem = small(*shape, seed, kind)
     place = labels((problem.n_devices, 1), seed).reshape(shape)
-    walk = walk_from(place)
+    walk = walk_from(place, problem.n_devices)
     costs = anneal(
-        devices_of(problem), walk, generator(seed), Cooling(5.0, 0.5, 3000), MoveShares(reorder=0.1, runs=0.3)
+        devices_of(problem),
+        walk,
+        NOTHING,
+        generator(seed),
+        Cooling(5.0, 0.5, 3000),
+        MoveShares(reorder=0.1, runs=0.3),
     )
     for cost, groups in zip(costs, (walk.best, place), strict=True):
         assert sorted(groups.ravel()) == list(range(problem.n_devices))
