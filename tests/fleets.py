@@ -252,9 +252,10 @@ def replayed(run_dir: Path, *flags: str) -> str:
     peers have compiled."""
     command = [sys.executable, str(ROOT / "scripts/tools/replay.py"), f"--run_dir={run_dir}", *flags]
     environment = os.environ | one_thread() | {"JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/jaxdt")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0 and "are equal" in done.stdout, done.stdout + done.stderr
-    return done.stdout
+    process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "are equal" in said, said
+    return said
 
 
 def versions(run_dir: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """Models of one's own: what is read off their parts, and what is refused."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -18,21 +19,19 @@ from jaxdt.run.model_facts import UNKNOWN, ModelFacts
 from jaxdt.run.own_model import source_of
 from jaxdt.runtime.storage.checkpoint import about_run
 
-CONFIGS = {
-    name: options_of(
-        family=f"configs.custom_model.{name}:build",
-        max_len=6,
-        vocab_size=19,
-        options='{"width": 16, "layers": 3, "heads": 2}',
-    )
-    for name in ("own_nnx", "own_linen")
-}
+NAMES = ("own_nnx", "own_linen")
 COUNT = itertools.count()
+
+
+@functools.cache  # not while the tests are collected, which three processes do
+def own(name):
+    options = '{"width": 16, "layers": 3, "heads": 2}'
+    return options_of(family=f"configs.custom_model.{name}:build", max_len=6, vocab_size=19, options=options)
 
 
 def test_facts_equal_those_by_hand():
     d, v = 16, 19
-    nnx = CONFIGS["own_nnx"].facts
+    nnx = own("own_nnx").facts
     block = (d + 2 * d) + 3 * d * d + (d * d + d) + (4 * d * d + 4 * d) + (4 * d * d + d)
     assert nnx.n_params == 3 * block + v * d + 2 * d
     assert nnx.flops(0, 1, 6) == 6 * (2 * 12 * d * d + 4 * d * 6)
@@ -42,7 +41,7 @@ def test_facts_equal_those_by_hand():
         ("embed", (0, 2)),
         ("head", (2,)),
     ]
-    linen = CONFIGS["own_linen"].facts
+    linen = own("own_linen").facts
     assert linen.n_params == 3 * (2 * d + 4 * (d * d + d) + (2 * d * d + 2 * d) + (2 * d * d + d)) + 2 * v * d + d
     assert [layer.like for layer in linen.layers] == [0, 0, 0] and linen.shared(0, 1) == []
     assert {leaf.role for entry in linen.entries if entry.name == "embed" for leaf in entry.leaves} == {"table"}
@@ -50,7 +49,7 @@ def test_facts_equal_those_by_hand():
 
 @pytest.mark.parametrize("name", ["own_nnx", "own_linen"])
 def test_a_config_is_written_with_the_facts_and_read_without_the_module(name, monkeypatch):
-    config = configs.RunConfig(CONFIGS[name])
+    config = configs.RunConfig(own(name))
     written = serialize.write(config)
     monkeypatch.setattr("jaxdt.run.own_model.derived", None)
     assert configs.parse(written) == config and read_options(written["model"], "file") == config.model
@@ -58,7 +57,7 @@ def test_a_config_is_written_with_the_facts_and_read_without_the_module(name, mo
 
 
 def test_a_model_of_equal_layers_has_the_first_block_as_often():
-    model = CONFIGS["own_nnx"].with_equal_layers(6)
+    model = own("own_nnx").with_equal_layers(6)
     assert (model.facts.n_layers, model.facts.layers[5]) == (6, model.facts.layers[0])
     params = init_stage(model, 0, 6, 0)
     kernels = [np.asarray(params[f"block_{i:03d}"]["qkv"]["kernel"]) for i in range(6)]
@@ -67,11 +66,11 @@ def test_a_model_of_equal_layers_has_the_first_block_as_often():
 
 @pytest.mark.parametrize("name", ["own_nnx", "own_linen"])
 def test_a_module_that_makes_another_model_than_the_run_is_refused(name):
-    wide = options_of(family=CONFIGS[name].family, max_len=6, vocab_size=19, options='{"width": 32, "layers": 3}')
+    wide = options_of(family=own(name).family, max_len=6, vocab_size=19, options='{"width": 32, "layers": 3}')
     with pytest.raises(
         BadInput, match=r"here differs in block_000, block_001, block_002 from the run, expected its facts"
     ):
-        init_stage(replace(wide, facts=CONFIGS[name].facts), 0, 1, 0)
+        init_stage(replace(wide, facts=own(name).facts), 0, 1, 0)
 
 
 HEAD = """
@@ -278,7 +277,7 @@ def test_another_source_of_the_same_sizes_is_refused_with_a_remedy(tmp_path, mon
 
 def test_facts_that_differ_with_an_equal_source_are_refused():
     """As where another version of a library is installed. Estimates may differ."""
-    model = CONFIGS["own_linen"]
+    model = own("own_linen")
     init_stage(replace(model, facts=replace(model.facts, last_flops=1)), 0, 1, 0)
     with pytest.raises(BadInput, match="own_linen:build here computes something else than the run, expected its facts"):
         init_stage(replace(model, facts=replace(model.facts, in_width=1)), 0, 1, 0)
@@ -287,7 +286,7 @@ def test_facts_that_differ_with_an_equal_source_are_refused():
 @pytest.mark.parametrize("name", ["own_nnx", "own_linen"])
 def test_a_cut_changes_nothing_in_bf16(name):
     """The boundary has the dtype of activations, and each part gets its parameters rounded to it."""
-    model, bf16 = CONFIGS[name], jnp.dtype(jnp.bfloat16)
+    model, bf16 = own(name), jnp.dtype(jnp.bfloat16)
     params = init_stage(model, 0, 3, 0)
     tokens_BT = np.arange(12).reshape(2, 6) % 19
     whole = apply_stage(model, 0, 3, bf16, params, tokens_BT)
