@@ -194,7 +194,8 @@ def stage_memory(
 
 
 def planned_memory(config: RunConfig, plan: Plan, *, on_accelerator: bool = False) -> tuple[StageMemory, ...]:
-    """What the busiest peer of each stage of a plan holds at its worst moment."""
+    """What the busiest peer of each stage of a plan holds at its worst moment. Vectors that servers hold for replicas,
+    and pool servers for their workers, are left out."""
     busiest = plan.shares.index(max(plan.shares))
     loads = [peer_load(config, plan, stage, busiest) for stage in range(plan.n_stages)]
     return tuple(

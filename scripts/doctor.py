@@ -26,7 +26,6 @@ from jaxdt.runtime.net.descriptor_limit import descriptor_limit
 NETWORK = flags.DEFINE_string("network", None, "A network.json with measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, to which a connection is tried.")
-FLOATS_PER_PARAMETER = 3  # the parameter and two moments
 
 
 def main() -> int:
@@ -57,7 +56,7 @@ def data_and_disk() -> Iterable[doctor.Finding]:
         config, _, data = run_flags.config_and_plan()
         yield from doctor.tokens(data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
-        n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.facts.n_params
+        n_bytes = doctor.checkpoint_bytes(config.model.facts)
     yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 

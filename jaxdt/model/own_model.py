@@ -168,14 +168,14 @@ def _build(options: OwnModel) -> Parts:
     return parts
 
 
-IMPORTED: dict[str, str] = {}  # modules of one's own in this process, and the digest of their source
+SOURCE_DIGEST = "__jaxdt_source_digest__"  # attribute of a module: the digest of the files from which it was imported
 
 
 def _module(name: str, options: OwnModel) -> Any:
     """The module, imported again if a file of it has changed since."""
     options.check_source()
     files = [os.path.abspath(path) for path in options.source_files]
-    if IMPORTED.get(name) != options.source:
+    if getattr(sys.modules.get(name), SOURCE_DIGEST, None) != options.source:
         for known, module in list(sys.modules.items()):
             if (file := getattr(module, "__file__", None)) and os.path.abspath(file) in files:
                 del sys.modules[known]
@@ -189,7 +189,7 @@ def _module(name: str, options: OwnModel) -> Any:
         raise BadInput(
             f"model.family: {options.family}: {name} is {file} here, expected {files[0]}; give it another name"
         )
-    IMPORTED[name] = options.source
+    setattr(module, SOURCE_DIGEST, options.source)
     return module
 
 
@@ -204,8 +204,8 @@ def _built(options: OwnModel) -> _Built:
         unlike = [entry.name for entry in options.facts.entries if here.get(entry.name) != entry]
         where = f"differs in {', '.join(unlike[:3])} from" if unlike else "computes something else than"
         raise BadInput(
-            f"model.family: {options.family} here {where} the run, expected its facts; compare "
-            "the source, jax, flax and what else it imports with a host of the run"
+            f"model.family: {options.family} here {where} the run, expected its facts; compare model.options, "
+            "model.vocab_size, the source, jax, flax and what else it imports with a host of the run"
         )
     return _built(fresh)
 

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -455,6 +456,12 @@ def of_today(data: Mapping[str, Any]) -> dict[str, Any]:
     if serialize.is_object(model) and model.get("seq_len") is not None:
         fields["model"] = renamed({name: value for name, value in model.items() if value is not None})
         if serialize.is_object(of_data):
+            if of_data.get("seq_len"):
+                warnings.warn(
+                    f"data.seq_len {of_data['seq_len']} is not read: the old model.seq_len is given too",
+                    FutureWarning,
+                    stacklevel=2,
+                )
             fields["data"] = {**of_data, "seq_len": 0}
     for name, (neutral, way_now) in REMOVED.items():
         section, field_name = name.split(".")

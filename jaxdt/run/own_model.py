@@ -79,10 +79,15 @@ class OwnModel(ModelSpec):
         return cls(**overrides, facts=facts)._known()
 
     def _known(self) -> Self:
-        if self.facts != UNKNOWN:
-            return self
-        found = replace(self, source=source_of(self.family).digest)
-        known = replace(found, facts=derived(found))
+        known = self
+        if self.facts == UNKNOWN:
+            found = replace(self, source=source_of(self.family).digest)
+            known = replace(found, facts=derived(found))
+        elif self.facts.max_len != self.max_len:
+            raise BadInput(
+                f"model.max_len: got {self.max_len} beside facts of {self.facts.max_len}, expected that of the facts; "
+                "leave out model.facts to have them read off the module"
+            )
         if known.facts.vocab_size < self.vocab_size:
             raise BadInput(
                 f"model.vocab_size: {self.family} makes logits of {known.facts.vocab_size} tokens, expected at least "
@@ -95,6 +100,12 @@ class OwnModel(ModelSpec):
 
     def with_equal_layers(self, n_layers: int) -> Self:
         return replace(self, n_equal_layers=n_layers, facts=UNKNOWN)._known()
+
+    def untied(self) -> ModelSpec:
+        raise BadInput(
+            f"--untie: Parts.tied of {self.family} says whether its head is tied, expected a family of the package; "
+            "change it in the module"
+        )
 
     @property
     def source_files(self) -> tuple[Path, ...]:

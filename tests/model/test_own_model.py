@@ -14,7 +14,7 @@ from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model import options_of, read_options
+from jaxdt.run.model import as_fields, options_of, read_options
 from jaxdt.run.model_facts import UNKNOWN, ModelFacts
 from jaxdt.run.own_model import source_of
 from jaxdt.runtime.storage.checkpoint import about_run
@@ -295,3 +295,15 @@ def test_a_cut_changes_nothing_in_bf16(name):
     np.testing.assert_array_equal(apply_stage(model, 2, 3, bf16, params, x), whole)
     exact = apply_stage(model, 0, 3, jnp.dtype(jnp.float32), params, tokens_BT)
     assert 0 < np.abs(whole - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_facts_of_a_run_are_of_one_length():
+    with pytest.raises(BadInput, match="model.max_len: got 7 beside facts of 6, expected that of the facts"):
+        read_options(as_fields(CONFIGS["own_nnx"]) | {"max_len": 7}, "file")
+    with pytest.raises(BadInput, match="model.vocab_size: .* makes logits of 19 tokens, expected at least 20"):
+        read_options(as_fields(CONFIGS["own_nnx"]) | {"vocab_size": 20}, "file")
+
+
+def test_a_tied_head_is_untied_in_the_module():
+    with pytest.raises(BadInput, match="^--untie: Parts.tied of configs.custom_model.own_nnx:build says whether"):
+        CONFIGS["own_nnx"].untied()

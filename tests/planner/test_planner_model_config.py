@@ -14,11 +14,13 @@ import planner
 from jaxdt.interop.hf_config import options_of_config
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
+from jaxdt.run.config import parse
 from jaxdt.run.errors import BadInput
-from jaxdt.run.network import to_json
+from jaxdt.run.network import to_json, uniform
 from jaxdt.run.plan import Plan, ranges
 from jaxdt.run.profile import from_flops
 from planner.__main__ import main
+from planner.api import search_run
 from planner.model.devices import CATALOGUE, PRINTED_NAMES, catalogue_kind, spec_of
 from planner.model.generate import generate
 from planner.report.export import exported
@@ -352,3 +354,11 @@ def test_the_settings_stand_beside_the_plan(solve, capsys):
         run = planner.run_of_model(options_of_config(QWEN3_0P6B, ""), planner.StepOptions(global_batch=4, seq_len=2048))
         assert path.read_text() == exported(plans.load(out), run, target)
         assert all(f": {device.name}\n" in path.read_text() for device in network.devices)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("NVIDIA A100-SXM4-80GB", True), ("somebody's card", False)])
+def test_a_plan_without_a_profile_asks_the_catalogue_whether_its_devices_are_accelerators(kind, expected):
+    config = parse({"model": {"preset": "debug"}})
+    network = uniform(2)
+    network = replace(network, devices=tuple(replace(device, kind=kind) for device in network.devices))
+    assert search_run._on_accelerators(network, None, config) == expected

@@ -91,11 +91,13 @@ def test_the_length_of_samples_was_once_an_option_of_the_model():
     recorded["model"]["seq_len"] = recorded["model"].pop("max_len")
     del recorded["data"]["seq_len"]
     assert parse(recorded) == config
-    with pytest.warns(FutureWarning, match="^model.seq_len is an old name: use data.seq_len for the tokens"):
+    with pytest.warns(FutureWarning) as warned:
         written = parse({"model": {"preset": "debug", "seq_len": 64}})
         over_a_base = parse({"model": {"preset": "debug", "seq_len": 64}, "data": {"seq_len": 16}})
     assert (written.seq_len, written.model.max_len) == (64, 64)
     assert over_a_base == written
+    said = {str(warning.message).partition(":")[0] for warning in warned}
+    assert said == {"model.seq_len is an old name", "data.seq_len 16 is not read"}
     with pytest.raises(BadInput, match="model.seq_len: got 64 beside model.max_len, expected data.seq_len for the"):
         parse({"model": {"preset": "debug", "seq_len": 64, "max_len": 64}})
 
