@@ -299,11 +299,11 @@ def test_a_cut_changes_nothing_in_bf16(name):
 
 def test_facts_of_a_run_are_of_one_length():
     with pytest.raises(BadInput, match="model.max_len: got 7 beside facts of 6, expected that of the facts"):
-        read_options(as_fields(CONFIGS["own_nnx"]) | {"max_len": 7}, "file")
+        read_options(as_fields(own("own_nnx")) | {"max_len": 7}, "file")
     with pytest.raises(BadInput, match="model.vocab_size: .* makes logits of 19 tokens, expected at least 20"):
-        read_options(as_fields(CONFIGS["own_nnx"]) | {"vocab_size": 20}, "file")
+        read_options(as_fields(own("own_nnx")) | {"vocab_size": 20}, "file")
 
 
 def test_a_tied_head_is_untied_in_the_module():
     with pytest.raises(BadInput, match="^--untie: Parts.tied of configs.custom_model.own_nnx:build says whether"):
-        CONFIGS["own_nnx"].untied()
+        own("own_nnx").untied()
