@@ -37,7 +37,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too (ten minutes)")
     parser.addoption("--stuck", action="store_true", help="run real processes until they stand still (three minutes)")
-    parser.addoption("--pool_seeds", type=int, default=2, help="seeds of pools that train while workers come and go")
+    parser.addoption("--pool_seeds", type=int, default=1, help="seeds of pools that train while workers come and go")
 
 
 def pytest_collection_finish():
