@@ -35,7 +35,7 @@ class Pass(NamedTuple):
 
 
 @compiled
-def _gain(search, device, target):
+def gain_of(search, device, target):
     """Predicted saving of moving a device to the group `target`, one-sided."""
     pp = search.pp
     label = search.label
@@ -90,7 +90,7 @@ def _best_move(search, group, first):
     for c in range(_find_candidates(search, group)):
         for k in range(search.size.shape[0]):
             if k != group and (not search.marked[k] or k == first):
-                gain = _gain(search, search.candidates[c], k)
+                gain = gain_of(search, search.candidates[c], k)
                 if gain > best:
                     best = gain
                     device = search.candidates[c]
@@ -99,7 +99,7 @@ def _best_move(search, group, first):
 
 
 @compiled
-def _move(search, device, target):
+def move_device(search, device, target):
     source = search.label[device]
     for x in range(search.label.shape[0]):
         search.sums[x, source] -= search.pp[x, device]
@@ -141,7 +141,7 @@ def _cycle(search, first):
         if device < 0:
             break
         if group != first:
-            closing = _gain(search, device, first)
+            closing = gain_of(search, device, first)
             if total + closing > best:
                 best = total + closing
                 n_kept = n
@@ -149,16 +149,16 @@ def _cycle(search, first):
         origin[n] = group
         n += 1
         total += gain
-        _move(search, device, target)
+        move_device(search, device, target)
         search.locked[device] = True
         search.marked[target] = True
         group = target
         if group == first:
             break
     for t in range(n - 1, n_kept, -1):
-        _move(search, moved[t], origin[t])
+        move_device(search, moved[t], origin[t])
     if n_kept >= 0:
-        _move(search, moved[n_kept], first)
+        move_device(search, moved[n_kept], first)
     return best
 
 

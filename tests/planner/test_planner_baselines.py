@@ -126,7 +126,7 @@ def test_gains_from_sums_are_those_of_the_formula(shape, seed, rule):
     search = Pass(pp_s, label, np.bincount(label, minlength=S), pp_s @ is_of, *flags, rule)
     rng = np.random.default_rng(seed)
     for _ in range(3):
-        crossover._move(search, int(rng.integers(n)), int(rng.integers(S)))
+        crossover.move_device(search, int(rng.integers(n)), int(rng.integers(S)))
     device = int(rng.integers(n))
     own = [x for x in range(n) if label[x] == label[device] and x != device]
     for target in set(range(S)) - {label[device]}:
@@ -137,7 +137,7 @@ def test_gains_from_sums_are_those_of_the_formula(shape, seed, rule):
             expected = -np.inf
         else:
             expected = pp_s[device, there].mean() - pp_s[device, own].min()
-        assert crossover._gain(search, device, target) == pytest.approx(expected)
+        assert crossover.gain_of(search, device, target) == pytest.approx(expected)
 
 
 # -------------------------------------------------------------------------------------------------------------- bench

@@ -1,5 +1,6 @@
 """The evaluators of Eq. 1-4: against brute force, against each other, and against printed costs."""
 
+import ast
 import itertools
 import math
 import os
@@ -256,3 +257,35 @@ def test_a_cache_from_before_a_type_was_renamed_is_dropped(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout == "42.0\n"
     assert list((tmp_path / "cache").rglob("*.nbi"))
+
+
+def is_kernel(node):
+    return isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "compiled" for one in node.decorator_list)
+
+
+def called_by_python(tree):
+    """The names that code outside of the kernels of a module reads."""
+    for child in ast.iter_child_nodes(tree):
+        if not is_kernel(child):
+            if isinstance(child, ast.Name | ast.Attribute):
+                yield child.id if isinstance(child, ast.Name) else child.attr
+            yield from called_by_python(child)
+
+
+def test_python_calls_no_kernel_that_has_no_entry_for_it():
+    """Such a call would end the process, and only where the cache of kernels is new."""
+    sources = [*ROOT.glob("planner/**/*.py"), *ROOT.glob("tests/planner/*.py"), *ROOT.glob("scripts/bench/*.py")]
+    trees = {path: ast.parse(path.read_text()) for path in sources}
+    kernels = {path: {node.name for node in tree.body if is_kernel(node)} for path, tree in trees.items()}
+    inner = {name for names in kernels.values() for name in names if name.startswith("_")}
+    assert len(inner) > 30
+    for path, tree in trees.items():
+        own = {name for name in inner if name in kernels[path]}
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        modules = {ast.unparse(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & {
+            source.stem for source in sources
+        }
+        names = (
+            own | inner & imported | {name for source in sources if source.stem in modules for name in kernels[source]}
+        )
+        assert not {name for name in called_by_python(tree) if name in names & inner}, path
