@@ -135,8 +135,7 @@ def start(monkeypatch):
     for node in nodes:
         node.gate.set()
         node.transport.close(0.0)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxdt-")]
-    assert left == []
+    eventually(lambda: not any(thread.name.startswith("jaxdt-") for thread in threading.enumerate()))
     assert n_fds() == fds
 
 
