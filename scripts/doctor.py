@@ -56,7 +56,8 @@ def data_and_disk() -> Iterable[doctor.Finding]:
         config, _, data = run_flags.config_and_plan()
         yield from doctor.tokens(data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
-        n_bytes = doctor.checkpoint_bytes(config.model.facts)
+        facts = config.model.facts
+        n_bytes = 4 * facts.state_numbers(0, facts.n_layers, config.optim.n_moments)
     yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 

@@ -110,6 +110,10 @@ def eventually(holds):
         tick.wait(0.002)
 
 
+def threads_of_transports():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxdt-")]
+
+
 def n_fds():
     return len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
 
@@ -135,7 +139,7 @@ def start(monkeypatch):
     for node in nodes:
         node.gate.set()
         node.transport.close(0.0)
-    eventually(lambda: not any(thread.name.startswith("jaxdt-") for thread in threading.enumerate()))
+    assert threads_of_transports() == []
     assert n_fds() == fds
 
 

@@ -11,12 +11,9 @@ import numpy as np
 from jaxdt.build import planned_memory
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.network import Network
-from jaxdt.run.profile import Profile
 from planner.api.job import COMM_COST, Job
 from planner.api.result import OnProgress, Progress, Result, Statistics, Stop
 from planner.model.constraints import Constraints
-from planner.model.devices import catalogue_kind, spec_of
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.workload import on_accelerators
 
@@ -103,14 +100,6 @@ def with_memory(result: Result, job: Job) -> Result:
         return result
     if job.unequal:
         run = replace(run, wiring=replace(run.wiring, kind="swarm"))
-    memory = planned_memory(run, result.plan, on_accelerator=_on_accelerators(result.network, job.profile, run))
+    memory = planned_memory(run, result.plan, on_accelerator=on_accelerators(result.network, job.profile, run))
     found = result.plan.found | {"stage_memory_bytes": [asdict(stage) for stage in memory]}
     return replace(result, plan=replace(result.plan, found=found))
-
-
-def _on_accelerators(network: Network, profile: Profile | None, run: RunConfig) -> bool:
-    """Whether the devices compute on accelerators. Without a profile the catalogue says it of their kinds."""
-    if profile is not None:
-        return on_accelerators(network, profile, run)
-    of_catalogue = all((known := catalogue_kind(d.kind)) and spec_of(known).accelerator for d in network.devices)
-    return of_catalogue or on_accelerators(network, None, run)

@@ -21,6 +21,7 @@ from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
+from planner.model.devices import catalogue_kind, spec_of
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, parameter_load, split, split_trained
 from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
@@ -294,10 +295,14 @@ class StepWorkload:
 
 
 def on_accelerators(network: Network, profile: Profile | None, run: RunConfig | None) -> bool:
-    """Whether all devices compute on accelerators, by the run's platform or by what the profile says of their kinds."""
+    """Whether all devices compute on accelerators, by the run's platform or by what the profile says of their kinds;
+    without a profile, by the catalogue."""
     if run is not None and run.platform in ("gpu", "tpu"):
         return True
-    return profile is not None and all(profile.kind(device.kind).accelerator for device in network.devices)
+    if profile is not None:
+        return all(profile.kind(device.kind).accelerator for device in network.devices)
+    kinds = [catalogue_kind(device.kind) for device in network.devices]
+    return all(kind is not None and spec_of(kind).accelerator for kind in kinds)
 
 
 def even_split(workload: StepWorkload, n_stages: int) -> Ranges:

@@ -211,8 +211,11 @@ class Fleet:
 
     def _log(self, name: str) -> Path:
         if name in self.started or name.startswith("newcomer"):
-            return self.run_dir.with_name(f"{self.run_dir.name}_{name.replace(' ', '_')}.log")
+            return self._log_of_started(name)
         return self.run_dir / "logs" / f"{name.replace(' ', '_')}.log"
+
+    def _log_of_started(self, name: str) -> Path:
+        return self.run_dir.with_name(f"{self.run_dir.name}_{name.replace(' ', '_')}.log")
 
     def apply(self, what: Disturbance, now_s: float) -> list[tuple[str, str]]:
         """Let something happen. Returns what was done, and to whom; nothing if there is no victim."""
@@ -258,7 +261,7 @@ class Fleet:
     def start(self, worker: str | None = None) -> str:
         """Start a newcomer; or a worker: the one of this id, for '' a new one. Returns its name."""
         name = f"peer {worker}" if worker else f"newcomer {sum(n.startswith('newcomer') for n in self.started)}"
-        log = self.run_dir.with_name(f"{self.run_dir.name}_{name.replace(' ', '_')}.log")
+        log = self._log_of_started(name)
         if worker is None:
             self.started[name] = local_run.join(self.run_dir, log, self._slow())
         else:

@@ -20,10 +20,10 @@ from jaxdt.run.network import to_json, uniform
 from jaxdt.run.plan import Plan, ranges
 from jaxdt.run.profile import from_flops
 from planner.__main__ import main
-from planner.api import search_run
 from planner.model.devices import CATALOGUE, PRINTED_NAMES, catalogue_kind, spec_of
 from planner.model.generate import generate
 from planner.report.export import exported
+from planner.step_time.workload import on_accelerators
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
 # As published, without what only generation reads.
@@ -361,4 +361,4 @@ def test_a_plan_without_a_profile_asks_the_catalogue_whether_its_devices_are_acc
     config = parse({"model": {"preset": "debug"}})
     network = uniform(2)
     network = replace(network, devices=tuple(replace(device, kind=kind) for device in network.devices))
-    assert search_run._on_accelerators(network, None, config) == expected
+    assert on_accelerators(network, None, config) == expected

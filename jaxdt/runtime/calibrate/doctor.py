@@ -17,7 +17,6 @@ from cryptography import x509
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.run.cpus import cores_text
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelFacts
 from jaxdt.run.network import UNLIMITED_GBPS, Network
 from jaxdt.runtime.net.address import Address, bind, format_address
 from jaxdt.runtime.net.descriptor_limit import descriptors_needed
@@ -137,11 +136,6 @@ def descriptors(limit: float, n_peers: int) -> Iterable[Finding]:
     seen = f"a process may have {limit}, one of {n_peers} peers needs at most {need}"
     mend = f"ulimit -Hn {need}   # as root; or LimitNOFILE={need} in the service that starts it"
     yield Finding("descriptors", seen, "" if limit >= need else mend)
-
-
-def checkpoint_bytes(facts: ModelFacts) -> int:
-    """Of a checkpoint of the model, with the two moments of each trained number."""
-    return 4 * facts.state_numbers(0, facts.n_layers, 2)
 
 
 def disk(run_dir: Path, n_checkpoints: int, checkpoint_bytes: int) -> Iterable[Finding]:

@@ -6,7 +6,6 @@ import socket
 import numpy as np
 
 from jaxdt.model.data import write_tokens
-from jaxdt.run.model_facts import MATRIX, Entry, LayerFacts, Leaf, ModelFacts
 from jaxdt.run.network import Network, uniform
 from jaxdt.runtime.calibrate import doctor
 from jaxdt.runtime.identity import authority
@@ -111,10 +110,3 @@ def test_a_gpu_that_nothing_uses_is_found(monkeypatch, tmp_path):
     assert any("unset JAX_PLATFORMS" in finding.mend for finding in doctor.devices())
     monkeypatch.delenv("JAX_PLATFORMS")
     assert any("cuda" in finding.mend for finding in doctor.devices())
-
-
-def test_a_frozen_leaf_has_no_moments_in_a_checkpoint():
-    leaves = (Leaf("trained", (5, 2), MATRIX), Leaf("frozen", (7,), MATRIX, trained=False))
-    layer = LayerFacts(2, 0, 0, 0, 0.0, 0.0, 17, 17, cut=True, like=0)
-    facts = ModelFacts(5, 4, 2, (layer,), (Entry("block_000", (0,), leaves),))
-    assert doctor.checkpoint_bytes(facts) == 4 * (17 + 2 * 10)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 import transport_nodes
-from transport_nodes import LOOPBACK, MB, QUICK, eventually
+from transport_nodes import LOOPBACK, MB, QUICK, eventually, threads_of_transports
 
 from jaxdt.runtime.net import unix_socket
 
@@ -93,3 +93,5 @@ def test_a_process_that_does_not_answer_is_within_reach(start):
         assert a.links.empty()
     for sock in dialled:
         sock.close()
+    a.transport.close(0.0)
+    eventually(lambda: not threads_of_transports())  # it waits for them no longer than for a handshake
