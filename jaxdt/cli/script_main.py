@@ -220,9 +220,9 @@ def _unknown_field(name: str, known: str | None, argv: list[str]) -> str:
 
 def _fields_named(flag: str) -> list[str]:
     """The fields of the config whose names end so, for a script that has a config."""
-    from jaxdt.cli.config_fields import MEANINGS
+    from jaxdt.cli.config_fields import all_names
 
-    return [name for name in MEANINGS if name.rpartition(".")[2] == flag] if "config" in FLAGS else []
+    return [name for name in all_names() if name.rpartition(".")[2] == flag] if "config" in FLAGS else []
 
 
 def _place_of(error: Exception, argv: list[str]) -> str:

@@ -64,6 +64,7 @@ FAMILIES = {
 NAMES = (*FAMILIES, AUTO)
 EXCHANGED_BYTES = {NONE: 4, BF16: BF16_BYTES}  # codec of what replicas exchange -> bytes of a number
 BLOCK_NAMES = tuple(name for name, family in FAMILIES.items() if family.default_block)
+ACCEPTED = f"one of {', '.join(NAMES)}; {' and '.join(BLOCK_NAMES)} also with a block, as in int8:1024"
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def parse(text: str, where: str = "codec") -> CodecSpec:
     """The codec of a name such as int8 or int8:1024; `where` names the field in errors."""
     name, colon, block = text.partition(":")
     if name not in NAMES or (colon and name not in BLOCK_NAMES):
-        expected = f"{', '.join(NAMES)}; {' and '.join(BLOCK_NAMES)} also with a block, as in int8:1024"
-        raise BadInput(f"{where}: got {text!r}, expected one of {expected}{nearest(name, NAMES)}")
+        raise BadInput(f"{where}: got {text!r}, expected {ACCEPTED}{nearest(name, NAMES)}")
     if not colon:
         return CodecSpec(name, _default_block(name))
     if not (block.isascii() and block.isdigit() and int(block) > 0):

@@ -4,6 +4,7 @@ An error names the field, its value and what was expected. Config files (configs
 same names. Which kinds of wiring and sync exist, and which options make sense with each, is checked in jaxdt.build.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -16,10 +17,22 @@ from typing import Any
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
-from jaxdt.run.errors import BadInput, nearest, require_at_least, require_one_of
+from jaxdt.run.errors import BadInput, nearest, require_at_least
 from jaxdt.run.model import options_of, renamed
 from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
 from jaxdt.run.optim import OptimConfig
+from jaxdt.run.options import (
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    NOT_NEGATIVE_OR_ENDLESS,
+    POSITIVE,
+    POSITIVE_OR_ENDLESS,
+    at_least,
+    in_context,
+    one_of,
+    option,
+    require_accepted,
+)
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.run.seq_lengths import SeqLengths
 
@@ -34,6 +47,7 @@ EQUAL, SAMPLES = WEIGHTS = ("equal", "samples")
 PIPELINE, STAGE = CLIPS = ("pipeline", "stage")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
+BOTH_OR_NEITHER = in_context("both or neither; launch.py --init_from=DIR sets both")
 # Fields that the config has no more -> the value with which an old one is read all the same, and the way now.
 REMOVED: dict[str, tuple[Any, str]] = {
     "wiring.replan": ("off", "`python -m planner replan --run_dir=DIR` plans for the members of a run"),
@@ -43,64 +57,70 @@ REMOVED: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How to cut and place the model when no plan.json is given. `layers`: layers per stage such as "3,2,3", empty for
-    an even split. `microbatches`: the microbatches of one step, over all pipelines. `in_flight`: forwards in flight
-    per stage such as "4,2", empty for n_stages - stage. `servers`: peers of each stage that hold its parameters and
-    compute nothing (sync.kind "server"). `workers`: peers of each stage that compute for those who hold its parameters,
-    and are no members of the run (wiring.kind "pool")."""
+    """How to cut and place the model when no plan.json is given."""
 
-    stages: int = 1
-    pipelines: int = 1
-    layers: str = ""
-    schedule: str = "1f1b"
-    microbatches: int = 1
-    in_flight: str = ""
-    servers: int = 0
-    workers: int = 0
+    stages: int = option(1, "into how many stages the layers are cut", at_least(1))
+    pipelines: int = option(1, "replicas of each stage", at_least(1))
+    layers: str = option("", 'layers of each stage, such as "3,2,3"; empty: an even split')
+    schedule: str = option("1f1b", "order of forwards and backwards inside a stage", one_of(SCHEDULES))
+    microbatches: int = option(1, "microbatches of a step, over all pipelines", at_least(1))
+    in_flight: str = option("", 'forwards in flight per stage, such as "4,2"; empty: n_stages - stage')
+    servers: int = option(
+        0, "peers of each stage that hold its parameters and compute nothing (sync.kind server)", at_least(0)
+    )
+    workers: int = option(
+        0, "peers of each stage that compute for its servers, and are no members (wiring.kind pool)", at_least(0)
+    )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. `seq_len`: tokens of a sample
-    (0: model.max_len). Samples begin with `seq_start` tokens and grow to that length over the first `seq_growth_steps`
-    steps (jaxdt.run.seq_lengths). With 0 and 0 all samples have the full length."""
+    """What a run trains on. Samples may grow over its first steps (jaxdt.run.seq_lengths)."""
 
-    path: str = ""
-    seq_len: int = 0
-    seq_start: int = 0
-    seq_growth_steps: int = 0
+    path: str = option("", "a token file of prepare_data.py; empty: the committed corpus in bytes")
+    seq_len: int = option(0, "tokens of a sample; 0: model.max_len", in_context("0 (model.max_len) to model.max_len"))
+    seq_start: int = option(
+        0,
+        "tokens of a sample at the first step; 0: always the full length",
+        in_context("0 (no growth) to data.seq_len"),
+    )
+    seq_growth_steps: int = option(0, "steps until a sample has the full length", in_context("0 with data.seq_start 0"))
 
 
 @dataclass(frozen=True)
 class InitConfig:
-    """`path`: the model folder with whose parameters the run begins; empty: they are drawn from train.seed. `digest`:
-    that of the model in it, which launch.py --init_from=DIR sets beside the path."""
+    """Which parameters a run begins with. Fresh ones are drawn from train.seed."""
 
-    path: str = ""
-    digest: str = ""
+    path: str = option(
+        "",
+        "model folder with which the run begins (launch.py --init_from=DIR); empty: fresh parameters",
+        BOTH_OR_NEITHER,
+    )
+    digest: str = option("", "the model in it, set beside the path", BOTH_OR_NEITHER)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """`microbatch_size` is in samples. The held-out loss of the parameters after every `eval_every_steps` (0: never)
-    steps, and after the last, is measured over `eval_microbatches`. A checkpoint is written every
-    `checkpoint_every_steps` (0: at the end only); the newest `keep_checkpoints` stay. A checkpoint is complete when
-    each stage's part is on `checkpoint_copies` disks, or on all that the run has: peers without a common disk send the
-    parts to one another. With `checkpoint_on_stop` the first Ctrl-C at the launcher or the coordinator ends the run
-    after a checkpoint, else at once, as a second one does. `on_nonfinite` says what happens when the gradient of a step
-    is not finite: stop the run, skip the update, or roll back to the last complete checkpoint and draw other samples
-    from there on."""
+    """Steps, held-out losses and checkpoints.
 
-    steps: int = 100
-    seed: int = 0
-    microbatch_size: int = 1
-    eval_every_steps: int = 0
-    eval_microbatches: int = 4
-    checkpoint_every_steps: int = 0
-    keep_checkpoints: int = 2
-    checkpoint_copies: int = 2
-    checkpoint_on_stop: bool = True
-    on_nonfinite: str = "stop"
+    - The held-out loss is also that of the parameters after the last step.
+    - A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all that the run has: peers
+      without a common disk send the parts to one another.
+    - Without `checkpoint_on_stop` the first Ctrl-C at the launcher or the coordinator ends the run at once, as a second
+      one does.
+    - `on_nonfinite`: stop the run, skip the update, or roll back to the last complete checkpoint and draw other samples
+      from there on."""
+
+    steps: int = option(100, "updates of the whole run", at_least(1))
+    seed: int = option(0, "of the initial parameters and of the order of the samples", at_least(0))
+    microbatch_size: int = option(1, "samples of a microbatch", at_least(1))
+    eval_every_steps: int = option(0, "steps from one held-out loss to the next; 0: never measured", at_least(0))
+    eval_microbatches: int = option(4, "microbatches of one held-out loss", at_least(1))
+    checkpoint_every_steps: int = option(0, "steps from one checkpoint to the next; 0: one at the end", at_least(0))
+    keep_checkpoints: int = option(2, "how many of the newest checkpoints stay", at_least(1))
+    checkpoint_copies: int = option(2, "disks that hold each part of a checkpoint before it counts", at_least(1))
+    checkpoint_on_stop: bool = option(True, "the first Ctrl-C writes a checkpoint before the run ends")
+    on_nonfinite: str = option("stop", "what follows when a gradient is not finite", one_of(ON_NONFINITE))
 
 
 def is_evaluated(version: int, every_steps: int, n_steps: int) -> bool:
@@ -137,16 +157,26 @@ class WiringConfig:
     to a stage whose load is greater by some Work. "algorithm2": as SWARM's listing, each time, from the stage with the
     least load to that with the greatest, whatever the difference."""
 
-    kind: str = "fixed"
-    routers: int = 1
-    window: int = 0
-    on_stage_lost: str = "wait"
-    stage_grace_s: float = 300.0
-    retain_bytes: int = 1 << 30
-    rebalance_s: float = 0.0
-    rebalance_moves: int = 1
-    rebalance_rule: str = "bottleneck"
-    join_rule: str = "balanced"
+    kind: str = option("fixed", "which peer computes a microbatch")
+    routers: int = option(1, "peers that choose routes (swarm)", at_least(1))
+    window: int = option(0, "microbatches under way at most (swarm); 0: four per peer", at_least(0))
+    on_stage_lost: str = option(
+        "wait", "when all peers of a stage are lost: wait for another one, or stop", one_of(ON_STAGE_LOST)
+    )
+    stage_grace_s: float = option(300.0, "seconds before the silent last peer of a stage counts as lost", NOT_NEGATIVE)
+    retain_bytes: int = option(1 << 30, "boundary tensors that a peer keeps for others to recover from", at_least(0))
+    rebalance_s: float = option(
+        0.0, "seconds from one move of peers between stages to the next; 0: never", NOT_NEGATIVE
+    )
+    rebalance_moves: int = option(1, "peers that may change stages each time", at_least(1))
+    rebalance_rule: str = option(
+        "bottleneck",
+        "which peers those are: one that its stage can spare, or as SWARM's Algorithm 2 lists it",
+        one_of(REBALANCE_RULES),
+    )
+    join_rule: str = option(
+        "balanced", "which stage a pool's worker joins that the plan does not name", one_of(JOIN_RULES)
+    )
 
 
 @dataclass(frozen=True)
@@ -176,23 +206,41 @@ class GroupsConfig:
     replica's own plus 1 - `mix_frac` times the outcome of the average (the paper's alpha: 0 drops the local steps
     since the freeze, as an average without a lag does)."""
 
-    match: str = "all"
-    every_steps: int = 1
-    window_frac: float = 0.0
-    window_s: float = 0.0
-    group_size_max: int = 0
-    connectivity_groups: int = -1
-    connectivity_window: str = "sliding"
-    seed: int = 0
-    outer: str = "none"
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    fragments: int = 1
-    lag_steps: int = 0
-    mix_frac: float = 0.0
-    weights: str = EQUAL
-    clip: str = PIPELINE
-    average_moments: bool = False
+    match: str = option("all", "rule by which the replicas that average together are chosen (sync.kind groups)")
+    every_steps: int = option(1, "local steps from one average to the next", at_least(1))
+    window_frac: float = option(
+        0.0,
+        "part of a step for which a window stays open (window); 0: one in as many as replicas",
+        NOT_NEGATIVE_OR_ENDLESS,
+    )
+    window_s: float = option(0.0, "the same in seconds (window); 0: window_frac counts", NOT_NEGATIVE_OR_ENDLESS)
+    group_size_max: int = option(0, "members at which a group closes (window); 0: no limit", at_least(0))
+    connectivity_groups: int = option(
+        -1, "groups in a row that connect all replicas; 0: any, -1: four for each replica", at_least(-1)
+    )
+    connectivity_window: str = option("sliding", "how those groups are counted", one_of(CONNECTIVITY_WINDOWS))
+    seed: int = option(0, "of the rule that draws pairs (pairs)")
+    outer: str = option(
+        "none", "optimizer of the mean change of the replicas; none: they go on from the mean", one_of(OUTERS)
+    )
+    outer_lr: float = option(0.7, "its learning rate", POSITIVE)
+    outer_momentum: float = option(0.9, "its momentum", BELOW_ONE)
+    fragments: int = option(
+        1, "parts of a stage's layers that average one after the other (streaming DiLoCo)", at_least(1)
+    )
+    lag_steps: int = option(
+        0, "local steps that a replica does between the freeze of its numbers and their mean", at_least(0)
+    )
+    mix_frac: float = option(
+        0.0, "share of a replica's own parameters in those that it has after an average", BELOW_ONE
+    )
+    weights: str = option(EQUAL, "how much each member of a group counts: the same, or as its samples", one_of(WEIGHTS))
+    clip: str = option(
+        PIPELINE,
+        "over what optim.clip_norm takes the norm of a local step: the pipeline, or each stage alone",
+        one_of(CLIPS),
+    )
+    average_moments: bool = option(False, "whether the moments of the replicas' optimizers are averaged too")
 
     def weight(self, n_microbatches: int) -> int:
         """How much a replica with such a share of a step's microbatches counts in a group."""
@@ -212,8 +260,12 @@ class ServerConfig:
     replica grows by 1, and it waits for its stage's server until its clock is at most `staleness` ahead of the slowest
     replica's. Then it continues from the server's parameters."""
 
-    staleness: int = 0
-    wave: int = 1
+    staleness: int = option(
+        0, "how far a replica's clock may be ahead of the slowest one's (sync.kind server)", at_least(0)
+    )
+    wave: int = option(
+        1, "local steps after which a replica's clock grows by 1, and it gets the server's parameters", at_least(1)
+    )
 
 
 @dataclass(frozen=True)
@@ -234,12 +286,18 @@ class SyncConfig:
     sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
     checkpoints and the result of the run, stay in fp32, and so does what a pool's servers average."""
 
-    kind: str = "allreduce"
-    delay: int = 0
-    delay_after_steps: int = 0
-    slice_bytes: int = 1 << 22
-    check_every_steps: int = 50
-    codec: str = codecs.NONE
+    kind: str = option("allreduce", "how the replicas of a stage agree on an update")
+    delay: int = option(0, "1: a step is averaged while the next one computes", one_of((0, 1)))
+    delay_after_steps: int = option(0, "first steps that compute without that delay", at_least(0))
+    slice_bytes: int = option(1 << 22, "unit of the exchange of gradients", at_least(4))
+    check_every_steps: int = option(
+        50, "steps from one comparison of the replicas' states to the next; 0: never", at_least(0)
+    )
+    codec: str = option(
+        codecs.NONE,
+        "how replicas that may differ, and a pool's workers, send what is averaged or pushed",
+        one_of(codecs.EXCHANGED_BYTES),
+    )
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -252,10 +310,14 @@ class NetConfig:
     as a part of a checkpoint. `copies_gbps`: how fast a peer fetches copies of other peers' parts of checkpoints, in
     1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
 
-    heartbeat_s: float = 0.5
-    deadline_floor_s: float = 4.0
-    outage_s: float = 8 * 3600.0
-    copies_gbps: float = 0.0
+    heartbeat_s: float = option(0.5, "seconds from one sign of life to the next", POSITIVE)
+    deadline_floor_s: float = option(
+        4.0, "no deadline is shorter, in seconds", in_context("at least two heartbeats, and finite")
+    )
+    outage_s: float = option(8 * 3600.0, "seconds that peers wait for a coordinator that is gone", POSITIVE_OR_ENDLESS)
+    copies_gbps: float = option(
+        0.0, "rate at which a peer fetches copies of checkpoints, in 1e9 bit/s; 0: no limit", NOT_NEGATIVE
+    )
 
 
 @dataclass(frozen=True)
@@ -276,36 +338,36 @@ class RunConfig:
     wiring: WiringConfig = field(default_factory=WiringConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     net: NetConfig = field(default_factory=NetConfig)
-    codec: str = "none"
-    error_feedback: bool = False
-    dtype: str = "float32"
-    remat: str = "recompute"
-    platform: str = "any"
+    codec: str = option(
+        "none", "how tensors travel between stages, where no plan says otherwise", in_context(codecs.ACCEPTED)
+    )
+    error_feedback: bool = option(False, "add a codec's rounding error to the next tensor")
+    dtype: str = option("float32", "numbers that stages compute with; parameters are float32", one_of(DTYPES))
+    remat: str = option(
+        "recompute",
+        "what a backward reads of its forward: its input alone (least memory), or the products of matrices too",
+        one_of(REMATS),
+    )
+    platform: str = option("any", "what every peer has to compute on", one_of(PLATFORMS))
 
     def __post_init__(self) -> None:
-        self._check_plan()
         self._check_lengths()
+        for section in ("plan", "train", "wiring", "sync", "sync.groups", "sync.server", "net"):
+            require_accepted(functools.reduce(getattr, section.split("."), self), section)
+        require_accepted(self, "")
+        require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
         if bool(self.init.path) != bool(self.init.digest):
             raise BadInput(
-                f"init.digest: got {self.init.digest!r} with init.path {self.init.path!r}, expected both or neither; "
-                "launch.py --init_from=DIR sets both"
+                f"init.digest: got {self.init.digest!r} with init.path {self.init.path!r}, expected "
+                f"{BOTH_OR_NEITHER.text}"
             )
-        self._check_train()
-        self._check_wiring()
-        self._check_sync()
         codecs.parse(self.codec)
-        require_one_of("dtype", self.dtype, DTYPES)
-        require_one_of("remat", self.remat, REMATS)
-        require_one_of("platform", self.platform, PLATFORMS)
-        self._check_net()
-
-    def _check_plan(self) -> None:
-        require_at_least("plan.stages", self.plan.stages, 1)
-        require_at_least("plan.pipelines", self.plan.pipelines, 1)
-        require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
-        require_at_least("plan.servers", self.plan.servers, 0)
-        require_at_least("plan.workers", self.plan.workers, 0)
-        require_one_of("plan.schedule", self.plan.schedule, SCHEDULES)
+        self._check_fragments()
+        floor_s, heartbeat_s = self.net.deadline_floor_s, self.net.heartbeat_s
+        if not 2 * heartbeat_s <= floor_s < math.inf:
+            raise BadInput(
+                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
+            )
 
     def _check_lengths(self) -> None:
         start, n_steps, most = self.data.seq_start, self.data.seq_growth_steps, self.model.max_len
@@ -318,57 +380,8 @@ class RunConfig:
             wanted = "an integer >= 1" if start else "0"
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
 
-    def _check_train(self) -> None:
-        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints", "checkpoint_copies"):
-            require_at_least(f"train.{name}", getattr(self.train, name), 1)
-        for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
-            require_at_least(f"train.{name}", getattr(self.train, name), 0)
-        require_one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
-
-    def _check_wiring(self) -> None:
-        wiring = self.wiring
-        require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
-        require_one_of("wiring.join_rule", wiring.join_rule, JOIN_RULES)
-        require_one_of("wiring.rebalance_rule", wiring.rebalance_rule, REBALANCE_RULES)
-        require_at_least("wiring.routers", wiring.routers, 1)
-        require_at_least("wiring.window", wiring.window, 0)
-        require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)
-        require_at_least("wiring.rebalance_moves", wiring.rebalance_moves, 1)
-        for name in ("rebalance_s", "stage_grace_s"):
-            if not 0 <= getattr(wiring, name) < math.inf:
-                raise BadInput(f"wiring.{name}: got {getattr(wiring, name)}, expected a finite number >= 0")
-
-    def _check_sync(self) -> None:
-        require_one_of("sync.delay", self.sync.delay, (0, 1))
-        require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
-        require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
-        require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
-        require_one_of("sync.codec", self.sync.codec, tuple(codecs.EXCHANGED_BYTES))
-        require_at_least("sync.server.staleness", self.sync.server.staleness, 0)
-        require_at_least("sync.server.wave", self.sync.server.wave, 1)
-        groups = self.sync.groups
-        require_at_least("sync.groups.every_steps", groups.every_steps, 1)
-        require_at_least("sync.groups.group_size_max", groups.group_size_max, 0)
-        require_at_least("sync.groups.connectivity_groups", groups.connectivity_groups, -1)
-        require_one_of("sync.groups.connectivity_window", groups.connectivity_window, CONNECTIVITY_WINDOWS)
-        require_one_of("sync.groups.outer", groups.outer, OUTERS)
-        require_one_of("sync.groups.weights", groups.weights, WEIGHTS)
-        require_one_of("sync.groups.clip", groups.clip, CLIPS)
-        if type(groups.average_moments) is not bool:
-            raise BadInput(f"sync.groups.average_moments: got {groups.average_moments!r}, expected true or false")
-        if not 0 < groups.outer_lr < math.inf:
-            raise BadInput(f"sync.groups.outer_lr: got {groups.outer_lr}, expected a finite number > 0")
-        if not 0 <= groups.outer_momentum < 1:
-            raise BadInput(f"sync.groups.outer_momentum: got {groups.outer_momentum}, expected a number in [0, 1)")
-        for name in ("window_frac", "window_s"):
-            if not getattr(groups, name) >= 0:
-                raise BadInput(f"sync.groups.{name}: got {getattr(groups, name)}, expected a number >= 0")
-        self._check_fragments()
-
     def _check_fragments(self) -> None:
         groups = self.sync.groups
-        require_at_least("sync.groups.fragments", groups.fragments, 1)
-        require_at_least("sync.groups.lag_steps", groups.lag_steps, 0)
         if groups.fragments > groups.every_steps:
             raise BadInput(
                 f"sync.groups.fragments: got {groups.fragments}, expected at most sync.groups.every_steps "
@@ -380,22 +393,6 @@ class RunConfig:
                 f"sync.groups.lag_steps: got {groups.lag_steps}, expected less than {distance}, the local steps from "
                 "one fragment's average to the next (sync.groups.every_steps / sync.groups.fragments)"
             )
-        if not 0 <= groups.mix_frac < 1:
-            raise BadInput(f"sync.groups.mix_frac: got {groups.mix_frac}, expected a number in [0, 1)")
-
-    def _check_net(self) -> None:
-        heartbeat_s = self.net.heartbeat_s
-        floor_s = self.net.deadline_floor_s
-        if not 0 < heartbeat_s < math.inf:
-            raise BadInput(f"net.heartbeat_s: got {heartbeat_s}, expected a finite number > 0")
-        if not 2 * heartbeat_s <= floor_s < math.inf:
-            raise BadInput(
-                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
-            )
-        if not self.net.outage_s > 0:
-            raise BadInput(f"net.outage_s: got {self.net.outage_s}, expected a number > 0")
-        if not 0 <= self.net.copies_gbps < math.inf:
-            raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 
     @property
     def seq_len(self) -> int:

@@ -393,19 +393,3 @@ def derived(model: ModelSpec) -> ModelFacts:
     """The facts that follow from a model's functions."""
     source = "jaxdt.model.derive" if sys.modules.get("jax") else "jaxdt.model.facts_process"
     return import_module(source).facts(model)
-
-
-def require_sizes(options: ModelSpec, *names: str, least: int = 1) -> None:
-    """BadInput unless these options are integers from `least` on."""
-    for name in names:
-        value: object = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise BadInput(f"model.{name}: got {value!r}, expected an integer >= {least}")
-
-
-def require_bools(options: ModelSpec, *names: str) -> None:
-    """BadInput unless these options are true or false."""
-    for name in names:
-        value: object = getattr(options, name)
-        if type(value) is not bool:
-            raise BadInput(f"model.{name}: got {value!r}, expected true or false")

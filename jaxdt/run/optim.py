@@ -1,12 +1,10 @@
 """The optimizers by name, and their options, checked field by field. The update rules are in jaxdt.model.optim, in a
 table of the same names."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.errors import BadInput
+from jaxdt.run.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, UP_TO_ONE, at_least, one_of, option, require_accepted
 
 
 @dataclass(frozen=True)
@@ -51,38 +49,35 @@ class OptimConfig:
     `clip_norm` bounds the norm of the whole model's gradient, 0 turns it off. No single stage can apply it, so it
     reaches `update` inside `scale`."""
 
-    name: str = "adamw"
-    lr: float = 1e-3
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    gradient_frac: float = 0.0
-    second_moment: str = "own"
-    weight_decay: float = 0.0
-    momentum: float = 0.9
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    lr_schedule: str = "constant"
-    final_lr_frac: float = 0.1
-    clip_norm: float = 1.0
+    name: str = option("adamw", "update rule", one_of(OPTIMIZERS))
+    lr: float = option(1e-3, "learning rate after the warm-up", POSITIVE)
+    b1: float = option(0.9, "decay of the mean of gradients (adamw, lamb)", BELOW_ONE)
+    b2: float = option(0.95, "decay of the mean of squared gradients (adamw, lamb)", BELOW_ONE)
+    eps: float = option(1e-8, "added to the root of that mean (adamw, lamb)", POSITIVE)
+    gradient_frac: float = option(0.0, "share of an update that is the newest gradient by itself (adamw)", BELOW_ONE)
+    second_moment: str = option(
+        "own",
+        "with groups: own (one pipeline's variance), or corrected or legacy (that of all)",
+        one_of(SECOND_MOMENTS),
+    )
+    weight_decay: float = option(0.0, "weight decay of matrices, multiplied by the learning rate", NOT_NEGATIVE)
+    momentum: float = option(0.9, "momentum (sgd)", BELOW_ONE)
+    warmup_steps: int = option(0, "updates over which the learning rate climbs to lr", at_least(0))
+    decay_steps: int = option(0, "update at which the decay ends, the warm-up counted", at_least(0))
+    lr_schedule: str = option("constant", "learning rate after the warm-up", one_of(LR_SCHEDULES))
+    final_lr_frac: float = option(0.1, "share of lr that is left at decay_steps", UP_TO_ONE)
+    clip_norm: float = option(1.0, "largest norm of the whole model's gradient; 0: no clipping", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        require_one_of("optim.name", self.name, tuple(OPTIMIZERS))
-        require_one_of("optim.lr_schedule", self.lr_schedule, tuple(LR_SCHEDULES))
-        for field in ("lr", "eps"):
-            self._check_number(field, "a number > 0", lambda v: v > 0)
-        for field in ("b1", "b2", "momentum", "gradient_frac"):
-            self._check_number(field, "a number in [0, 1)", lambda v: 0 <= v < 1)
+        require_accepted(self, "optim")
         if self.gradient_frac and not OPTIMIZERS[self.name].reads_gradient_frac:
             raise BadInput(f"optim.gradient_frac: got {self.gradient_frac}, expected 0 with optim.name {self.name}")
-        self._check_second_moment()
-        for field in ("weight_decay", "clip_norm"):
-            self._check_number(field, "a number >= 0", lambda v: v >= 0)
-        self._check_number("final_lr_frac", "a number in [0, 1]", lambda v: 0 <= v <= 1)
-        for field in ("warmup_steps", "decay_steps"):
-            value: object = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise BadInput(f"optim.{field}: got {value!r}, expected an integer >= 0")
+        if SECOND_MOMENTS[self.second_moment]:
+            expected = f"optim.second_moment: got {self.second_moment}, expected own with optim."
+            if not OPTIMIZERS[self.name].reads_second_moment:
+                raise BadInput(f"{expected}name {self.name}")
+            if self.gradient_frac:
+                raise BadInput(f"{expected}gradient_frac {self.gradient_frac}")
         if LR_SCHEDULES[self.lr_schedule].decays and self.decay_steps <= self.warmup_steps:
             raise BadInput(
                 f"optim.decay_steps: got {self.decay_steps}, the {self.lr_schedule} schedule needs more than "
@@ -98,18 +93,3 @@ class OptimConfig:
     def state_name(self) -> str:
         """A name for the contents of its state. Two optimizers with the same name can go on from each other's state."""
         return self.name + (" with a mean of b2" if SECOND_MOMENTS[self.second_moment] else "")
-
-    def _check_second_moment(self) -> None:
-        require_one_of("optim.second_moment", self.second_moment, tuple(SECOND_MOMENTS))
-        if SECOND_MOMENTS[self.second_moment]:
-            expected = f"optim.second_moment: got {self.second_moment}, expected own with optim."
-            if not OPTIMIZERS[self.name].reads_second_moment:
-                raise BadInput(f"{expected}name {self.name}")
-            if self.gradient_frac:
-                raise BadInput(f"{expected}gradient_frac {self.gradient_frac}")
-
-    def _check_number(self, field: str, expected: str, holds: Callable[[float], bool]) -> None:
-        value: Any = getattr(self, field)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not holds(value):
-            raise BadInput(f"optim.{field}: got {value!r}, expected {expected}")

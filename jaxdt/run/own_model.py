@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self, TypeGuard
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, shell_line
-from jaxdt.run.model_facts import UNKNOWN, ModelFacts, ModelSpec, derived, require_sizes
+from jaxdt.run.model_facts import UNKNOWN, ModelFacts, ModelSpec, derived
+from jaxdt.run.options import about, at_least, option, require_accepted
 
 PACKAGE, INIT = "jaxdt", "__init__.py"
 LIBRARIES = [Path(os.path.abspath(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")]
@@ -34,9 +35,13 @@ class OwnModel(ModelSpec):
     `options`: what the function gets, as JSON, beside max_len and vocab_size."""
 
     family: str
-    max_len: int
-    vocab_size: int
-    options: str = "{}"
+    max_len: int = field(
+        metadata=about(
+            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
+        )
+    )
+    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    options: str = option("{}", "what the function gets beside max_len and vocab_size, as JSON")
     n_equal_layers: int = 0  # 0: the blocks as built; n: n copies of the first, for profiles
     source: str = ""  # the digest of the module's files; "" before it is known
     facts: ModelFacts = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,7 +50,7 @@ class OwnModel(ModelSpec):
     has_own_sources = True
 
     def __post_init__(self) -> None:
-        require_sizes(self, *NEEDED)
+        require_accepted(self, "model")
         try:
             is_object = serialize.is_object(serialize.parse_json(self.options))
         except (TypeError, ValueError):

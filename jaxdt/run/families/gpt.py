@@ -1,11 +1,12 @@
 """The options of GPTs, and presets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxdt.run.codec import COMPRESSION
-from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.model_facts import ModelSpec, require_bools, require_sizes
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.options import about, at_least, in_context, one_of, option, require_accepted
 from jaxdt.run.serialize import is_list
 
 POSITIONS = ("learned", "rotary")
@@ -47,32 +48,41 @@ class GPTConfig(ModelSpec):
     again, behind the first l layers, for each l in `compression_after` (SWARM App. J). A pair is part of the model,
     whatever the stages are. Where a stage ends at l, the narrow tensor crosses the boundary."""
 
-    n_layers: int
-    d_model: int
-    n_heads: int
-    d_ff: int
-    max_len: int
-    vocab_size: int
-    positions: str = "learned"
-    activation: str = "gelu"
-    tied_head: bool = False
-    n_shared_blocks: int = 0
-    compression: str = "none"
-    compression_after: tuple[int, ...] = ()
+    n_layers: int = field(metadata=about("transformer layers", at_least(1)))
+    d_model: int = field(metadata=about("width", at_least(1)))
+    n_heads: int = field(metadata=about("attention heads", at_least(1)))
+    d_ff: int = field(metadata=about("width inside the feed-forward part of a layer", at_least(1)))
+    max_len: int = field(
+        metadata=about(
+            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
+        )
+    )
+    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    positions: str = option("learned", "how positions enter", one_of(POSITIONS))
+    activation: str = option("gelu", "nonlinearity of the feed-forward part", one_of(ACTIVATIONS))
+    tied_head: bool = option(False, "the head uses the table of the embedding")
+    n_shared_blocks: int = option(
+        0,
+        "blocks that the layers share, as in ALBERT; 0: each layer has its own",
+        in_context("0 or a divisor of n_layers"),
+    )
+    compression: str = option(
+        "none",
+        "a pair of layers that narrows a boundary",
+        in_context("none, or bottleneckR or maxoutR with R from 2 on a proper divisor of d_model"),
+    )
+    compression_after: tuple[int, ...] = option((), "layers behind which such a pair stands")
 
     family = "gpt"  # not a field: files without a family are of this one
     presets = PRESETS
     own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
-        require_sizes(self, "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size")
+        require_accepted(self, "model")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
-        require_one_of("model.positions", self.positions, POSITIONS)
         if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
             raise BadInput(f"model.n_heads: head width {self.d_model // self.n_heads} is odd, rotary needs an even one")
-        require_one_of("model.activation", self.activation, ACTIVATIONS)
-        require_bools(self, "tied_head")
         shared = self.n_shared_blocks
         if type(shared) is not int or shared < 0 or (shared and self.n_layers % shared):
             raise BadInput(

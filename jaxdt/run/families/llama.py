@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec, require_bools, require_sizes
+from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.options import POSITIVE, about, at_least, option, require_accepted
 
 
 def _shape(
@@ -40,39 +41,37 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class LlamaConfig(ModelSpec):
-    """A decoder with RMSNorm, SwiGLU, rotary positions and grouped heads: Llama 2 and 3, Qwen 2 and 3, Mistral, SmolLM.
+    """A decoder with RMSNorm, SwiGLU, rotary positions and grouped heads: Llama, Qwen 2 and 3, Mistral, SmolLM."""
 
-    `n_kv_heads`: heads of keys and values; each serves as many consecutive heads of queries. `d_head`: width of a head;
-    0 is d_model / n_heads. `rope_theta`: base of the rotary frequencies. `rope_scaling`: none, or Llama 3's rule for
-    longer texts, as (factor, low_freq_factor, high_freq_factor, original_len). `qkv_bias`, `o_bias`: whether these
-    projections of the attention have biases. `qk_norm`: whether each head of queries and keys is normalised. `window`:
-    how many tokens a token sees, itself included; 0 is all before it."""
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    d_ff: int
-    max_len: int
-    vocab_size: int
-    d_head: int = 0
-    rope_theta: float = 10000.0
-    rope_scaling: tuple[float, ...] = ()
-    norm_eps: float = 1e-5
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
-    window: int = 0
-    tied_head: bool = False
+    n_layers: int = field(metadata=about("transformer layers", at_least(1)))
+    d_model: int = field(metadata=about("width", at_least(1)))
+    n_heads: int = field(metadata=about("attention heads", at_least(1)))
+    n_kv_heads: int = field(metadata=about("heads of keys and values, each for as many heads of queries", at_least(1)))
+    d_ff: int = field(metadata=about("width inside the feed-forward part of a layer", at_least(1)))
+    max_len: int = field(
+        metadata=about(
+            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
+        )
+    )
+    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    d_head: int = option(0, "width of an attention head; 0: d_model / n_heads", at_least(0))
+    rope_theta: float = option(10000.0, "base of the frequencies of rotary positions", POSITIVE)
+    rope_scaling: tuple[float, ...] = option(
+        (), "Llama 3's (factor, low_freq_factor, high_freq_factor, original_len); empty: none"
+    )
+    norm_eps: float = option(1e-5, "added to the mean square in an RMSNorm", POSITIVE)
+    qkv_bias: bool = option(False, "biases in the projections to queries, keys and values")
+    o_bias: bool = option(False, "a bias in the projection behind the attention")
+    qk_norm: bool = option(False, "each head of queries and keys is normalised")
+    window: int = option(0, "tokens that a token sees, itself included; 0: all before it", at_least(0))
+    tied_head: bool = option(False, "the head uses the table of the embedding")
     family: str = field(default="llama", init=False)
 
     presets = PRESETS
     own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
-        require_sizes(self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "max_len", "vocab_size")
-        require_sizes(self, "d_head", "window", least=0)
-        require_bools(self, "qkv_bias", "o_bias", "qk_norm", "tied_head")
+        require_accepted(self, "model")
         if self.n_heads % self.n_kv_heads:
             raise BadInput(f"model.n_kv_heads: got {self.n_kv_heads}, expected a divisor of n_heads {self.n_heads}")
         if not self.d_head and self.d_model % self.n_heads:
@@ -81,10 +80,6 @@ class LlamaConfig(ModelSpec):
             )
         if self.head_width % 2:
             raise BadInput(f"model.d_head: head width {self.head_width} is odd, rotary positions need an even one")
-        for name in ("rope_theta", "norm_eps"):
-            value: object = getattr(self, name)
-            if type(value) is not float or not 0 < value < math.inf:
-                raise BadInput(f"model.{name}: got {value!r}, expected a finite number > 0")
         self._check_scaling()
 
     def _check_scaling(self) -> None:

@@ -1,13 +1,12 @@
 """The options of Llama-like models with experts, and presets."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.llama import PRESETS as OF_LLAMA
 from jaxdt.run.families.llama import LlamaConfig
-from jaxdt.run.model_facts import require_bools, require_sizes
+from jaxdt.run.options import NOT_NEGATIVE, at_least, option
 
 # The published shapes, with samples of at most 2,048 tokens.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -24,31 +23,24 @@ class MoeConfig(LlamaConfig):
     """A Llama-like decoder whose feed-forward parts are experts, of which a router chooses some for each token, as in
     Mixtral and Qwen3-MoE. No token is dropped.
 
-    `d_ff`: width inside one expert. `n_experts_per_token`: how many experts a token is sent to. `norm_topk`: whether
-    their weights are scaled to add up to 1. `router_aux_coef`: weight of the auxiliary loss that spreads the tokens
-    over the experts. It is the mean over layers of E times the sum over experts of (chosen slots by tokens of the
-    sample) x (mean probability in the sample)."""
+    `d_ff`: width inside one expert. The loss that `router_aux_coef` weighs is the mean over layers of E times the sum
+    over experts of (chosen slots by tokens of the sample) x (mean probability in the sample)."""
 
-    n_experts: int = 8
-    n_experts_per_token: int = 2
-    norm_topk: bool = True
-    router_aux_coef: float = 0.001
+    n_experts: int = option(8, "experts of a layer", at_least(1))
+    n_experts_per_token: int = option(2, "experts that compute a token", at_least(1))
+    norm_topk: bool = option(True, "the weights of a token's experts add up to 1")
+    router_aux_coef: float = option(0.001, "weight of the loss that spreads tokens over the experts", NOT_NEGATIVE)
     family: str = field(default="moe", init=False)
 
     presets = PRESETS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes(self, "n_experts", "n_experts_per_token")
-        require_bools(self, "norm_topk")
         if self.n_experts_per_token > self.n_experts:
             raise BadInput(
                 f"model.n_experts_per_token: got {self.n_experts_per_token}, expected at most n_experts "
                 f"{self.n_experts}"
             )
-        coef: object = self.router_aux_coef
-        if type(coef) is not float or not 0 <= coef < math.inf:
-            raise BadInput(f"model.router_aux_coef: got {coef!r}, expected a finite number >= 0")
 
 
 OPTIONS = MoeConfig

@@ -1,0 +1,95 @@
+"""An option of the configuration, said in one place: its default, what it means, and what it accepts. The checks of a
+run's config, the help of launch.py and docs/reference/config.md read it there."""
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxdt.run.errors import BadInput, nearest
+
+MEANING, ACCEPTS = "meaning", "accepts"
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """What an option accepts: the `text` behind "expected" in a refusal, and whether a value `holds`. `choices`: all
+    names that it may have, if it is a name."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+
+def option(default: Any, meaning: str, accepts: Accepts | None = None) -> Any:
+    """A field of a dataclass of options. `meaning`: a line of its help."""
+    return dataclasses.field(default=default, metadata=about(meaning, accepts))
+
+
+def about(meaning: str, accepts: Accepts | None = None) -> dict[str, Any]:
+    """The metadata of an option, for a field that has no default."""
+    return {MEANING: meaning, ACCEPTS: accepts}
+
+
+def at_least(least: int) -> Accepts:
+    """An integer of at least this size."""
+    return Accepts(f"an integer >= {least}", lambda value: type(value) is int and value >= least)
+
+
+def one_of(choices: Iterable[Any]) -> Accepts:
+    """One of these names, or numbers."""
+    known = tuple(choices)
+    return Accepts(f"one of {', '.join(map(str, known))}", known.__contains__, known)
+
+
+def in_context(text: str) -> Accepts:
+    """A rule that other options have a part in: the dataclass checks it by itself, and refuses in such words."""
+    return Accepts(text, lambda _: True)
+
+
+def _number(text: str, holds: Callable[[float], bool]) -> Accepts:
+    return Accepts(text, lambda value: isinstance(value, int | float) and type(value) is not bool and holds(value))
+
+
+POSITIVE = _number("a finite number > 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = _number("a finite number >= 0", lambda value: 0 <= value < math.inf)
+POSITIVE_OR_ENDLESS = _number("a number > 0", lambda value: value > 0)
+NOT_NEGATIVE_OR_ENDLESS = _number("a number >= 0", lambda value: value >= 0)
+BELOW_ONE = _number("a number in [0, 1)", lambda value: 0 <= value < 1)
+UP_TO_ONE = _number("a number in [0, 1]", lambda value: 0 <= value <= 1)
+A_BOOL = Accepts("true or false", lambda value: type(value) is bool)
+
+
+def meaning_of(field: "dataclasses.Field[Any]") -> str:
+    """The line of help of an option; "" for a field that is none."""
+    return field.metadata.get(MEANING, "")
+
+
+def accepts_of(field: "dataclasses.Field[Any]") -> Accepts | None:
+    """What an option accepts, where more than its type is checked."""
+    return field.metadata.get(ACCEPTS)
+
+
+def require_accepted(options: object, section: str) -> None:
+    """BadInput for the first option of a dataclass whose value it does not accept. `section`: what stands before the
+    dot in its name, "" at the top."""
+    for name, accepts in _rules(type(options)):
+        value = getattr(options, name)
+        if not accepts.holds(value):
+            hint = nearest(value, map(str, accepts.choices)) if isinstance(value, str) else ""
+            where = f"{section}.{name}" if section else name
+            raise BadInput(f"{where}: got {value!r}, expected {accepts.text}{hint}")
+
+
+@functools.cache
+def _rules(kind: type[Any]) -> list[tuple[str, Accepts]]:
+    kinds = typing.get_type_hints(kind)
+    rules: list[tuple[str, Accepts]] = []
+    for field in dataclasses.fields(kind):
+        accepts = accepts_of(field) or (A_BOOL if kinds[field.name] is bool else None)
+        if accepts:
+            rules.append((field.name, accepts))
+    return rules
