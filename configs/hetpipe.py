@@ -12,28 +12,17 @@ Hardware: any laptop with 2 cores, for six peers; about two minutes. Expected: t
 per byte. `python scripts/tools/replay.py --run_dir=runs/x` does the run again in one process: all numbers are equal.
 """
 
-from jaxdt.config_file import base_config
+from pathlib import Path
+
+from jaxdt import load_config
 
 
 def get_config():
-    config = base_config("debug")
-    config.model.n_layers = 4
-    config.model.d_model = 128
-    config.model.d_ff = 512
-    config.model.n_heads = 4
-    config.data.seq_len = 64
-    config.model.tied_head = False
-    config.plan.stages = 2
-    config.plan.pipelines = 2
+    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config.train.eval_every_steps = 0
+    config.train.eval_microbatches = 4
     config.plan.servers = 1
-    config.plan.microbatches = 8
-    config.train.steps = 100
-    config.train.microbatch_size = 8
     config.optim.lr = 1.5e-3
-    config.optim.warmup_steps = 10
-    config.optim.lr_schedule = "cosine"
-    config.optim.decay_steps = 100
-    config.optim.weight_decay = 0.1
     config.sync.kind = "server"
     config.sync.server.staleness = 1
     config.sync.server.wave = 2

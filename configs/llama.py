@@ -7,29 +7,15 @@ The sizes are those of configs/quickstart.py. --config.model.preset=smollm2_135m
 Hardware: any laptop with 2 cores; about a minute. Expected: the loss falls from 5.5 to about 2.4 nats per byte.
 """
 
-from jaxdt.config_file import base_config
+from pathlib import Path
+
+from jaxdt import load_config
 
 
 def get_config():
-    config = base_config("debug")
+    config = load_config(Path(__file__).with_name("quickstart.py"))
     config.model.family = "llama"
-    config.model.n_layers = 4
-    config.model.d_model = 128
     config.model.d_ff = 384
-    config.model.n_heads = 4
     config.model.n_kv_heads = 2
-    config.data.seq_len = 64
     config.model.tied_head = True
-    config.plan.stages = 2
-    config.plan.pipelines = 2
-    config.plan.microbatches = 8
-    config.train.steps = 100
-    config.train.microbatch_size = 8
-    config.train.eval_every_steps = 25
-    config.train.eval_microbatches = 8
-    config.optim.lr = 3e-3
-    config.optim.warmup_steps = 10
-    config.optim.lr_schedule = "cosine"
-    config.optim.decay_steps = 100
-    config.optim.weight_decay = 0.1
     return config

@@ -9,30 +9,19 @@ Hardware: any laptop with 2 cores; a step is predicted to take half a second. Ex
 2.5 nats per byte, and the held-out loss too; the busiest expert has 1.6 times the mean load of its layer.
 """
 
-from jaxdt.config_file import base_config
+from pathlib import Path
+
+from jaxdt import load_config
 
 
 def get_config():
-    config = base_config("debug")
+    config = load_config(Path(__file__).with_name("quickstart.py"))
     config.model.family = "moe"
-    config.model.n_layers = 4
-    config.model.d_model = 128
     config.model.d_ff = 128
-    config.model.n_heads = 4
     config.model.n_kv_heads = 2
     config.model.n_experts = 8
     config.model.n_experts_per_token = 2
     config.model.router_aux_coef = 0.01
-    config.data.seq_len = 64
-    config.plan.stages = 2
+    config.plan.pipelines = 1
     config.plan.microbatches = 4
-    config.train.steps = 100
-    config.train.microbatch_size = 8
-    config.train.eval_every_steps = 25
-    config.train.eval_microbatches = 8
-    config.optim.lr = 3e-3
-    config.optim.warmup_steps = 10
-    config.optim.lr_schedule = "cosine"
-    config.optim.decay_steps = 100
-    config.optim.weight_decay = 0.1
     return config

@@ -12,27 +12,16 @@ Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the 
 per byte.
 """
 
-from jaxdt.config_file import base_config
+from pathlib import Path
+
+from jaxdt import load_config
 
 
 def get_config():
-    config = base_config("debug")
-    config.model.n_layers = 4
-    config.model.d_model = 128
-    config.model.d_ff = 512
-    config.model.n_heads = 4
-    config.data.seq_len = 64
-    config.model.tied_head = False
-    config.plan.stages = 2
+    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config.train.eval_every_steps = 0
+    config.train.eval_microbatches = 4
     config.plan.pipelines = 4
-    config.plan.microbatches = 8
-    config.train.steps = 100
-    config.train.microbatch_size = 8
-    config.optim.lr = 3e-3
-    config.optim.warmup_steps = 10
-    config.optim.lr_schedule = "cosine"
-    config.optim.decay_steps = 100
-    config.optim.weight_decay = 0.1
     config.sync.kind = "groups"
     config.sync.groups.match = "window"
     return config
