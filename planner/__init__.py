@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     )
     from planner.api.pareto import pareto
     from planner.api.pool import PoolResult, solve_pool
-    from planner.api.replan import replan
-    from planner.api.replan_result import Replan
+    from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
     from planner.api.unchanged import unchanged_s
@@ -64,7 +63,7 @@ _PLACES = {
     "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.api.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
-    "Replan": ("planner.api.replan_result", "Replan"),
+    "Replan": ("planner.api.replan", "Replan"),
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Shape": ("planner.report.suggest", "Shape"),

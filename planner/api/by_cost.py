@@ -3,77 +3,71 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from jaxdt.run.profile import from_flops
 from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
-from planner.api.result import Result
-from planner.api.search_run import Search, statistics_of
+from planner.api.result import OnProgress, Result
+from planner.api.search_run import Search, running, statistics_of
+from planner.api.start import Start, seats_of, with_moves, workload_near
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.hosts import room_bytes
-from planner.model.problem import Problem, problem_of
+from planner.model.problem import placement_s, problem_of, problem_with_spares
 from planner.model.result import Solution
 from planner.report.plan_file import plan_of
-from planner.search.incumbent import Incumbent
+from planner.search.seated import solve_seated
+from planner.search.solve import solve
 from planner.step_time.tune import shallow_depths
 from planner.step_time.workload import StepWorkload, refuse_memory, refuse_too_small
 
 STATES_PER_GRADIENT = 4
 
 
-@dataclass(frozen=True)
-class CostJob:
-    """A job by communication cost, ready to be searched.
-
-    workload  the sizes of Eq. 1-4
-    problem   what a solver minimises
-    memory    what the devices can hold, None where nothing is known of it or nothing is limited
-    """
-
-    network: Network
-    job: Job
-    workload: CommWorkload
-    problem: Problem
-    memory: StepWorkload | None
-
-
-def cost_job(network: Network, job: Job) -> CostJob:
-    """BadInput where the network cannot do the job."""
-    workload = workload_of(job)
+def solve_by_cost(
+    network: Network,
+    job: Job,
+    search: Search,
+    constraints: Constraints,
+    on_progress: OnProgress | None,
+    start: Start | None,
+) -> Result:
+    """See planner.api.solve."""
+    workload = workload_of(job) if start is None else workload_near(start, job)
     n_stages, n_pipelines = len(workload.stages), len(workload.shares)
-    problem = problem_of(
-        network, n_stages, n_pipelines, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
-    )
-    memory = memory_workload(job, network)
+    sizes = workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
+    problem = (problem_of if start is None else problem_with_spares)(network, n_stages, n_pipelines, *sizes)
+    memory = memory_workload(job, network)  # what the devices can hold, None where nothing is limited
     if workload.model is None:
         refuse_small_devices(network, workload)
-    return CostJob(network, job, workload, problem, memory)
-
-
-def cost_result(
-    cost_job: CostJob, solution: Solution, search: Search, constraints: Constraints, incumbent: Incumbent
-) -> Result:
-    """The result of a search that has ended, with layers that fit the devices' memory. BadInput if there is none."""
-    network, job, workload = cost_job.network, cost_job.job, cost_job.workload
-    n_stages, n_pipelines = solution.placement.shape
+    with running(search.stop, on_progress) as incumbent:
+        seats = seats_of(network, problem, constraints, start, job)
+        if seats is None:
+            solution = solve(problem, incumbent, search.solver, search.seed)
+        else:
+            solution = solve_seated(problem, seats, workload.stages, incumbent, search.solver, search.seed)
     refuse_missing_links(network, solution.cost_s, (n_stages, n_pipelines), math.isinf(solution.bound_s))
-    in_flight = None
-    if cost_job.memory is not None:
-        rules = rules_of(constraints, network, n_stages, n_pipelines)
-        fitted = fit_memory(cost_job.memory, workload, solution, rules)
+    before = start and start.plan
+    in_flight = before and before.in_flight
+    if memory is not None and not (before and _still_fits(memory, before, solution.placement, workload.shares)):
+        fitted = fit_memory(memory, workload, solution, rules_of(constraints, network, n_stages, n_pipelines))
         solution, workload, in_flight = fitted.solution, fitted.workload, fitted.in_flight
     facts = search.facts(COMM_COST, constraints)
     plan = replace(plan_of(network, workload, solution, facts), in_flight=in_flight)
-    if isinstance(job.work, RunConfig):
+    if before is not None:
+        plan = replace(plan, schedule=before.schedule, codec=_codec_of(before))
+    elif isinstance(job.work, RunConfig):
         schedule = job.work.plan.schedule
         in_flight = in_flight if schedule == "1f1b" else None
         plan = replace(plan, schedule=schedule, in_flight=in_flight, codec=(job.work.codec,) * (n_stages - 1))
     cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
-    return Result(
+    result = Result(
         plan=plan,
         network=network,
         objective=COMM_COST,
@@ -87,6 +81,20 @@ def cost_result(
         history=tuple(solution.history),
         by_solver={name: tuple(history) for name, history in solution.by_solver.items()},
     )
+    near_s = placement_s(problem, seats.matched(problem, seats.near)) if seats else math.inf
+    return with_moves(result, seats, near_s if near_s < problem.missing_s else math.inf)
+
+
+def _still_fits(memory: StepWorkload, before: Plan, placement: np.ndarray, shares: tuple[int, ...]) -> bool:
+    """Whether a placement's devices hold the layers of a plan that runs, with its forwards in flight."""
+    depth = tuple(before.depth(s) for s in range(before.n_stages))
+    return memory.fits(placement, before.stages, depth, shares)
+
+
+def _codec_of(before: Plan) -> tuple[str, ...]:
+    """The codecs of a plan that runs, where they do not differ by pipeline; else none."""
+    same = not any("," in entry for entry in before.codec)
+    return before.codec if same else ("none",) * (before.n_stages - 1)
 
 
 def workload_of(job: Job) -> CommWorkload:

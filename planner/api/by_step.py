@@ -11,39 +11,43 @@ from planner.api.by_cost import refuse_missing_links
 from planner.api.job import Job
 from planner.api.result import OnProgress, Result, ScoredStep
 from planner.api.search_run import Search, running, statistics_of
+from planner.api.start import Start, seats_of, with_moves
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints
 from planner.model.prices import has_prices
-from planner.model.problem import problem_of
+from planner.model.problem import Problem, problem_of, problem_with_spares
 from planner.report.plan_file import plan_of
 from planner.search.incumbent import Incumbent
-from planner.step_time.constrained import search_step_constrained
 from planner.step_time.search import Finalist, StepSolution, search_step, unsearched
 from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import plan_of_layout
-from planner.step_time.tune import price_of
+from planner.step_time.tune import kept, price_of
 from planner.step_time.workload import MISSING_S, StepWorkload, refuse_too_small
 
 
 def solve_by_step(
-    network: Network, job: Job, search: Search, constraints: Constraints, on_progress: OnProgress | None
+    network: Network,
+    job: Job,
+    search: Search,
+    constraints: Constraints,
+    on_progress: OnProgress | None,
+    start: Start | None,
 ) -> Result:
     """See planner.api.solve."""
     stop, solver, seed = search.stop, search.solver, search.seed
     workload = workload_of(job, network)
     check_prices(network, job, constraints)
     n_stages, n_pipelines = job.n_stages, job.n_pipelines
-    whole = None  # the shape, if it is given and all devices are used
+    problem = None  # of the shape, if it is given and all devices are used, or those that are left of a plan that runs
     if n_stages and n_pipelines and job.price_rules.empty:
-        whole = n_stages, n_pipelines
-        check_shape(workload, *whole)
+        problem = problem_of_shape(workload, n_stages, n_pipelines, has_spares=start is not None)
+    seats = None
     with running(stop, on_progress, job.objective, MISSING_S) as incumbent:
-        if whole and not constraints.empty:
-            solution = search_step_constrained(workload, whole[0], constraints, incumbent, solver, seed)
-        elif whole:
-            solution = search_step(workload, whole[0], incumbent, solver, seed)
+        if problem:
+            seats = seats_of(network, problem, constraints, start, job)
+            solution = search_step(workload, problem.n_stages, incumbent, solver, seed, seats)
         elif not constraints.empty:
             raise BadInput("constraints: expected numbers of --stages and --pipelines with them, not auto")
         else:
@@ -53,7 +57,7 @@ def solve_by_step(
     best = finalists[0]
     none_exists = math.isinf(plan.found["bound_s"]) and None not in (n_stages, n_pipelines)
     refuse_missing_links(network, best.cost.total_s + best.step_s, (plan.n_stages, plan.n_pipelines), none_exists)
-    return Result(
+    result = Result(
         plan=plan,
         network=network,
         objective=job.objective,
@@ -69,6 +73,8 @@ def solve_by_step(
         finalists=finalists,
         price=best.price,
     )
+    near = kept(workload, seats.before, seats.near) if seats and seats.before else None
+    return with_moves(result, seats, math.inf if near is None else near.step_s)
 
 
 def workload_of(job: Job, network: Network) -> StepWorkload:
@@ -90,12 +96,12 @@ def check_prices(network: Network, job: Job, constraints: Constraints):
         raise BadInput(f"{flag}: got constraints as well, expected one of them")
 
 
-def check_shape(workload: StepWorkload, n_stages: int, n_pipelines: int):
-    """Raise BadInput for a shape that cannot be planned."""
+def problem_of_shape(workload: StepWorkload, n_stages: int, n_pipelines: int, has_spares: bool) -> Problem:
+    """A shape's problem by Eq. 1-4, with layers cut evenly; BadInput for one that cannot be planned."""
     comm_workload.microbatch_shares(workload.n_microbatches, n_pipelines)
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
-    problem_of(workload.network, n_stages, n_pipelines, *sizes)
     refuse_too_small(workload, n_stages)
+    return (problem_with_spares if has_spares else problem_of)(workload.network, n_stages, n_pipelines, *sizes)
 
 
 def scored(workload: StepWorkload, finalist: Finalist) -> ScoredStep:

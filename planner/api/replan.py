@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.api.job import ByteSizes, Job
-from planner.api.replan_result import Replan
-from planner.api.result import Stop
+from planner.api.result import Mended, Result, Stop
+from planner.api.solve import solve
 from planner.model.change import Change, changed
 from planner.model.constraints import Constraints
 
+if TYPE_CHECKING:
+    from planner.model.moves import Move
+
 DEFAULT_TIME_S = 1.75  # of the search; reading, matching and (by step time) one simulation come to it
 HORIZON_STEPS = 1000.0
+
+
+@dataclass(frozen=True, eq=False)
+class Replan:
+    """A plan for the changed network, and how a run gets there.
+
+    result        the plan, as `solve` gives it; plan.found["replan"] holds the numbers below
+    score_s       what was minimised: result.score_s + move_s / horizon_steps
+    moves         what each device fetches before it goes on, the longest first (planner.model.moves.Move)
+    moved_bytes   of all of them
+    move_s        seconds until the last one is done; links are taken as independent
+    mended        the old plan with its gaps filled and nothing else changed, for comparison
+    """
+
+    result: Result
+    score_s: float
+    moves: tuple[Move, ...]
+    moved_bytes: float
+    move_s: float
+    horizon_steps: float
+    mended: Mended
 
 
 def replan(
@@ -37,8 +64,6 @@ def replan(
     constraints    as for `solve`; those about devices that left are dropped
 
     Raises BadInput as `solve` does. Prints nothing; safe in a thread."""
-    if not 0 < horizon_steps < float("inf"):
-        raise BadInput(f"--horizon_steps: got {horizon_steps}, expected a positive number")
     if tuple(device.name for device in network.devices) != plan.devices:
         raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
     if plan.roles:
@@ -49,14 +74,15 @@ def replan(
     job = _shaped(job or _job_of(plan), plan, after)
     gone = set(plan.devices) - {device.name for device in after.devices}
     constraints = (constraints or Constraints()).without(sorted(gone))
-    from planner.api.replan_search import replan_by_cost, replan_by_step
-    from planner.api.replan_start import start_of
+    from planner.api.start import Start
 
-    stop = stop or Stop(time_s=DEFAULT_TIME_S)
-    start = start_of(plan, after, job, horizon_steps, constraints)
-    if job.profile is None:
-        return replan_by_cost(start, stop)
-    return replan_by_step(start, stop)
+    start = Start(plan, horizon_steps)
+    result = solve(after, job, stop or Stop(time_s=DEFAULT_TIME_S), constraints=constraints, start=start)
+    facts = result.plan.found["replan"]
+    assert result.mended is not None  # a plan runs
+    return Replan(
+        result, facts["score_s"], result.moves, facts["moved_bytes"], facts["move_s"], horizon_steps, result.mended
+    )
 
 
 def _job_of(plan: Plan) -> Job:

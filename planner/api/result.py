@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxdt.run.network import Network
     from jaxdt.run.plan import Plan
     from planner.cost.reference import Cost
+    from planner.model.moves import Move
     from planner.model.prices import StepPrice
 
 DEFAULT_TIME_S = 30.0
@@ -114,6 +115,16 @@ class ScoredStep:
     price: StepPrice | None = None
 
 
+@dataclass(frozen=True)
+class Mended:
+    """The cost of the nearest plan: its score in seconds (infinite if the plan uses a link that does not exist or does
+    not fit its devices), bytes to move, seconds to move them."""
+
+    score_s: float
+    moved_bytes: float
+    move_s: float
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """The best plan of a search, for either objective.
@@ -131,6 +142,8 @@ class Result:
     by_solver   the same of each solver that took part, by its name
     finalists   by step_time and cost_per_step: what was simulated, the plan first
     price       of a step, where it was simulated and the network has prices
+    moves       where a plan runs: what each device fetches before it goes on, the longest first
+    mended      where a plan runs: that plan with its gaps filled and nothing else changed, for comparison
     """
 
     plan: Plan
@@ -147,3 +160,5 @@ class Result:
     by_solver: dict[str, History]
     finalists: tuple[ScoredStep, ...] = ()
     price: StepPrice | None = None
+    moves: tuple[Move, ...] = ()
+    mended: Mended | None = None

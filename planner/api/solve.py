@@ -1,11 +1,19 @@
 """`planner.solve`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from planner.api.job import COMM_COST, Job
 from planner.api.result import OnProgress, Result, Stop
 from planner.model.constraints import Constraints
 from planner.model.shape import check_n_devices
 from planner.search.base import check_solver
+
+if TYPE_CHECKING:
+    from planner.api.start import Start
 
 
 def solve(
@@ -16,6 +24,8 @@ def solve(
     solver: str = "auto",
     on_progress: OnProgress | None = None,
     constraints: Constraints | None = None,
+    *,
+    start: Start | None = None,
 ) -> Result:
     """The best plan that was found for a job on a network, and its gap to a proven bound.
 
@@ -27,6 +37,8 @@ def solve(
     solver       a name of planner.search.base.SOLVERS
     on_progress  called with a Progress about ten times a second, from a thread of its own
     constraints  which device may sit where; solvers other than auto do not honour them, and are refused with them
+    start        a plan that runs: what its devices fetch for another plan is charged, devices may be left out, and the
+                 result has the moves. The job has its number of stages; for auto alone
 
     Raises BadInput, one line, for a job that the network cannot do, for constraints that contradict each other, and
     where no plan was found; BoundError, a defect of the planner, for a bound above the cost of a plan that exists. It
@@ -34,9 +46,11 @@ def solve(
     returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was interrupted: that
     one ends by itself."""
     check_solver("solver", solver)
-    if job.objective == COMM_COST and job.n_stages and job.n_pipelines:
+    if start is not None:
+        check_start(start, job)
+    elif job.objective == COMM_COST and job.n_stages and job.n_pipelines:
         check_n_devices(network, job.n_stages, job.n_pipelines)
-    from planner.api.search_run import Search, running, with_memory
+    from planner.api.search_run import Search, with_memory
 
     search = Search(stop or Stop(), solver, seed)
     constraints = constraints or Constraints()
@@ -47,16 +61,21 @@ def solve(
     if job.objective != COMM_COST:
         from planner.api.by_step import solve_by_step
 
-        return with_memory(solve_by_step(network, job, search, constraints, on_progress), job)
-    from planner.api import by_cost
-    from planner.search.constrained import solve_constrained
-    from planner.search.solve import solve as solve_problem
+        return with_memory(solve_by_step(network, job, search, constraints, on_progress, start), job)
+    from planner.api.by_cost import solve_by_cost
 
-    cost_job = by_cost.cost_job(network, job)
-    problem = cost_job.problem
-    with running(search.stop, on_progress) as incumbent:
-        if constraints.empty:
-            solution = solve_problem(problem, incumbent, solver, seed)
-        else:
-            solution = solve_constrained(problem, network, constraints, incumbent, solver, seed)
-    return with_memory(by_cost.cost_result(cost_job, solution, search, constraints, incumbent), job)
+    return with_memory(solve_by_cost(network, job, search, constraints, on_progress, start), job)
+
+
+def check_start(start: Start, job: Job) -> None:
+    """BadInput for a job that does not go on from a plan that runs."""
+    if job.unequal or not job.price_rules.empty:
+        raise BadInput("start: got unequal replicas or prices, which a search near a plan that runs does not know")
+    if job.n_stages != start.plan.n_stages or not job.n_pipelines:
+        got = f"{job.n_stages or 'auto'} and {job.n_pipelines or 'auto'}"
+        raise BadInput(
+            f"--stages, --pipelines: got {got}, expected the {start.plan.n_stages} stages of the plan that runs, and a "
+            "number of pipelines"
+        )
+    if not 0 < start.horizon_steps < float("inf"):
+        raise BadInput(f"--horizon_steps: got {start.horizon_steps}, expected a positive number")

@@ -12,8 +12,7 @@ from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from planner.api.job import Job
-from planner.api.replan import DEFAULT_TIME_S, replan
-from planner.api.replan_result import Replan
+from planner.api.replan import DEFAULT_TIME_S, Replan, replan
 from planner.api.result import Stop
 from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write

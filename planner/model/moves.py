@@ -89,3 +89,8 @@ class Holders:
         """All that has to move for a new plan, the longest first."""
         every = [self.move(int(d), s, stages) for s, row in enumerate(placement) for d in row]
         return tuple(sorted((move for move in every if move.layers), key=lambda move: -move.time_s))
+
+
+def longest_s(moves: Sequence[Move]) -> float:
+    """Seconds until the last move is done."""
+    return max((move.time_s for move in moves), default=0.0)

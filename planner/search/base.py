@@ -43,7 +43,7 @@ class SolverEntry:
     run                  run(problem, incumbent, seed) searches until the incumbent is done
     max_devices          the largest network that the solver is for; None means any
     starts_from_layouts  whether regular layouts (planner.search.layouts) are to be offered before it runs
-    honours_constraints  whether it may be asked for where there are constraints (planner.search.constrained); its run
+    honours_constraints  whether it may be asked for where there are constraints (planner.search.seated); its run
                          then gives bounds and starts without them
     keeps_placement      whether its plan is emitted with its own order of stages and matchings instead of the best
     """

@@ -130,14 +130,10 @@ def seat_scratch(n_devices: int, charges: Charges) -> SeatScratch:
     )
 
 
-def charges_of(
-    problem: Problem, rules: Rules | None, move_s: np.ndarray | None = None, per_step: float = 0.0
-) -> Charges:
-    """The charges of a search by COMM-COST: for violated constraints, or for moves of move_s [N, S] seconds too."""
-    shape = problem.n_stages, problem.n_pipelines
+def violation_s(problem: Problem) -> float:
+    """What a search by COMM-COST charges a violated constraint."""
     typical_s = float(np.median(problem.pp_s)) * problem.n_stages + float(np.median(problem.dp_s)) * problem.n_pipelines
-    move_s = np.zeros((problem.n_devices, problem.n_stages)) if move_s is None else move_s
-    return Charges(seat_rules(rules, problem.n_devices, shape), move_s, per_step, VIOLATION * max(typical_s, 1e-9))
+    return VIOLATION * max(typical_s, 1e-9)
 
 
 NOTHING = Charges(seat_rules(None, 0, (0, 0)), np.zeros((0, 0)), 0.0, 0.0)

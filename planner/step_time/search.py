@@ -1,32 +1,38 @@
 """`--objective step_time` for one shape: simple plans first, which need no search and are judged by the simulator at
-once; then plans from the search by Eq. 1-4, annealing on the compiled estimate, and the simulator's ranking.
+once; then plans from the search by Eq. 1-4, annealing on the compiled estimate, and the simulator's ranking. Where
+seats are charged (planner.search.seats), only allowed plans count, at their seconds with what is charged.
 
 Simple plans do not wait for the compiler, and the rest of a search waits no longer than its time lasts.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from jaxdt.run.network import Network
 from planner.cost.compiled import generator
-from planner.model.problem import problem_of
+from planner.model.layer_cuts import Ranges
+from planner.model.problem import problem_with_spares
 from planner.model.result import Solution
+from planner.search.annealing_chains import in_threads, n_cores
 from planner.search.incumbent import Budget, Incumbent
+from planner.search.seated import solve_seated
+from planner.search.seats import Seats
 from planner.search.solve import solve
 from planner.step_time.background import Background
 from planner.step_time.estimate import Heat
 from planner.step_time.memory_rows import rows_for_memory
 from planner.step_time.simulate import simulated_s
-from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, improve, score, slice_moves, tune
-from planner.step_time.workload import CommBytes, StepWorkload, refuse_memory
+from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, improve, kept, score, slice_moves, tune
+from planner.step_time.workload import CommBytes, StepWorkload, even_split, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
 N_ANNEALED, N_SIMULATED, N_JUDGED = 4, 5, 2
 JUDGED_FRAC = 0.1  # of the time limit, beyond which the second simple plan is not judged before the search
 HEATS = (0.02, 0.005)
 EVALUATIONS_PER_SLICE = 50_000  # of the evaluation limit, for one slice of annealing
-BY_COST, BLOCK = "Eq. 1-4", "block layout"
+BY_COST, BLOCK, NEAR = "Eq. 1-4", "block layout", "nearest seats"
 PLACEMENTS = "a search of placements, whose code was not compiled in time (the first search of an installation)"
 STARTS = "starts by Eq. 1-4"
 
@@ -115,18 +121,27 @@ def search_by_cost(
     budget: Budget,
     solver: str,
     seed: int,
+    *,
+    seats: Seats | None = None,
 ) -> CostSearch | None:
-    """Solve Eq. 1-4 for some devices within a part of the incumbent's budget; None if there was no time for it."""
-    n_pipelines = len(devices) // n_stages
+    """Solve Eq. 1-4 for some devices, or for seats on all, within a part of the incumbent's budget; None if there was
+    no time for it."""
+    n_pipelines = seats.near.shape[1] if seats else len(devices) // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
     network = part_of(workload.network, devices)
-    problem = problem_of(network, n_stages, n_pipelines, *sizes)
+    problem = problem_with_spares(network, n_stages, n_pipelines, *sizes)
     inner = Incumbent(budget)
+
+    def solved() -> Solution:
+        if seats:
+            return solve_seated(problem, seats, layers_of(workload, seats), inner, solver, seed)
+        return solve(problem, inner, solver, seed)
+
     incumbent.inner = inner
     with incumbent.on_stop(inner.stop):
         if incumbent.interrupted:
             inner.stop()
-        call = Background(lambda: solve(problem, inner, solver, seed), incumbent)  # it may wait for the compiler
+        call = Background(solved, incumbent)  # it may wait for the compiler
         solution = call.result(ANNEAL_END * incumbent.time_limit_s)
     inner.stop()
     incumbent.inner = None
@@ -158,42 +173,64 @@ def regular_placements(workload: StepWorkload, devices: np.ndarray, n_stages: in
     return placements if by_memory is None else [*placements, ("stages by memory", by_memory)]
 
 
+def layers_of(workload: StepWorkload, seats: Seats) -> Ranges:
+    """The layers of each stage by which moves are charged before a cut is chosen: those of the plan that runs."""
+    return seats.before.plan.stages if seats.before else even_split(workload, len(seats.near))
+
+
 def tune_all(
     workload: StepWorkload,
     placements: list[tuple[str, np.ndarray]],
     growths: tuple[float, ...] = DEPTH_GROWTHS,
+    seats: Seats | None = None,
 ) -> list[Candidate]:
-    """The better direction of every placement that fits into memory; best first."""
+    """The better direction of every placement that is allowed and fits into memory, and where a plan runs, with its
+    layers too; best first."""
     candidates = []
     for name, placement in placements:
-        both = [tune(workload, direction, growths) for direction in (placement, placement[::-1])]
-        fitting = [layout for layout in both if layout is not None]
+        allowed = [one for one in (placement, placement[::-1]) if seats is None or seats.allows(one)]
+        fitting = [layout for one in allowed if (layout := tune(workload, one, growths)) is not None]
+        if seats and seats.before:
+            fitting += [layout for one in allowed if (layout := kept(workload, seats.before, one)) is not None]
         if fitting:
-            candidates.append(Candidate(name, min(fitting, key=lambda layout: layout.step_s)))
-    return sorted(candidates, key=lambda candidate: score(workload, candidate.layout))
+            candidates.append(Candidate(name, min(fitting, key=lambda layout: score(workload, layout, seats=seats))))
+    return sorted(candidates, key=lambda candidate: score(workload, candidate.layout, seats=seats))
 
 
 def anneal_all(
-    workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent, end_s: float, seed: int
+    workload: StepWorkload,
+    candidates: list[Candidate],
+    incumbent: Incumbent,
+    end_s: float,
+    seed: int,
+    seats: Seats | None = None,
 ) -> list[Candidate]:
-    """The best candidates, annealed in turns, slice by slice, until end_s; the results, best first. Under an evaluation
-    limit the number of slices follows from that."""
-    bits = generator(seed)
-    annealed = candidates[:N_ANNEALED]
+    """The best candidates, annealed in turns, slice by slice, until end_s; the results, best first. Each core has some
+    of them. Under an evaluation limit one core has all, and the number of slices follows from that."""
     limit = incumbent.budget.evaluations
+    n_threads = n_cores() if limit is None else 1
     n_rounds = None if limit is None else max(1, limit // EVALUATIONS_PER_SLICE)
-    n_done = 0
-    while not incumbent.interrupted and (n_done < n_rounds if n_rounds is not None else incumbent.elapsed_s < end_s):
-        for k, candidate in enumerate(annealed):
-            if n_rounds is None and incumbent.elapsed_s >= end_s:
-                break
-            heat = Heat(HEATS[n_done % len(HEATS)], slice_moves(candidate.layout))
-            layout = improve(workload, candidate.layout, bits, heat)
-            incumbent.count(heat.n_moves)
-            incumbent.offer(layout.placement, score(workload, layout), by="annealing")
-            annealed[k] = Candidate(candidate.name, layout)
-        n_done += 1
-    return sorted(annealed, key=lambda candidate: score(workload, candidate.layout))
+    n_annealed = max(min(N_ANNEALED, len(candidates)), n_threads)
+    annealed = [candidates[k % len(candidates)] for k in range(n_annealed)]
+
+    def run(thread: int):
+        bits = generator(seed + (thread << 32))
+        n_done = 0
+        while not incumbent.interrupted and (n_rounds is None or n_done < n_rounds):
+            for k in range(thread, n_annealed, n_threads):
+                if n_rounds is None and incumbent.elapsed_s >= end_s:
+                    return
+                layout = annealed[k].layout
+                heat = Heat(HEATS[n_done % len(HEATS)], slice_moves(layout))
+                layout = improve(workload, layout, bits, heat, seats)
+                incumbent.count(heat.n_moves)
+                incumbent.offer(layout.placement, score(workload, layout, seats=seats), by="annealing")
+                annealed[k] = Candidate(annealed[k].name, layout)
+            n_done += 1
+
+    with in_threads([partial(run, thread) for thread in range(1, n_threads)]):
+        run(0)
+    return sorted(annealed, key=lambda candidate: score(workload, candidate.layout, seats=seats))
 
 
 def simulate_some(
@@ -202,6 +239,7 @@ def simulate_some(
     incumbent: Incumbent,
     judged: list[Finalist] | None = None,
     end_s: float = np.inf,
+    seats: Seats | None = None,
 ) -> list[Finalist]:
     """Simulate in this order, at least one, as long as time is likely to suffice; best first, with those that were
     judged before."""
@@ -221,34 +259,40 @@ def simulate_some(
         step_s = simulated_s(workload, layout, lambda: incumbent.interrupted)
         longest_s = max(longest_s, incumbent.elapsed_s - start_s)
         finalists.append(Finalist(candidate.name, layout, step_s))
-    return sorted(finalists, key=lambda finalist: score(workload, finalist.layout, finalist.step_s))
+    return sorted(finalists, key=lambda finalist: score(workload, finalist.layout, finalist.step_s, seats))
 
 
-def judge(workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent) -> list[Finalist]:
+def judge(
+    workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent, seats: Seats | None = None
+) -> list[Finalist]:
     """The best simple plans under the simulator, best first."""
-    return simulate_some(
-        workload, candidates[:N_JUDGED], incumbent, end_s=incumbent.elapsed_s + JUDGED_FRAC * incumbent.time_limit_s
-    )
+    end_s = incumbent.elapsed_s + JUDGED_FRAC * incumbent.time_limit_s
+    return simulate_some(workload, candidates[:N_JUDGED], incumbent, end_s=end_s, seats=seats)
 
 
-def search_step(workload: StepWorkload, n_stages: int, incumbent: Incumbent, solver: str, seed: int) -> StepSolution:
-    """The best plan of one shape on all devices."""
+def search_step(
+    workload: StepWorkload, n_stages: int, incumbent: Incumbent, solver: str, seed: int, seats: Seats | None = None
+) -> StepSolution:
+    """The best plan of one shape on all devices, or on some near a plan that runs."""
     devices = np.arange(workload.network.n_devices)
-    regular = regular_placements(workload, devices, n_stages)
-    simple = tune_all(workload, regular)
+    regular = [(NEAR, seats.near)] if seats else []
+    if not (seats and seats.before):
+        regular += regular_placements(workload, devices, n_stages)
+    simple = tune_all(workload, regular, seats=seats)
     if not simple:
         refuse_memory(workload, n_stages)
-    incumbent.offer(simple[0].layout.placement, score(workload, simple[0].layout), by="layouts")
-    judged = judge(workload, simple, incumbent)
+    incumbent.offer(simple[0].layout.placement, score(workload, simple[0].layout, seats=seats), by="layouts")
+    judged = judge(workload, simple, incumbent, seats)
     end_s = ANNEAL_END * incumbent.time_limit_s
     if compiling(workload, simple[0].layout, incumbent).result(end_s) is None:
-        return StepSolution(simulate_some(workload, simple, incumbent, judged), None, judged[0], (PLACEMENTS,))
+        finalists = simulate_some(workload, simple, incumbent, judged, seats=seats)
+        return StepSolution(finalists, None, judged[0], (PLACEMENTS,))
     part_s = None if incumbent.budget.time_s is None else max(0.05, COMM_END * end_s / ANNEAL_END - incumbent.elapsed_s)
     budget = Budget(part_s, incumbent.budget.evaluations)
-    by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed)
-    candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular)
-    annealed = anneal_all(workload, candidates, incumbent, end_s, seed)
-    finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged)
+    by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed, seats=seats)
+    candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular, seats=seats)
+    annealed = anneal_all(workload, candidates, incumbent, end_s, seed, seats)
+    finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged, seats=seats)
     return StepSolution(finalists, by_cost, judged[0], () if by_cost else (STARTS,))
 
 

@@ -14,7 +14,8 @@ from jaxdt.run.plan import even_shares
 from planner.cost.compiled import at_once, generator, interpreted, is_compiled
 from planner.model.layer_cuts import Ranges
 from planner.model.prices import HOUR_S, StepPrice, step_price
-from planner.search.charges import NOTHING, Charges, seat_scratch
+from planner.search.charges import NOTHING, VIOLATION, Charges, seat_scratch
+from planner.search.seats import Before, Seats
 from planner.step_time.estimate import (
     Heat,
     Memory,
@@ -170,10 +171,27 @@ def price_of(workload: StepWorkload, layout: Layout, step_s: float) -> StepPrice
     return step_price(workload.network, layout.placement.ravel(), step_s, egress_per_step)
 
 
-def score(workload: StepWorkload, layout: Layout, step_s: float | None = None) -> float:
-    """The value that is minimised: seconds of a step (step_s None: as estimated), or its price."""
+def score(workload: StepWorkload, layout: Layout, step_s: float | None = None, seats: Seats | None = None) -> float:
+    """The value that is minimised: seconds of a step (step_s None: as estimated) with what seats are charged, or its
+    price."""
     seconds = layout.step_s if step_s is None else step_s
-    return price_of(workload, layout, seconds).per_step if workload.price_rules.is_minimised else seconds
+    if workload.price_rules.is_minimised:
+        return price_of(workload, layout, seconds).per_step
+    return seconds + (seats.charged_s(layout.stages, layout.placement) if seats else 0.0)
+
+
+def kept(workload: StepWorkload, before: Before, placement: np.ndarray) -> Layout | None:
+    """The placement with the layers and forwards in flight of a plan that runs; None if it does not fit."""
+    plan, n_pipelines = before.plan, placement.shape[1]
+    shares = even_shares(workload.n_microbatches, n_pipelines)
+    depth = tuple(min(shares[0], plan.depth(s)) for s in range(plan.n_stages))
+    if workload.schedule == "gpipe":
+        depth = (shares[0],) * plan.n_stages
+    if not workload.fits(placement, plan.stages, depth, shares):
+        return None
+    spare = np.setdiff1d(np.arange(workload.network.n_devices), placement)
+    layout = Layout(np.ascontiguousarray(placement, np.int64), spare, plan.stages, shares, depth, 0.0)
+    return replace(layout, step_s=estimate_s(workload, layout))
 
 
 def compile_kernels(workload: StepWorkload, layout: Layout) -> bool:
@@ -203,13 +221,15 @@ def anneal_layout(
     return replace(moved, step_s=estimate_s(workload, moved))
 
 
-def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat) -> Layout:
+def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat, seats: Seats | None = None) -> Layout:
     """Anneal a layout by swaps of devices; its layers, shares and depth are chosen again at the end."""
-    moved = anneal_layout(workload, layout, bits, heat)
+    charges = seats.charges(layout.stages, VIOLATION * layout.step_s) if seats else NOTHING
+    moved = anneal_layout(workload, layout, bits, heat, charges)
     tuned = tune(workload, moved.placement)
     fits = workload.fits(moved.placement, moved.stages, moved.depth, moved.shares)  # hosts have memory, too
     layouts = [candidate for candidate in (layout, moved if fits else None, tuned) if candidate is not None]
-    return min(layouts, key=lambda candidate: score(workload, candidate))
+    allowed = [candidate for candidate in layouts if seats is None or seats.allows(candidate.placement)]
+    return min(allowed, key=lambda candidate: score(workload, candidate, seats=seats))
 
 
 def slice_moves(layout: Layout) -> int:

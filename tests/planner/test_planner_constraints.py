@@ -18,7 +18,7 @@ from jaxdt.run.network import Network
 from planner.__main__ import main
 from planner.cost.reference import cost_of
 from planner.model.generate import generate
-from planner.search import constrained
+from planner.search import seated
 from planner.search.base import SOLVERS, solver_entry
 
 quick = settings(max_examples=25, phases=[Phase.generate])
@@ -91,7 +91,7 @@ def allowed_costs(network, shape, constraints):
             yield cost_of(network, placement, BYTES.c_dp_bytes, BYTES.c_pp_bytes).total_s
 
 
-@pytest.mark.parametrize("small", [constrained.SMALL, 0], ids=["every placement", "annealing"])
+@pytest.mark.parametrize("small", [seated.SMALL, 0], ids=["every placement", "annealing"])
 @quick
 @given(case=cases())
 def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
@@ -99,8 +99,8 @@ def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
     job = planner.Job(BYTES, *shape)
     costs_s = list(allowed_costs(network, shape, constraints))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constrained, "SMALL", small)
-        patch.setattr(constrained, "RELAXED_FRAC", 0.05)
+        patch.setattr(seated, "SMALL", small)
+        patch.setattr(seated, "RELAXED_FRAC", 0.05)
         try:
             result = planner.solve(network, job, planner.Stop(evaluations=300_000), constraints=constraints)
         except BadInput as error:

@@ -1,0 +1,90 @@
+"""The plan that runs when a network changes, as the start of a search: its sizes, its seats, what moves from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxdt.run.config import RunConfig
+from jaxdt.run.memory import FLOAT_BYTES
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan, even_shares
+from planner.api.job import Job
+from planner.api.replan import HORIZON_STEPS
+from planner.api.result import Mended, Result
+from planner.model import comm_workload
+from planner.model.comm_workload import CommWorkload
+from planner.model.constraints import Constraints
+from planner.model.moves import Move, StateBytes, longest_s
+from planner.model.problem import Problem
+from planner.search.seats import Seats, constrained_seats, seats_near
+
+STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
+
+
+@dataclass(frozen=True)
+class Start:
+    """plan           runs on the network before the change; devices that are gone may be in it
+    horizon_steps  steps over which the seconds of moving have to pay off: a search minimises seconds of a step (or of
+                   communication, for a job without a profile) + seconds of moving / horizon_steps"""
+
+    plan: Plan
+    horizon_steps: float = HORIZON_STEPS
+
+
+def workload_near(start: Start, job: Job) -> CommWorkload:
+    """The sizes of Eq. 1-4 with the layers of the plan that runs, and the microbatches shared among the new
+    pipelines."""
+    plan = start.plan
+    assert job.n_stages is not None and job.n_pipelines is not None
+    if isinstance(job.work, RunConfig):
+        return comm_workload.recut(comm_workload.from_run(job.n_stages, job.n_pipelines, job.work), plan.stages)
+    shares = even_shares(plan.n_microbatches, job.n_pipelines)
+    c_pp_bytes = job.work.c_pp_bytes * max(shares) / max(plan.shares)
+    return CommWorkload(plan.n_layers, plan.stages, job.work.c_dp_bytes, c_pp_bytes, shares)
+
+
+def seats_of(
+    network: Network, problem: Problem, constraints: Constraints, start: Start | None, job: Job
+) -> Seats | None:
+    """What a search has to know of seats; None where nothing is charged for any."""
+    if start is not None:
+        state_bytes = state_bytes_of(job, start.plan)
+        return seats_near(network, problem, constraints, start.plan, state_bytes, start.horizon_steps)
+    return (
+        None if constraints.empty else constrained_seats(network, constraints, (problem.n_stages, problem.n_pipelines))
+    )
+
+
+def state_bytes_of(job: Job, plan: Plan) -> StateBytes:
+    """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
+    if isinstance(job.work, RunConfig):
+        facts, n_moments = job.work.model.facts, job.work.optim.n_moments
+        return lambda lo, hi: float(FLOAT_BYTES * facts.state_numbers(lo, hi, n_moments))
+    largest = max(hi - lo for lo, hi in plan.stages)
+    a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
+    return lambda lo, hi: a_layer_bytes * (hi - lo)
+
+
+def with_moves(result: Result, seats: Seats | None, mended_s: float) -> Result:
+    """The result with its moves, if a plan runs, beside those of that plan with its gaps filled, which scores
+    mended_s."""
+    if seats is None or seats.before is None:
+        return result
+    before = seats.before
+    moves = before.holders.moves(result.plan.stages, result.plan.placement)
+    near = before.holders.moves(before.plan.stages, seats.near.tolist())
+    facts = {
+        "score_s": result.score_s + before.charged_s(moves),
+        "moved_bytes": moved_bytes(moves),
+        "move_s": longest_s(moves),
+        "horizon_steps": before.horizon_steps,
+        "from": before.plan.fingerprint,
+    }
+    plan = replace(result.plan, found=result.plan.found | {"replan": facts})
+    mended = Mended(mended_s + before.charged_s(near), moved_bytes(near), longest_s(near))
+    return replace(result, plan=plan, moves=moves, mended=mended)
+
+
+def moved_bytes(moves: tuple[Move, ...]) -> float:
+    """Bytes of all moves."""
+    return sum(move.n_bytes for move in moves)
