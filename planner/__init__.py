@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
+    from planner.api.start import Start
     from planner.api.unchanged import unchanged_s
     from planner.api.verify import verify
     from planner.model.change import Change
@@ -67,6 +68,7 @@ _PLACES = {
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Shape": ("planner.report.suggest", "Shape"),
+    "Start": ("planner.api.start", "Start"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "StepPrice": ("planner.model.prices", "StepPrice"),
@@ -107,6 +109,7 @@ __all__ = [
     "Result",
     "SeatRule",
     "Shape",
+    "Start",
     "Statistics",
     "StepOptions",
     "StepPrice",

@@ -28,6 +28,7 @@ from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, impro
 from planner.step_time.workload import CommBytes, StepWorkload, even_split, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
+NEAR_END = 0.95  # the same of annealing near a plan that runs, whose limit is short
 N_ANNEALED, N_SIMULATED, N_JUDGED = 4, 5, 2
 JUDGED_FRAC = 0.1  # of the time limit, beyond which the second simple plan is not judged before the search
 HEATS = (0.02, 0.005)
@@ -283,15 +284,18 @@ def search_step(
         refuse_memory(workload, n_stages)
     incumbent.offer(simple[0].layout.placement, score(workload, simple[0].layout, seats=seats), by="layouts")
     judged = judge(workload, simple, incumbent, seats)
-    end_s = ANNEAL_END * incumbent.time_limit_s
+    is_near = seats is not None and seats.before is not None
+    end_s = (NEAR_END if is_near else ANNEAL_END) * incumbent.time_limit_s
     if compiling(workload, simple[0].layout, incumbent).result(end_s) is None:
         finalists = simulate_some(workload, simple, incumbent, judged, seats=seats)
         return StepSolution(finalists, None, judged[0], (PLACEMENTS,))
-    part_s = None if incumbent.budget.time_s is None else max(0.05, COMM_END * end_s / ANNEAL_END - incumbent.elapsed_s)
+    part_s = (
+        None if incumbent.budget.time_s is None else max(0.05, COMM_END * incumbent.time_limit_s - incumbent.elapsed_s)
+    )
     budget = Budget(part_s, incumbent.budget.evaluations)
     by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed, seats=seats)
     candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular, seats=seats)
-    annealed = anneal_all(workload, candidates, incumbent, end_s, seed, seats)
+    annealed = anneal_all(workload, candidates[: n_cores() if is_near else N_ANNEALED], incumbent, end_s, seed, seats)
     finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged, seats=seats)
     return StepSolution(finalists, by_cost, judged[0], () if by_cost else (STARTS,))
 
