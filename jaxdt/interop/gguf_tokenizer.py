@@ -1,7 +1,9 @@
 """The tokenizer in a GGUF file, as the tokenizer.json that other programs read.
 
-A file names the rule by which a text is split before pairs are merged. Each rule is a part of the definition of the
-tokenizers that were released with it: under another one the same text has other tokens.
+Two kinds are read. One merges pairs of bytes: the file names the rule by which a text is split before that. Each rule
+is a part of the definition of the tokenizers that were released with it: under another one the same text has other
+tokens. The other is SentencePiece's, which merges pairs of characters in a text that is not split, first those whose
+result has the highest score; characters that no piece has become bytes.
 """
 
 import json
@@ -24,7 +26,9 @@ LLAMA3_SPLIT = "|".join(
     )
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-CONTROL, USER_DEFINED = 3, 4  # the types of special tokens, and of texts that are tokens before anything is split
+# The types of pieces, of special tokens, and of texts that are tokens before anything is split.
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+BLANK = "\u2581"  # stands for a blank in SentencePiece's pieces
 
 
 def _gpt2(splits: Any) -> Any:
@@ -56,23 +60,14 @@ WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is that token, whatever t
 
 
 def tokenizer_files(fields: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json for the metadata of a GGUF file, {} where it has no tokenizer of the
-    kind that merges pairs of bytes. BadInput for a split rule that is unknown here."""
-    if fields.get("tokenizer.ggml.model") != "gpt2":
+    """tokenizer.json and tokenizer_config.json for the metadata of a GGUF file, {} where it has no tokenizer of these
+    kinds. BadInput for a split rule that is unknown here."""
+    kind = fields.get("tokenizer.ggml.model")
+    if kind not in KINDS or "tokenizer.ggml.tokens" not in fields:
         return {}
-    rule = fields.get("tokenizer.ggml.pre", "gpt-2")
-    if rule not in SPLITS:
-        known = f"expected one of {', '.join(SPLITS)}{nearest(str(rule), SPLITS)}"
-        raise BadInput(f"{where}: tokenizer.ggml.pre: got {rule!r}, {known}: with another rule texts get other tokens")
-    texts, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
-    kinds = fields.get("tokenizer.ggml.token_type", [])
-    tokenizers, splits = extra("tokenizers"), extra("tokenizers.pre_tokenizers")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    texts, kinds = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", [])
     numbers = {text: number for number, text in enumerate(texts)}
-    model = extra("tokenizers.models").BPE(vocab=numbers, merges=pairs, ignore_merges=rule in WHOLE_WORDS)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = SPLITS[rule](splits)
-    tokenizer.decoder = extra("tokenizers.decoders").ByteLevel()
+    tokenizers, tokenizer = extra("tokenizers"), KINDS[kind](fields, numbers, where)
     for wanted, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
         found = [text for text, kind in zip(texts, kinds, strict=False) if kind == wanted]
         add([tokenizers.AddedToken(text, special=wanted == CONTROL, normalized=False) for text in found])
@@ -81,7 +76,7 @@ def tokenizer_files(fields: Mapping[str, Any], where: str) -> dict[str, bytes]:
         number = fields.get(f"tokenizer.ggml.{name}_token_id")
         if number is not None:
             config[f"{name}_token"] = texts[number]
-    if fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in config:
+    if fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and "bos_token" in config:
         first = config["bos_token"]
         template = extra("tokenizers.processors").TemplateProcessing
         parts = {"single": f"{first} $A", "pair": f"{first} $A {first}:1 $B:1"}
@@ -92,3 +87,47 @@ def tokenizer_files(fields: Mapping[str, Any], where: str) -> dict[str, bytes]:
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps(config, indent=1).encode(),
     }
+
+
+def _of_bytes(fields: Mapping[str, Any], numbers: dict[str, int], where: str) -> Any:
+    """Byte-pair encoding, as of GPT-2."""
+    rule = fields.get("tokenizer.ggml.pre", "gpt-2")
+    if rule not in SPLITS:
+        known = f"expected one of {', '.join(SPLITS)}{nearest(str(rule), SPLITS)}"
+        raise BadInput(f"{where}: tokenizer.ggml.pre: got {rule!r}, {known}: with another rule texts get other tokens")
+    pairs = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    model = extra("tokenizers.models").BPE(vocab=numbers, merges=pairs, ignore_merges=rule in WHOLE_WORDS)
+    tokenizer = extra("tokenizers").Tokenizer(model)
+    tokenizer.pre_tokenizer = SPLITS[rule](extra("tokenizers.pre_tokenizers"))
+    tokenizer.decoder = extra("tokenizers.decoders").ByteLevel()
+    return tokenizer
+
+
+def _of_pieces(fields: Mapping[str, Any], numbers: dict[str, int], where: str) -> Any:
+    """SentencePiece's byte-pair encoding, as of Llama 2 and Mistral. A file has the pieces and their scores, from which
+    the pairs follow."""
+    del where
+    texts, scores, kinds = (fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    merged = {texts[n] for n in range(len(texts)) if kinds[n] in (NORMAL, USER_DEFINED)}
+    by_score = sorted(
+        (text for text in merged if len(text) > 1), key=lambda text: (-scores[numbers[text]], numbers[text])
+    )
+    pairs = [
+        (text[:end], text[end:])
+        for text in by_score
+        for end in range(1, len(text))
+        if text[:end] in merged and text[end:] in merged
+    ]
+    unknown = texts[fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    models, normalizers, decoders = (extra(f"tokenizers.{name}") for name in ("models", "normalizers", "decoders"))
+    model = models.BPE(vocab=numbers, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = extra("tokenizers").Tokenizer(model)
+    begins_with_blank = fields.get("tokenizer.ggml.add_space_prefix", True)
+    blanks = normalizers.Replace(" ", BLANK)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), blanks]) if begins_with_blank else blanks
+    parts = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if begins_with_blank else [])])
+    return tokenizer
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], dict[str, int], str], Any]] = {"gpt2": _of_bytes, "llama": _of_pieces}

@@ -4,8 +4,8 @@
     python scripts/launch.py --config=configs/quickstart.py --init_from=models/x --run_dir=runs/x
 
 DIR is what transformers saves or a hub holds: config.json, model.safetensors in one file or several shards, and a
-tokenizer. Its model_type is one of gpt2, llama, mistral, qwen2, qwen3. A GGUF file may be quantised. Parameters become
-fp32. Needs the extra hf, and no torch. docs/models.md says more.
+tokenizer. Its model_type is one of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe. A GGUF file may be
+quantised. Parameters become fp32. Needs the extra hf, and no torch. docs/models.md says more.
 """
 
 from pathlib import Path

@@ -170,7 +170,26 @@ def test_an_unknown_rule_is_refused():
         BadInput, match=r"^file\.gguf: tokenizer\.ggml\.pre: got 'tekken', expected one of gpt-2, mpt, "
     ):
         tokenizer_files(fields_of(trained(), "tekken"), "file.gguf")
-    assert tokenizer_files({"tokenizer.ggml.model": "llama"}, "file.gguf") == {}
+    assert tokenizer_files({"tokenizer.ggml.model": "rwkv"}, "file.gguf") == {}
+
+
+def test_pieces_are_merged_by_their_scores_and_what_no_piece_has_becomes_bytes():
+    pieces = {"<unk>": 2, "<s>": 3} | {f"<0x{byte:02X}>": 6 for byte in range(256)}
+    pieces |= dict.fromkeys(("\u2581", "a", "b", "c", "ab", "bc", "\u2581a", "abc"), 1)
+    scores = {"bc": -1.0, "ab": -2.0, "\u2581a": -3.0, "abc": -4.0}
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(pieces),
+        "tokenizer.ggml.token_type": list(pieces.values()),
+        "tokenizer.ggml.scores": [scores.get(piece, -10.0) for piece in pieces],
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    made = tokenizers.Tokenizer.from_str(tokenizer_files(fields, "file.gguf")["tokenizer.json"].decode())
+    assert made.encode("abc").tokens == ["<s>", "\u2581a", "bc"]  # bc first, so that ab is no pair any more
+    assert made.encode("ab<s>abcabé", add_special_tokens=False).tokens == [
+        *("\u2581", "ab", "<s>", "\u2581a", "bc", "ab", "<0xC3>", "<0xA9>"),
+    ]
+    assert made.decode(made.encode("abc ab é").ids, skip_special_tokens=True) == "abc ab é"
 
 
 VOCABULARIES = os.environ.get("JAXDT_GGML_VOCABS", "")
@@ -178,7 +197,7 @@ N_VECTORS = 47
 
 
 @pytest.mark.skipif(not VOCABULARIES, reason="JAXDT_GGML_VOCABS names no folder with llama.cpp's ggml-vocab-*.gguf")
-@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "mpt"])
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "mpt", "llama-spm", "phi-3"])
 def test_a_vocabulary_of_llama_cpp_gives_its_tokens(name):
     """Beside each file stand texts and the tokens that llama.cpp makes of them."""
     path = Path(VOCABULARIES) / f"ggml-vocab-{name}.gguf"
