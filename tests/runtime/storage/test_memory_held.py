@@ -1,10 +1,13 @@
 """The estimate of a peer's memory against what its store holds in a run, and against XLA's figures of the update.
-Tolerances: what is held is at most 5 % above the estimate, and the update is within 15 %. Before the run no more is held
-than in it: a stage is timed without a second state, and read from a checkpoint entry by entry."""
+Tolerances: what is held is at most 5 % above the estimate, and the update is within 15 %. Before the run no more is
+held than in it: a stage is timed without a second state, and read from a checkpoint entry by entry."""
 
+import ctypes
+import os
 import tracemalloc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ from jaxdt.run.network import Link
 from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import compile_step, time_stage
+from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
@@ -231,3 +235,16 @@ def test_a_state_is_restored_entry_by_entry(functions_of):
     owned = live_bytes()
     store.functions.update(versions.params, versions.opt_state, functions.gradient_vectors(functions.zeros()), 1.0)
     assert live_bytes() < owned, "an update takes the memory of the moments over"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_between_arrays_goes_back_to_the_system():
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    arrays = [np.ones(1 << 16, np.uint8) for _ in range(512)]
+    del arrays[::2]
+    before = resident_bytes()
+    return_freed_memory()
+    assert before - resident_bytes() > 0.8 * 256 * (1 << 16)
+    assert all(array.all() for array in arrays)
