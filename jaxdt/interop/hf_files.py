@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +38,10 @@ ORIGIN = (
     "chat_template.json",
 )
 NUMBERS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # formats of tensors that are read, with their bytes
-DTYPES: dict[str, tuple[str, Any]] = {
-    "fp32": ("float32", np.float32),
-    "bf16": ("bfloat16", ml_dtypes.bfloat16),
-    "fp16": ("float16", np.float16),
+DTYPES: dict[str, tuple[str, str, Any]] = {  # the name in config.json, that in safetensors, and the numbers
+    "fp32": ("float32", "F32", np.float32),
+    "bf16": ("bfloat16", "BF16", ml_dtypes.bfloat16),
+    "fp16": ("float16", "F16", np.float16),
 }
 # Buffers of older files, which follow from the config.
 NOT_PARAMETERS = re.compile(r"(.*\.)?(h\.\d+\.attn\.(masked_)?bias|rotary_emb\.inv_freq)")
@@ -152,52 +153,85 @@ def write_folder(
 ) -> int:
     """Write what transformers loads into an empty folder: config.json, safetensors in shards of at most about
     `shard_bytes`, and the files of `origin`. `load` gives the parameters of an entry by the paths of its leaves; one
-    entry and one shard are held at a time. Returns the number of tensors."""
+    entry and one tensor are held at a time. Returns the number of tensors."""
     require_one_of("dtype", dtype, tuple(DTYPES))
-    save = extra("safetensors.numpy").save_file
-    dtype_name, numbers = DTYPES[dtype]
+    dtype_name, code, numbers = DTYPES[dtype]
+    number_bytes = np.dtype(numbers).itemsize
     config = config_of(options, json.loads(origin.get(CONFIG, b"{}")), dtype_name)
     for name, content in origin.items():
         (folder / name).write_bytes(content)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    shards = _shards(options, np.dtype(numbers).itemsize, shard_bytes)
+    shards = _shards(options, number_bytes, shard_bytes)
     places: dict[str, str] = {}
     known: tuple[str, Leaves] = ("", {})
     for number, shard in enumerate(shards, start=1):
-        file = ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        arrays: dict[str, np.ndarray] = {}
-        for entry, path, tensor, expert in shard:
-            if known[0] != entry:
-                known = entry, load(entry)
-            name, array = tensor.hf_names[expert], known[1][path]
-            array = array[expert] if tensor.n_experts else array
-            with np.errstate(over="ignore"):
-                arrays[name] = np.ascontiguousarray(array.T if tensor.is_transposed else array, numbers)
-            if not np.isfinite(arrays[name]).all():
-                raise BadInput(f"{name}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
-        save(arrays, folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(0o644)  # the package makes a file for its owner alone
-        places |= dict.fromkeys(arrays, file)
+        path = folder / (ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors")
+        header, starts = _header({part.name: part.shape for part in shard}, code, number_bytes)
+        with path.open("wb") as file:
+            file.write(header)
+            for part in shard:
+                if known[0] != part.entry:
+                    known = part.entry, load(part.entry)
+                array = known[1][part.leaf]
+                array = array if part.expert is None else array[part.expert]
+                with np.errstate(over="ignore"):
+                    array = np.ascontiguousarray(array.T if part.is_transposed else array, numbers)
+                if not np.isfinite(array).all():
+                    raise BadInput(
+                        f"{part.name}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16"
+                    )
+                file.seek(starts[part.name])
+                file.write(array.reshape(-1).view(np.uint8).data)
+                places[part.name] = path.name
     if len(shards) > 1:
         n_params = options.facts.n_params
-        about = {"total_parameters": n_params, "total_size": n_params * np.dtype(numbers).itemsize}
+        about = {"total_parameters": n_params, "total_size": n_params * number_bytes}
         (folder / INDEX).write_text(json.dumps({"metadata": about, "weight_map": places}, indent=2) + "\n")
     return len(places)
 
 
-def _shards(options: ModelSpec, number_bytes: int, shard_bytes: int) -> list[list[tuple[str, str, Tensor, int]]]:
-    """The tensors of each shard, with the entry and the leaf of each, and the expert where there is one for each."""
-    shards: list[list[tuple[str, str, Tensor, int]]] = [[]]
+def _header(shapes: Mapping[str, tuple[int, ...]], code: str, number_bytes: int) -> tuple[bytes, dict[str, int]]:
+    """What comes before the tensors in a file of safetensors, and where in the file each of them starts: in the order
+    of their names."""
+    about: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(shapes):
+        start, end = end, end + math.prod(shapes[name]) * number_bytes
+        about[name] = {"dtype": code, "shape": list(shapes[name]), "data_offsets": [start, end]}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + about[name]["data_offsets"][0] for name in shapes}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One tensor of a file: a leaf of an entry, or the matrix of one expert in it, and the shape that it has there."""
+
+    name: str
+    entry: str
+    leaf: str
+    expert: int | None
+    shape: tuple[int, ...]
+    is_transposed: bool
+
+
+def _shards(options: ModelSpec, number_bytes: int, shard_bytes: int) -> list[list[_Part]]:
+    """The tensors of each shard."""
+    shards: list[list[_Part]] = [[]]
     size_bytes = 0
     for entry in options.facts.entries:
         tensors = tensors_of(options, entry.name)
         for leaf in entry.leaves:
             tensor = tensors[leaf.path]
-            tensor_bytes = math.prod(leaf.shape) // (tensor.n_experts or 1) * number_bytes
-            for expert in range(tensor.n_experts or 1):
+            shape = leaf.shape[1:] if tensor.n_experts else leaf.shape
+            shape = shape[::-1] if tensor.is_transposed else shape
+            tensor_bytes = math.prod(shape) * number_bytes
+            for expert, name in enumerate(tensor.hf_names):
                 if shards[-1] and size_bytes + tensor_bytes > shard_bytes:
                     shards.append([])
                     size_bytes = 0
-                shards[-1].append((entry.name, leaf.path, tensor, expert))
+                of_expert = expert if tensor.n_experts else None
+                shards[-1].append(_Part(name, entry.name, leaf.path, of_expert, shape, tensor.is_transposed))
                 size_bytes += tensor_bytes
     return shards

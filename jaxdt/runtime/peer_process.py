@@ -101,13 +101,16 @@ def prepare_stage(
     functions: StageFunctions | None = None,
 ) -> ev.Ready:
     """Make the tensors of a peer's stage, compile the functions for all lengths of samples that are still to come, and
-    time them. The state is read from the checkpoint of the run's beginning if `is_planned`, and fetched from other
-    peers otherwise. No step before `from_step` is computed, unless the run goes back."""
+    time them, with parameters that are drawn. Then the state is read from the checkpoint of the run's beginning if
+    `is_planned`, and fetched from other peers otherwise: so no second state is held meanwhile. A checkpoint that is
+    not there is reported before all that. No step before `from_step` is computed, unless the run goes back."""
     config, (stage, pipeline) = job.config, plan.seat(peer)
     functions = functions or stage_functions(config, plan, stage, n_devices)
     store = Store(config, plan, peer, job.data, functions, job.load_entries)
-    if is_planned:
-        store.restore(ev.Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
+    start = job.start
+    restore = ev.Restore(start.version, start.generation, start.n_reseeds, start.parts) if is_planned else None
+    if restore:
+        store.entries_of(restore)
     loop.tensors = store
     first_steps = config.seq_lengths.first_steps(from_step, config.train.steps)
     for n_before, step in enumerate(first_steps):
@@ -133,6 +136,8 @@ def prepare_stage(
             is_brief=not is_planned,
             probe=probe,
         )
+    if restore:
+        store.restore(restore)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
     seconds |= {kind + ON_A_CORE: s for kind, s in measured_s.items() if s < seconds[kind]}

@@ -1,6 +1,7 @@
 """The job of one run, as its coordinator and each of its peers know it."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,14 +70,14 @@ class RunJob:
     def load_credential(self) -> Credential | None:
         return load_credential_file(self.credential) if self.credential else None
 
-    def load_entries(self, version: int, parts: tuple[ev.Part, ...], names: list[str]) -> dict[str, dict]:
-        """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from. For
-        version 0 those of the model with which the run begins."""
+    def load_entries(self, version: int, parts: tuple[ev.Part, ...], names: list[str]) -> Iterator[tuple[str, dict]]:
+        """Entries of these parts of the checkpoint of `version`, one by one: this run's own, or those that it resumed
+        from. For version 0 those of the model with which the run begins."""
         if version == 0:
             return initial_entries(self.config, names)
-        from jaxdt.runtime.storage.entries import load_parts  # loads JAX, which only peers need
+        from jaxdt.runtime.storage.entries import read_parts  # loads JAX, which only peers need
 
-        return load_parts(parts, part_folders(self.run_dir, version, self.resume), names)
+        return read_parts(parts, part_folders(self.run_dir, version, self.resume), names)
 
     def work_s_min(self, stage: int) -> dict[str, float]:
         """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains

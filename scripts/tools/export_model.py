@@ -4,7 +4,8 @@
     python scripts/tools/export_model.py --model=models/x --to=DIR
 
 DIR gets config.json, model.safetensors (shards above --shard_gb), and the tokenizer and chat template with which the
-model came. Uses the newest checkpoint of the run that is whole. Needs the extra hf, and no torch.
+model came. Uses the newest checkpoint of the run that is whole, and holds one entry and one tensor of it at a time.
+Needs neither the extra hf nor torch.
 """
 
 from collections.abc import Callable

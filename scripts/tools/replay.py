@@ -100,8 +100,7 @@ def begun_with_model(config: RunConfig, functions: StageFunctions) -> StageFunct
 
     def init(seed: int) -> Params:
         names = list(functions.init(seed))
-        entries = initial_entries(config, names)
-        return functions.place({name: entries[name]["params"] for name in names})
+        return {name: functions.place(entry["params"]) for name, entry in initial_entries(config, names)}
 
     return replace(functions, init=init)
 

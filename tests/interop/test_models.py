@@ -4,6 +4,7 @@ come in, compute the same, and leave as they came. No torch."""
 import json
 import re
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from jaxdt.interop.import_model import import_model
 from jaxdt.model.base import apply_stage
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
+from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.runtime.storage.model_folder import ModelFolder, as_leaves, as_tree, new_folder, open_model
 
 pytest.importorskip("safetensors", reason="the extra hf is not installed")
@@ -87,6 +89,9 @@ def test_a_model_leaves_as_it_came(imported, tmp_path, name, shard_bytes):
     came = load_file(FIXTURES / name / ONE_FILE)
     left = {key: array for path in files for key, array in load_file(path).items()}
     assert left.keys() == came.keys()
+    for path in files:  # the package would write the same bytes
+        save_file(load_file(path), tmp_path / "theirs", metadata={"format": "pt"})
+        assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
     for key, array in came.items():
         assert left[key].dtype == array.dtype and left[key].tobytes() == array.tobytes(), key
     config = json.loads((FIXTURES / name / "config.json").read_text())
@@ -101,6 +106,19 @@ def test_a_model_leaves_as_it_came(imported, tmp_path, name, shard_bytes):
     assert {file: imported(name).record.files[file] for file in entries} == {
         file: again.record.files[file] for file in entries
     }
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_tensor_is_held_while_a_model_leaves(tmp_path, dtype):
+    options = LlamaConfig.of("debug", n_layers=4, d_model=128, d_ff=256, vocab_size=512)
+    leaves = {e.name: {leaf.path: np.ones(leaf.shape, np.float32) for leaf in e.leaves} for e in options.facts.entries}
+    largest = max(array.nbytes for arrays in leaves.values() for array in arrays.values())
+    assert options.facts.n_params * 2 > 3 * largest + (1 << 19)
+    tracemalloc.start()
+    write_folder(tmp_path, options, leaves.__getitem__, origin={}, dtype=dtype)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 1.5 * largest + (1 << 19)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -153,7 +153,7 @@ def trained_in_one_process(run):
     chain = Chain([functions], train.seed, config.optim.clip_norm)
     job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
     names = [entry.name for entry in config.model.facts.entries]
-    chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names).items()}]
+    chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names)}]
     batch = functools.partial(run.data.train_batch, train.seed)
     size, seq_len = train.microbatch_size, config.seq_len
     losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]

@@ -57,7 +57,8 @@ def run(data, policy: str, checkpoint_every_steps: int):
     functions = stage_functions(config, plan, 0)
     peers, checkpoints = {}, {}
     for peer in plan.peers:
-        store = Poisoned(config, plan, peer, data, functions, lambda version, parts, names: checkpoints[version])
+        load_entries = lambda version, parts, names: checkpoints[version].items()  # noqa: E731
+        store = Poisoned(config, plan, peer, data, functions, load_entries)
         store.saved = checkpoints
         peers[peer] = SimPeer(build_peer(config, plan, peer, START), store, "host", SECONDS)
     environment = Environment(lambda src, dst: Link(0.1), cores={"host": 2})

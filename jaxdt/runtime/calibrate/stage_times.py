@@ -78,7 +78,8 @@ def time_stage(
 
     The sums of the sync groups are timed with the update: over all slices, a member adds up as many numbers as it
     holds. With a probe, the CPU seconds of a MESSAGE are measured too: how much longer a backward takes while the probe
-    exchanges messages. Parameters and optimizer state are the same afterwards."""
+    exchanges messages. The updates change parameters and optimizer state, of which no copy is kept: the store has none
+    afterwards, so a stage is timed before its state is restored."""
     clock = _clock()
     kinds = [
         WorkKind.FORWARD,
@@ -113,6 +114,7 @@ def time_stage(
                 message_s.append((with_messages_s - alone_s) / N_ENDS)
             store.free(step, rounds)
             step += 1
+    store.drop_state()
     means = {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
     return means | ({MESSAGE: max(0.0, statistics.fmean(message_s))} if message_s else {})
 
@@ -149,11 +151,9 @@ def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
 def _at_version(store: Store, step: int) -> Iterator[None]:
     """Inside this context the store's parameters count as the version with which a step begins."""
     versions = store.parameter_versions
-    version = versions.version
-    state = versions.state
-    versions.put(step, versions.state_with(store.functions.init_optimizer(versions.params)))  # an update donates this
+    version, versions.version = versions.version, step
     yield
-    versions.put(version, state)
+    versions.version = version
     store.boundary_codec.reset_error_feedback()
 
 

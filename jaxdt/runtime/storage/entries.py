@@ -1,6 +1,7 @@
 """The arrays of checkpoints: a stage's state by layer, and the folders that Orbax writes and reads."""
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,39 +84,59 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
 
 def load_parts(parts: Collection[ev.Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
     """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
-    entries: dict[str, dict] = {}
+    return dict(read_parts(parts, folders, names))
+
+
+def read_parts(
+    parts: Collection[ev.Part], folders: list[Path], names: list[str] | None = None
+) -> Iterator[tuple[str, dict]]:
+    """As load_parts, one entry at a time: each is read when it is asked for. BadInput at once where one is not there or
+    its part is damaged."""
+    places: dict[str, tuple[Path, Any]] = {}
     absent: list[str] = []
     for part in sorted(parts, key=lambda part: part.stage):
         path = find_part(folders, part.digest)
         if path:
-            entries |= _load_part(path, part.digest, names, entries)
+            for name, leaves in _about_entries(path, part.digest).items():
+                places.setdefault(name, (path, leaves))
         else:
             absent.append(part_name(part.stage, part.digest))
     required = names or []
-    missing = sorted(set(required) - set(entries))
+    missing = sorted(set(required) - set(places))
     if missing and absent:
         lacks = f"{folders[-1]}: lacks {', '.join(absent)}, expected the parts with {', '.join(missing)}"
         raise BadInput(f"{lacks}; copy them from that folder on other hosts: each lies where a peer of its stage ran")
     if missing:
         raise BadInput(f"{folders[-1]}: holds no {missing[0]}, expected all of {', '.join(required)}")
-    return entries
+    chosen = places if names is None else names
+    return ((name, _read_entry(name, *places[name])) for name in chosen)
 
 
-def _load_part(part: Path, digest: str, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
-    """Entries of one stage's part: those in `names`, or all, without those in `known`. Orbax and tensorstore read only
-    files that are as they were written; whoever reads entry by entry has each file checked once."""
+def _about_entries(part: Path, digest: str) -> dict[str, Any]:
+    """Shapes and dtypes of the entries of one stage's part. Orbax and tensorstore read only files that are as they were
+    written; whoever reads entry by entry has each file checked once."""
     whole_unless_changed(part, digest)
+    with _reading(part) as checkpointer:
+        about = checkpointer.metadata(part.absolute()).item_metadata
+        if about is None:
+            raise BadInput(f"{part}: its metadata cannot be read")
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), dict(about.tree))
+
+
+def _read_entry(name: str, part: Path, leaves: Any) -> dict:
+    """One entry of a part."""
+    item = {name: leaves}
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    with _reading(part) as checkpointer:
+        arguments = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
+        return checkpointer.restore(part.absolute(), args=arguments)[name]
+
+
+@contextlib.contextmanager
+def _reading(part: Path) -> Iterator[ocp.Checkpointer]:
+    """A reader of a part; BadInput for files that it cannot read."""
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            about = checkpointer.metadata(part.absolute()).item_metadata
-            if about is None:
-                raise BadInput(f"{part}: its metadata cannot be read")
-            wanted = {n: leaf for n, leaf in about.tree.items() if n not in known and (names is None or n in names)}
-            if not wanted:
-                return {}
-            item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-            arguments = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
-            return checkpointer.restore(part.absolute(), args=arguments)
+            yield checkpointer
     except (OSError, ValueError) as error:
         raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None

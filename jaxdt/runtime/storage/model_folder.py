@@ -14,7 +14,7 @@ import functools
 import hashlib
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,24 @@ class ModelFolder:
 
     def load(self, name: str) -> Leaves:
         """The arrays of an entry by the paths of its leaves. BadInput if they are not as they were written."""
-        file = f"{ENTRIES}/{name}.npz"
-        if file not in self.record.files:
-            raise BadInput(f"{self.folder / RECORD}: names no {file}, expected each entry of its model")
+        file = self._file_of(name)
         self._check(file)
         with np.load(self.folder / file, allow_pickle=False) as arrays:
             return {"" if path == WHOLE else path: arrays[path] for path in arrays.files}
+
+    def check_sizes(self, names: Iterable[str]) -> None:
+        """BadInput if the file of one of these entries is missing or has another size; `load` also looks into it."""
+        for file in map(self._file_of, names):
+            path, (size, _) = self.folder / file, self.record.files[file]
+            got_bytes = path.stat().st_size if path.exists() else 0
+            if got_bytes != size:
+                raise BadInput(f"{path}: damaged, it has {got_bytes} bytes, expected {size}; import it again")
+
+    def _file_of(self, name: str) -> str:
+        file = f"{ENTRIES}/{name}.npz"
+        if file not in self.record.files:
+            raise BadInput(f"{self.folder / RECORD}: names no {file}, expected each entry of its model")
+        return file
 
     def _check(self, file: str) -> None:
         path, (size, expected) = self.folder / file, self.record.files[file]
@@ -135,11 +147,13 @@ def model_of_run(config: RunConfig) -> ModelFolder:
     return found
 
 
-def initial_entries(config: RunConfig, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Entries of version 0 of a run that begins with a model, as a checkpoint has them, but without an optimizer."""
+def initial_entries(config: RunConfig, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Entries of version 0 of a run that begins with a model, as a checkpoint has them, but without an optimizer; each
+    is read when it is asked for. BadInput at once where the model is not here, or not whole by its sizes."""
     model = model_of_run(config)
+    model.check_sizes(names)
     entries = {entry.name: entry for entry in config.model.facts.entries}
-    return {name: {"params": model.entry_of(config.model, entries[name])} for name in names}
+    return ((name, {"params": model.entry_of(config.model, entries[name])}) for name in names)
 
 
 def as_tree(leaves: Mapping[str, Any]) -> Any:

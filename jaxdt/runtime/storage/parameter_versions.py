@@ -21,21 +21,39 @@ from jaxdt.run.work import Work, WorkKind
 
 class ParameterVersions:
     """The parameters of one stage. Version 0 is drawn from `seed`, or given. `outer`: with an outer optimizer the
-    anchor and the momentum (jaxdt.model.averaging), trees like the parameters."""
+    anchor and the momentum (jaxdt.model.averaging), trees like the parameters. There is no state at first, nor after
+    `drop`. `shapes` is the state's tree, of shapes and dtypes alone."""
 
     def __init__(self, functions: StageFunctions, delay: Delay, seed: int, has_outer: bool = False):
         self._functions = functions
         self._delay = delay
         self._seed = seed
         self._has_outer = has_outer
-        self.initialize()
+        self.shapes: tuple[Any, ...] = jax.eval_shape(lambda: self._initial_state(functions.init(seed)))
+        self.drop()
+
+    def drop(self) -> None:
+        """Give the state up, so that another one finds room for itself."""
+        self._set(0, None, None, None)
+        self.outer = ()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is a state."""
+        return self.params is not None
 
     def initialize(self, given: Any = None) -> None:
         """Set the initial parameters, version 0: those that are given, or fresh ones."""
         params = self._functions.init(self._seed) if given is None else self._functions.place(given)
-        self._set(0, params, self._functions.init_optimizer(params), params)
-        part = self.trained
-        self.outer = (part, jax.tree.map(jnp.zeros_like, part)) if self._has_outer else ()
+        self.put(0, self._initial_state(params))
+
+    def _initial_state(self, params: Any) -> tuple[Any, ...]:
+        """The state of version 0 with these parameters."""
+        opt_state = self._functions.init_optimizer(params)
+        if self._has_outer:
+            part = trained(self._functions.config, params)
+            opt_state = (opt_state, part, jax.tree.map(jnp.zeros_like, part))
+        return (params, opt_state) + ((params,) if self._delay.steps else ())
 
     def put(self, version: int, state: tuple[Any, ...]) -> None:
         """Set a state that was read from a disk or fetched from a peer. If it lacks the parameters of the version
@@ -50,7 +68,8 @@ class ParameterVersions:
         """Set a version of the parameters that a pool's worker has fetched, which has no optimizer. It computes with
         the version before only if that is here."""
         before = self.params if keeps_before else None
-        self._set(version, self._functions.place(params), self.opt_state, before)
+        placed = self._functions.place(params)
+        self._set(version, placed, self._functions.init_optimizer(placed), before)
 
     def _set(self, version: int, params: Any, opt_state: Any, before: Any) -> None:
         self.version = version

@@ -6,11 +6,12 @@ the loop calls the rest.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.build import replicas_may_differ
@@ -31,6 +32,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
@@ -44,6 +46,12 @@ from jaxdt.sync.transfer import FetchedStates
 # losses.
 RESEED_STRIDE = 1_000_003
 NO_STATE: tuple[int, tuple[Any, ...]] = (-1, ())
+# From this Work on memory fills up to its peak. By then the heap has holes which other arrays have left and which large
+# vectors do not fit into: 10 bytes a parameter. Whoever uses a hole again faults it in, and with a state of fewer words
+# would feel that.
+BEFORE_PEAK = {WorkKind.GATHER, WorkKind.LOCAL_STEP, WorkKind.ADOPT}
+LARGE_WORDS = 1 << 24
+LoadEntries = Callable[[int, tuple[ev.Part, ...], list[str]], Iterable[tuple[str, dict[str, Any]]]]
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -67,8 +75,8 @@ class StepFreed(Exception):
 
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
-    from the config's seed. `restore` reads others with `load_entries(version, parts, names)`: those of a checkpoint, or
-    for version 0 those of the model with which the run begins."""
+    from the config's seed. `restore` reads others with `load_entries(version, parts, names)`, which gives entries one
+    by one: those of a checkpoint, or for version 0 those of the model with which the run begins."""
 
     def __init__(
         self,
@@ -77,7 +85,7 @@ class Store:
         peer: int,
         data: TokenFile,
         functions: StageFunctions,
-        load_entries: Callable[[int, tuple[ev.Part, ...], list[str]], dict[str, dict]] | None = None,
+        load_entries: LoadEntries | None = None,
     ):
         self._is_worker = plan.is_worker(peer)
         if self._is_worker:  # its server updates the parameters
@@ -86,16 +94,15 @@ class Store:
         self.generation = 0
         self.n_reseeds = 0
         self.boundary_codec = BoundaryCodec(config, plan, peer, functions)
-        self.parameter_versions = ParameterVersions(
-            functions, config.delay, config.train.seed, config.sync.groups.outer != "none"
-        )
+        has_outer = config.sync.groups.outer != "none"
+        self._versions = ParameterVersions(functions, config.delay, config.train.seed, has_outer)
         self._is_worker = plan.is_worker(peer)
         lo, hi = plan.stages[plan.seat(peer)[0]]
         self._table_entries = group_entries(config.model, lo, hi).get(TIED_GROUP, [])
         is_borrowed = replicas_may_differ(config) and lo > 0  # the first stage's, with which this one computes
         self._table = self._table_of(functions.zeros()) if is_borrowed else {}
-        state = self.parameter_versions.state
-        self._state_vector = StateVector(state[:1] if self._is_worker else state)
+        shapes = self._versions.shapes
+        self._state_vector = StateVector(shapes[:1] if self._is_worker else shapes)
         self.n_words = self._state_vector.n_words
         self._config = config
         self._plan = plan
@@ -126,23 +133,57 @@ class Store:
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.seq_len)
 
+    @property
+    def parameter_versions(self) -> ParameterVersions:
+        """The parameters and the optimizer state: until others are restored or installed, the initial ones, which are
+        drawn when they are first needed."""
+        if not self._versions.is_held:
+            self._versions.initialize()
+        return self._versions
+
+    def drop_state(self) -> None:
+        """Give the state up; one that is to be restored or installed is held alone."""
+        self._versions.drop()
+        self._return_freed_memory()
+
+    def _own(self, tree: Any) -> Any:
+        """A tree of numpy arrays on the stage's devices, in memory of its own. jax takes an aligned array over as it
+        is: it could not donate that to an update, and a view would keep the whole."""
+        return jax.tree.map(jnp.copy, self.functions.place(tree))
+
+    def _return_freed_memory(self) -> None:
+        if self.n_words >= LARGE_WORDS:
+            return_freed_memory()
+
     def restore(self, restore: ev.Restore) -> None:
         """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; in place those that
-        are here."""
+        are here. The state of before is given up first, and entries are read one by one."""
         self._begin(restore.version, restore.generation, restore.n_reseeds)
         if restore.in_place:
             return
-        if restore.version == 0 and not self._config.init.digest:
-            self.parameter_versions.initialize()
+        self.drop_state()
+        found = self.entries_of(restore)
+        if found is None:
+            self._versions.initialize()
             return
+        entries: dict[str, Any] = {}
+        for name, entry in found:
+            entries[name] = self._own(entry)
+            del entry  # before the next one is read
+        if restore.version == 0:
+            self._versions.initialize({name: entry["params"] for name, entry in entries.items()})
+            return
+        self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
+
+    def entries_of(self, restore: ev.Restore) -> Iterable[tuple[str, dict[str, Any]]] | None:
+        """The entries of a checkpoint or of a model with which this stage is restored, each read when it is asked for;
+        None where the initial parameters are drawn. BadInput if they are not there."""
+        if restore.version == 0 and not self._config.init.digest:
+            return None
         lo, hi = self._plan.stages[self._stage]
         names = [name for name in stage_entries(self._config.model, lo, hi) if name not in self._table]
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
-        entries = self._load_entries(restore.version, restore.parts, names)
-        if restore.version == 0:
-            self.parameter_versions.initialize({name: entry["params"] for name, entry in entries.items()})
-            return
-        self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
+        return self._load_entries(restore.version, restore.parts, names)
 
     def install(self, install: ev.Install) -> ev.Installed | ev.NotInstalled:
         """Take parameters and optimizer state from the slices that other peers have sent. Nothing changes if they are
@@ -151,13 +192,13 @@ class Store:
             state = self._state_vector.tree(joined(self._fetched.take(install.version)))
         except BadInput as error:
             return ev.NotInstalled(install.version, str(error))
-        is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
+        is_repaired = (install.version, install.generation) == (self._versions.version, self.generation)
         if not is_repaired and not install.beside_work:  # else Work under way continues
             self._begin(install.version, install.generation, install.n_reseeds)
         if self._is_worker:
-            self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
+            self._versions.receive(install.version, state[0], keeps_before=install.beside_work)
         else:
-            self.parameter_versions.put(install.version, state)
+            self._versions.put(install.version, self._own(state))
         return ev.Installed(install.version)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
@@ -193,6 +234,8 @@ class Store:
 
     def _compute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         assert work.step is not None, "all Work that runs belongs to a step"
+        if work.kind in BEFORE_PEAK:
+            self._return_freed_memory()
         if work.kind == WorkKind.FORWARD:
             return self._forward(work)
         if work.kind == WorkKind.BACKWARD:
