@@ -4,10 +4,13 @@ of the time of these tests, and half of it goes into optimising programs that ru
 also the cutting of each program into parts that compile side by side: small programs take half as long again with it.
 """
 
+import fcntl
 import importlib.metadata
 import os
 import signal
+import sys
 import threading
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,23 @@ def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too (ten minutes)")
     parser.addoption("--stuck", action="store_true", help="run real processes until they stand still (three minutes)")
     parser.addoption("--pool_seeds", type=int, default=1, help="seeds of pools that train while workers come and go")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """In a fresh clone most of the collection is pytest's work on asserts. One process of a session does it, and the
+    others, which wait meanwhile, read what that has written."""
+    with Path(__file__).open() as lock:
+        if not has_written_asserts():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if has_written_asserts():
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        return (yield)
+
+
+def has_written_asserts() -> bool:
+    """Whether pytest has kept its tests with the asserts as it runs them, or will keep none."""
+    return sys.dont_write_bytecode or any(Path(cache_from_source(__file__)).parent.glob("test_*-pytest-*.pyc"))
 
 
 def pytest_collection_finish():

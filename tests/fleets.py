@@ -1,5 +1,6 @@
 """Fleets of real processes, and what they are compared with."""
 
+import functools
 import json
 import os
 import resource
@@ -14,11 +15,16 @@ import numpy as np
 import pytest
 from fork_server import Forked
 
+from jaxdt.api.config import fields_of
+from jaxdt.model.chain import Chain
 from jaxdt.model.data import write_tokens
+from jaxdt.run import config as configs
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.run_dir import token_flag
+from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.parts import step_folder
+from jaxdt.runtime.storage.store import stage_functions
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
@@ -49,8 +55,8 @@ sys.path[:0] = {paths!r}
 runpy.run_path({script!r}, run_name="__main__")
 """
 N_TOKENS = 50_000
-N_STEPS = 60
-STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
+N_STEPS = 120
+STEPS = (f"--config.train.steps={N_STEPS}", "--config.train.checkpoint_every_steps=4", "--config.plan.microbatches=4")
 # A checkpoint takes as long as several steps.
 ENDLESS = (
     "--config.train.steps=100000",
@@ -129,7 +135,7 @@ class Launched(Finished):
             env=os.environ | one_thread(),
         )
 
-    def ended(self, timeout_s: float = 120) -> int:
+    def ended(self, timeout_s: float = 240) -> int:
         self.output = self.process.communicate(timeout=timeout_s)[0]
         return self.process.returncode
 
@@ -198,7 +204,18 @@ class Churning(Launched):
     def join(self) -> None:
         """A newcomer that has the state when this returns."""
         self.ask_to_join()
+        self.wait_for_download()
+
+    def wait_for_download(self) -> None:
+        """Until the newcomer has the state."""
         self.wait_for(lambda: " has the state of step " in self.log.read_text(), "the newcomer's download")
+
+    def end(self) -> None:
+        """End the fleet and its newcomer, if they run."""
+        self.kill()
+        if self.newcomer:
+            self.newcomer.kill()
+            self.newcomer.wait()
 
     def ask_to_join(self, *flags: str) -> None:
         """Start a newcomer, with one token and one address."""
@@ -209,10 +226,6 @@ class Churning(Launched):
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = Forked(command, stdout=log, stderr=log)
-
-    def reported(self, kind: str) -> bool:
-        """Whether the coordinator has reported this, as its trace says."""
-        return f'"{kind}"' in (self.run_dir / "trace" / "coordinator.jsonl").read_text()
 
     def reports(self, kind: str) -> list[dict]:
         """The fields of the coordinator's reports of a kind."""
@@ -256,6 +269,23 @@ def replayed(run_dir: Path, *flags: str) -> str:
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0 and "are equal" in said, said
     return said
+
+
+def trained_in_one_process(run):
+    """(losses, parameters) after the steps of a run that `jaxdt.api.launch.check` has checked, by the functions of the
+    whole model."""
+    config, train, n = run.config, run.config.train, run.config.plan.microbatches
+    alone = configs.parse({**fields_of(config), "plan": {"microbatches": n}})
+    functions = stage_functions(alone, configs.default_plan(alone), 0)
+    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    if config.init.path:
+        job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
+        names = [entry.name for entry in config.model.facts.entries]
+        chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names)}]
+    batch = functools.partial(run.data.train_batch, train.seed)
+    size, seq_len = train.microbatch_size, config.seq_len
+    losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]
+    return losses, chain.params[0]
 
 
 def versions(run_dir: Path) -> list[int]:

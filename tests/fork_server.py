@@ -17,6 +17,7 @@ import runpy
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 
@@ -52,6 +53,9 @@ class Forked(subprocess.Popen):
         self.pid = int(Forked.server.recv(20))
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+
+FORKS = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)  # in the place of subprocess
 
 
 def _connect() -> tuple[socket.socket, socket.socket]:
@@ -126,5 +130,6 @@ if __name__ == "__main__":
     for module in IMPORTS:
         importlib.import_module(module)
     stage_times = sys.modules["jaxdt.runtime.calibrate.stage_times"]
-    stage_times.STAGE_S, stage_times.N_TIMED = 0.0, 1  # no such fleet is measured
+    stage_times.STAGE_S, stage_times.N_TIMED = 0.0, 1  # no such fleet is measured, nor predicted by one process more
+    sys.modules["jaxdt.runtime.reporting.prediction"].Prediction.start = lambda *arguments: None
     runpy.run_path(serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__")

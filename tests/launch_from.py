@@ -3,10 +3,8 @@ coordinate.py, and how far a file may grow. Started as a fork_server.Forked."""
 
 import resource
 import runpy
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import fork_server
 
@@ -19,8 +17,7 @@ if __name__ == "__main__":
     if not script:
         from jaxdt.runtime import fleet
 
-        popen = {"Popen": fork_server.Forked, "PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
-        fleet.subprocess = SimpleNamespace(**popen)
+        fleet.subprocess = fork_server.FORKS
         script = str(SCRIPTS / "launch.py")
         sys.argv[:3] = [script]
         sys.path.insert(0, str(SCRIPTS))

@@ -2,7 +2,8 @@
 
 A first search waits for the compiler. Kernels therefore copy and fill arrays by loops: one assignment of an array to a
 slice makes numba compile the text of its error message as well, some thirty functions on strings. Callers in Python
-allocate the arrays of a kernel where they can.
+allocate the arrays of a kernel where they can. A literal integer that another kernel gets is an np.int64, as other
+integers are, also where a variable only begins with it: for each literal the other one is compiled once more.
 """
 
 import functools

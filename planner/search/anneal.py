@@ -140,7 +140,7 @@ def _start_state(devices, state, columns, scratch):
 def _propose_order(rng, place, trial, changed, i, j):
     """Swap stages i < j in `trial`, or reverse the range between them."""
     P = place.shape[1]
-    if below(rng, 2) == 0:
+    if below(rng, np.int64(2)) == 0:
         for a in range(P):
             trial[i, a], trial[j, a] = trial[j, a], trial[i, a]
         changed[i] = changed[j] = ALL_SLOTS
@@ -167,7 +167,7 @@ def _propose(rng, devices, state, trial, changed, shares):
     b = below(rng, P)
     length = 1
     if choice < shares.reorder + shares.runs:
-        length = 2 + below(rng, 3)
+        length = 2 + below(rng, np.int64(3))
     if length > 1 and (i + length > S or j + length > S or abs(i - j) < length):
         return False
     moved = False
@@ -428,7 +428,7 @@ def _pick_runs(rng, place, type_of, run_share):
     i, j, a, b = below(rng, S), below(rng, S), below(rng, P), below(rng, P)
     length = 1
     if unit(rng) < run_share:
-        length = 1 + below(rng, 4)
+        length = 1 + below(rng, np.int64(4))
         if i + length > S or j + length > S or a == b or (i != j and abs(i - j) < length):
             length = 0
     elif type_of[place[i, a]] == type_of[place[j, b]]:

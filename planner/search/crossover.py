@@ -227,7 +227,7 @@ def cross(one, two, rng):
         cut = below(rng, n)
         switch[cut] = not switch[cut]
     child = np.empty(n, np.int64)
-    from_one = below(rng, 2) == 0
+    from_one = below(rng, np.int64(2)) == 0
     for d in range(n):
         if switch[d]:
             from_one = not from_one

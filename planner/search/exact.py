@@ -164,7 +164,7 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
     scratch = matching_scratch(P)
     path_floor_s = (S - 1) * cheapest_hop_s
     below_s = best_s * (1 - ROUNDING)
-    depth = 0
+    depth = np.int64(0)
     while depth >= 0:
         lowest = 0
         while used[depth] >> lowest & 1:

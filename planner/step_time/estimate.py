@@ -322,8 +322,8 @@ def balance(data, place):
         n_shares += shares[p]
         _time_ends(data, place, home, p, end, end_with_one_more, done)
     for _ in range(n_shares):
-        last = 0
-        first = 0
+        last = np.int64(0)
+        first = np.int64(0)
         for p in range(1, P):
             if end[p] > end[last]:
                 last = p

@@ -22,7 +22,8 @@ def run_notebook():
 
 
 def test_the_notebook_trains_and_shows_the_report(tmp_path):
-    """With one pipeline instead of two, which spares half of the processes."""
+    """With one pipeline instead of two, which spares half of the processes. These are executed, as those of users are,
+    and the run is predicted; fleets of other tests are forks, without a prediction."""
     notebook = json.loads(NOTEBOOK.read_text())
     parameters = {"N_STEPS": 2, "D_MODEL": 32, "N_PIPELINES": 1, "RUN_DIR": tmp_path / "run"}
     cells = list(run_notebook().run_cells(notebook, parameters))
@@ -32,6 +33,7 @@ def test_the_notebook_trains_and_shows_the_report(tmp_path):
     assert code["data"]["text/plain"] == ["0"]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert len(list((tmp_path / "run" / "logs").glob("peer_*.log"))) == 2
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step_s_predicted"] > 0
 
 
 def test_the_notebook_is_committed_with_the_outputs_of_one_session():

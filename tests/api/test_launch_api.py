@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from fleets import write_config
+from fork_server import FORKS
 
 import jaxdt
 from jaxdt.api import launch as api
 from jaxdt.api.config import fields_of
 from jaxdt.run.config import RunConfig, parse
+from jaxdt.runtime import fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +45,9 @@ def config(tmp_path):
     return config
 
 
-def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_process(config, tmp_path):
+def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_process(config, tmp_path, monkeypatch):
+    """Its processes are forks; tests/api/test_first_run.py executes them."""
+    monkeypatch.setattr(fleet, "subprocess", FORKS)
     config.train.steps = 100_000
     run = jaxdt.launch(config, tmp_path / "run", jaxdt.LaunchOptions(emulate_forward_s=0.02))
     while len(run.metrics) < 2:

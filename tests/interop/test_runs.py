@@ -1,21 +1,19 @@
 """Runs that begin with a model folder: version 0 is that model, whatever the run's cut, length and kind of sync."""
 
-import functools
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from fleets import ROOT, Launched, write_config
+from fleets import ROOT, Launched, trained_in_one_process, write_config
+from fork_server import Forked
 
 from jaxdt.api import launch as api
 from jaxdt.api.config import load_config
 from jaxdt.model.base import model_of
-from jaxdt.model.chain import Chain
 from jaxdt.model.data import write_tokens
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.protocol import events as ev
@@ -30,7 +28,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 
 MODEL = GPTConfig.of("debug", d_model=32, n_heads=2, d_ff=64, max_len=32, tied_head=True)
 LLAMA = LlamaConfig.of("debug", qkv_bias=True, tied_head=True)
-N_STEPS = 20
+N_STEPS = 8
 
 
 @pytest.fixture(scope="module")
@@ -145,21 +143,6 @@ def test_what_does_not_fit_the_model(checked, models, tmp_path):
         checked({"init.path": "x"}, init_from=None)
 
 
-def trained_in_one_process(run):
-    """(losses, parameters) after the steps of a run, by the functions of the whole model."""
-    config, train, n = run.config, run.config.train, run.config.plan.microbatches
-    alone = configs.parse({**api.fields_of(config), "plan": {"microbatches": n}})
-    functions = stage_functions(alone, configs.default_plan(alone), 0)
-    chain = Chain([functions], train.seed, config.optim.clip_norm)
-    job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
-    names = [entry.name for entry in config.model.facts.entries]
-    chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names)}]
-    batch = functools.partial(run.data.train_batch, train.seed)
-    size, seq_len = train.microbatch_size, config.seq_len
-    losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]
-    return losses, chain.params[0]
-
-
 @pytest.mark.slow
 def test_a_model_comes_in_trains_in_two_stages_and_leaves(checked, models, tmp_path):
     """As real processes, with a head of its own; the losses are those of one process, and what leaves is the last
@@ -179,13 +162,10 @@ def test_a_model_comes_in_trains_in_two_stages_and_leaves(checked, models, tmp_p
     assert "--init_from: the run begins with " in fleet.output
     losses, params = trained_in_one_process(run)
     assert fleet.losses() == pytest.approx(losses, abs=1e-6 * max(losses))
-    exported = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/tools/export_model.py"), f"--run_dir={fleet.run_dir}"]
-        + [f"--to={tmp_path / 'out'}"],
-        capture_output=True,
-        text=True,
-    )
-    assert exported.returncode == 0, exported.stderr
+    script = [str(ROOT / "scripts/tools/export_model.py"), f"--run_dir={fleet.run_dir}", f"--to={tmp_path / 'out'}"]
+    exported = Forked([sys.executable, *script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = exported.communicate()[0]
+    assert exported.returncode == 0, said
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{}"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["n_positions"], config["tie_word_embeddings"]) == (32, False)

@@ -91,10 +91,19 @@ def allowed_costs(network, shape, constraints):
             yield cost_of(network, placement, BYTES.c_dp_bytes, BYTES.c_pp_bytes).total_s
 
 
-@pytest.mark.parametrize("small", [seated.SMALL, 0], ids=["every placement", "annealing"])
 @quick
 @given(case=cases())
-def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
+def test_a_plan_under_constraints_is_the_best_that_honours_them(case):
+    check_best(case, seated.SMALL)
+
+
+@settings(quick, max_examples=10)
+@given(case=cases())
+def test_annealing_finds_it_too_where_not_every_placement_is_looked_at(case):
+    check_best(case, 0)
+
+
+def check_best(case, small):
     network, shape, constraints = case
     job = planner.Job(BYTES, *shape)
     costs_s = list(allowed_costs(network, shape, constraints))
@@ -116,14 +125,14 @@ def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
 STEP = [(2, 2), (2, 3), (3, 2)]
 
 
-@settings(quick, max_examples=8)
+@settings(quick, max_examples=5)
 @given(case=cases().filter(lambda case: case[1] in STEP))
 def test_a_plan_by_step_time_honours_constraints(case):
     network, shape, constraints = case
     run = planner.run_of_model("small", planner.StepOptions(global_batch=12))
     job = planner.Job(run, *shape, planner.profile_of_flops(run, network, 1e12))
     try:
-        result = planner.solve(network, job, planner.Stop(evaluations=2000), constraints=constraints)
+        result = planner.solve(network, job, planner.Stop(evaluations=500), constraints=constraints)
     except BadInput as error:
         assert "cannot hold" in str(error) or "zero bandwidth" in str(error)
         return

@@ -3,10 +3,11 @@
 import fcntl
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fleets import N_STEPS, ONE_PROCESS, STEPS, Churning, Finished, Launched
+from fleets import N_STEPS, ONE_PROCESS, STEPS, Churning, Finished, Launched, versions
 
 from jaxdt.run import network as networks
 
@@ -36,15 +37,12 @@ def churning(tmp_path):
 
     yield start
     for fleet in fleets:
-        fleet.kill()
-        if fleet.newcomer:
-            fleet.newcomer.kill()
-            fleet.newcomer.wait()
+        fleet.end()
 
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory, worker_id) -> Finished:
-    """The run of one process that did the same steps, undisturbed; every second version is kept. All workers of a test
+    """The run of one process that did the same steps, undisturbed; every fourth version is kept. All workers of a test
     session share it: the first that asks runs it."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder if worker_id == "master" else folder.parent) / "alone"
@@ -59,11 +57,18 @@ def alone(tmp_path_factory, worker_id) -> Finished:
 
 
 @pytest.fixture
-def ended(alone, tmp_path) -> Path:
-    """The folder of a run of one process that has done N_STEPS, with its last two checkpoints, to be resumed by
-    `launched`."""
-    older = shutil.ignore_patterns(*(f"{version:08d}" for version in range(2, N_STEPS - 2, 2)))
-    return shutil.copytree(alone.run_dir, tmp_path / "run", ignore=older)
+def resumable(alone, tmp_path) -> Callable[..., Path]:
+    """Makes the folder of a run of one process that has done the steps of the last of some versions, with the
+    checkpoints of these, to be resumed by `launched`."""
+
+    def make(*kept: int) -> Path:
+        others = shutil.ignore_patterns(*(f"{version:08d}" for version in {*versions(alone.run_dir)} - {*kept}))
+        folder = shutil.copytree(alone.run_dir, tmp_path / "run", ignore=others)
+        rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(rows[: kept[-1]]))
+        return folder
+
+    return make
 
 
 @pytest.fixture

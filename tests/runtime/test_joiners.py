@@ -1,14 +1,15 @@
-"""Newcomers that do not belong, against a real run: both sides say why in one line, and the run does not notice."""
+"""Processes that do not belong, against a real run: both sides say why in one line, and the run does not notice."""
 
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fleets import ENDLESS, ROOT, SWARM, assert_equal
+from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT, SWARM
 from forks import run_scripts
 
 from jaxdt.build import RunStart, build_newcomer
@@ -18,7 +19,6 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
-from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load as load_credential
@@ -28,8 +28,9 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import job_flags, peer_credential, token_flag
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 
-PEER = "import jaxdt.cli.run_flags, jaxdt.runtime.peer_process"
-UNEQUAL = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))  # as many microbatches as the run of one process has
+IMPORTS = "import jaxdt.cli.run_flags, jaxdt.runtime.coordinator_process, jaxdt.runtime.peer_process"
+SLOW = ("--emulate_forward_s=0.05",)  # the steps that are compared last until all have been refused
+COORDINATE = str(ROOT / "scripts/coordinate.py")
 TRAIN = str(ROOT / "scripts/train.py")
 OTHER_VERSION = f"""
 import runpy, sys
@@ -64,43 +65,74 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> ev.Stop
     return loop.run(f"{host}:{port}")
 
 
-def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
-    """The plan has unequal numbers of replicas."""
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps(plans.to_json(UNEQUAL)))
-    fleet = churning(*ENDLESS, *SWARM, slow_links, f"--plan={plan}")
-    fleet.wait_for_step(1)
+def refuse_strangers(fleet, tmp_path):
+    """Each of them is told why in one line."""
     address, token = (fleet.run_dir / "coordinator_address").read_text(), token_flag(fleet.run_dir, "newcomer")
-    elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
-    join = (f"--join={address}", elsewhere)
+    folder = lambda name: f"--run_dir={tmp_path / name}"  # noqa: E731
+    join = (f"--join={address}", folder("newcomer"))
     authority.create_run(tmp_path / "other" / "credentials")
     tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)
     (tmp_path / "other_version.py").write_text(OTHER_VERSION)
-    flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
+    job = job_flags(fleet.run_dir)
+    peer = [TRAIN, "--peer=0", *job, f"--coordinator={address}"]
+    own = peer_credential(fleet.run_dir, 0)
     commands = {
         "coordinator 127.0.0.1:": [TRAIN, *join, token_flag(tmp_path / "other", "newcomer")],
         "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
         "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
-        "peer 1: coordinator: run: a process that asks to be a peer is of run '": [
-            *(TRAIN, "--peer=1", *flags, "--config.model.d_ff=128")
+        "peer 0: coordinator: run: a process that asks to be a peer is of run '": [
+            *(*peer, own, folder("other_config"), "--config.model.d_ff=128")
         ],
+        "peer 0 (stage 0): runs at 127.0.0.1:": [*peer, own, folder("second")],
+        "peer 0: coordinator: ": [*peer, peer_credential(tmp_path / "other", 0), folder("intruder")],
+        "run_dir: ": [COORDINATE, *job, f"--run_dir={fleet.run_dir}"],
     }
     environment = os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""}
-    results = run_scripts(list(commands.values()), PEER, tmp_path, environment)
-    for expected, (code, _, said) in zip(commands, results, strict=True):
-        assert code == 2 and said.splitlines()[-1].startswith(expected), (expected, code, said)
-    assert "protocol version: got " in results[2][2] and "expected 9" in results[2][2]
+    results = run_scripts(list(commands.values()), IMPORTS, tmp_path, environment)
+    said = [err.strip().splitlines()[-1] for _, _, err in results]
+    for expected, line, (code, _, err) in zip(commands, said, results, strict=True):
+        assert code == 2 and line.startswith(expected), (expected, code, err)
+    assert "protocol version: got " in said[2] and "expected 9" in said[2]
+    assert "and answers; a second one, 127.0.0.1:0 (process " in said[4]
+    assert "has a coordinator already (process " in said[6]
     other = Path(token_flag(fleet.run_dir, "other").removeprefix("--token="))
     stop = come_with_another_shape(address, other, tmp_path / "newcomer")
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
+
+
+@pytest.mark.timeout(600)
+def test_who_does_not_belong_is_refused_and_a_resumed_run_outlives_its_coordinators(
+    launched, resumable, alone, tmp_path
+):
+    """Newcomers that do not belong; a second coordinator, a second process of a peer, and one of another run and of
+    another config; then the run's own coordinator is killed, terminated, and ended by another signal."""
+    begins_at = 20
+    began_from = resumable(begins_at) / f"checkpoints/{begins_at:08d}"
+    fleet = launched(*ONE_PROCESS, "--resume", *SWARM, *MANY_STEPS, *SLOW, "--config.train.keep_checkpoints=1")
+    fleet.wait_for_step(begins_at + 3)
+    assert began_from.exists(), "a peer that is started again begins with it"
+    shutil.rmtree(began_from)  # the coordinator does without
+    n_steps = len(fleet.losses())
+    refuse_strangers(fleet, tmp_path)
     fleet.wait_for_step(len(fleet.losses()) + 2)  # steps wait for a joining peer, so it has been put out by then
-    fleet.process.send_signal(signal.SIGINT)
-    assert fleet.ended() == 130, fleet.output
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        before = fleet.losses()
+        os.kill(fleet.coordinator(), number)
+        fleet.wait_for_step(len(before) + 3)
+        assert fleet.losses()[: len(before)] == before
+    os.kill(fleet.coordinator(), signal.SIGUSR1)  # a failure, which no new start would mend
+    assert fleet.ended(timeout_s=60) == 3, fleet.output
     # The newcomer of another config refuses the coordinator too, and may hang up before it is refused.
-    reasons = ["is of another run", "protocol version: got 9", "asks for words 0..1000"]
+    reasons = ["is of another run", "protocol version: got 9", "asks for words 0..1000", "refused"]
     for reason in reasons:
         assert reason in fleet.output.lower(), fleet.output
-    assert_equal(fleet, alone)
+    assert "coordinator: killed, started again" in fleet.output
+    assert "coordinator: terminated, started again" in fleet.output
+    assert "coordinator: lost, " in fleet.output
+    assert "peer 0 (stage 0): lost, " not in fleet.output
+    n_steps_compared = min(len(fleet.losses()), N_STEPS)
+    assert n_steps_compared > n_steps + 2
+    assert fleet.losses()[:n_steps_compared] == pytest.approx(alone.losses()[:n_steps_compared], rel=1e-5)
 
 
 class Keeps:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fleets import QUICK, ROOT, one_thread, replayed
+from fork_server import Forked
 
 from jaxdt.runtime.run_dir import token_flag
 
@@ -70,7 +71,7 @@ def started(command, log_path):
     """A process with as many threads as the lost one had."""
     environment = os.environ | one_thread()
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, stdin=subprocess.PIPE)
+        process = Forked(command, stdout=log, stderr=log, env=environment, stdin=subprocess.PIPE)
     try:
         yield process
     finally:

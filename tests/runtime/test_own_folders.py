@@ -15,7 +15,7 @@ from fork_server import Forked
 from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_dir import token_flag
 
-N_STEPS = 30
+N_STEPS = 14
 # A killed process is noticed by its broken connection; a slow machine must not be taken for a dead one.
 OWN_FOLDERS = (
     f"--config.train.steps={N_STEPS}",
@@ -39,7 +39,9 @@ class OwnFolders:
             port = free.getsockname()[1]
         flags = [f"--config={config}", f"--emit={tmp_path / 'job'}", "--hosts=127.0.0.1,127.0.0.1", f"--port={port}"]
         command = [sys.executable, str(ROOT / "scripts/launch.py"), *flags, *OWN_FOLDERS]
-        subprocess.run(command, check=True, capture_output=True)
+        emitted = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        said = emitted.communicate()[0]
+        assert emitted.returncode == 0, said
         self.coordinator = f"127.0.0.1:{port}"
         self.start("coordinator", "coordinate.py", f"--flagfile={tmp_path / 'job/coordinator.flags'}", emulate)
 

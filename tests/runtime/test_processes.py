@@ -43,13 +43,14 @@ def test_the_last_peer_of_a_stage_ends_the_run_which_resumes_on_another_cut_with
     assert resumed.losses()[:8] == pytest.approx(alone.losses()[:8], rel=1e-5)
 
 
-def test_a_resume_goes_back_to_a_checkpoint_that_is_whole(launched, ended, alone):
+def test_a_resume_goes_back_to_a_checkpoint_that_is_whole(launched, resumable, alone):
     """After a loss of power the newest one has an empty file; with that in both, nothing is started."""
-    parts = [next(ended.glob(f"checkpoints/{version:08d}/stage_0-*")) for version in (N_STEPS - 2, N_STEPS)]
+    ended = resumable(N_STEPS - 4, N_STEPS)
+    parts = [next(ended.glob(f"checkpoints/{version:08d}/stage_0-*")) for version in (N_STEPS - 4, N_STEPS)]
     (parts[1] / "_METADATA").write_bytes(b"")
     resumed = launched(*ONE_PROCESS, "--resume", f"--config.train.steps={N_STEPS}")
     assert resumed.ended() == 0, resumed.output
-    assert f"so the run continues from step {N_STEPS - 2}: {parts[1] / '_METADATA'}: damaged" in resumed.output
+    assert f"so the run continues from step {N_STEPS - 4}: {parts[1] / '_METADATA'}: damaged" in resumed.output
     assert resumed.losses() == alone.losses()
     for part in ended.glob("checkpoints/*/stage_0-*"):
         (part / "_METADATA").write_bytes(b"")

@@ -2,19 +2,20 @@
 processes, with the losses of one process."""
 
 import json
-import os
 import re
-import signal
 from dataclasses import replace
 
 import pytest
-from fleets import ONE_PROCESS
+from fleets import trained_in_one_process
 from report_fields import report_fields
 
+from jaxdt.api import launch as api
+from jaxdt.api.config import load_config
 from jaxdt.build import check_config
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
+from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
@@ -143,24 +144,23 @@ def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
 # --------------------------------------------------------------------------------------------------------- processes
 
 
-def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
-    """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
-    steps = ("--config.train.steps=30", "--config.plan.microbatches=12", "--config.train.checkpoint_every_steps=30")
-    one = churning(*steps, *ONE_PROCESS, run_dir="one")
-    swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
-    net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
-    fleet = churning(*steps, *swarm, *net, run_dir="swarm")
-    fleet.wait_for_step(3)
-    pids = fleet.children()
-    for peer in (3, 5):
-        os.kill(pids[peer], signal.SIGKILL)
+def test_processes_change_stages_and_the_losses_are_those_of_one(churning, tmp_path):
+    """A plan with unequal numbers of replicas: three of the first stage, of which one goes over to the second."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(plans.to_json(Plan(2, ((0, 1), (1, 2)), ((0, 2, 3), (1,)), (12,)))))
+    steps = {"train.steps": 20, "plan.microbatches": 12, "train.checkpoint_every_steps": 20}
+    swarm = {"wiring.kind": "swarm", "wiring.rebalance_s": 3.0, "net.heartbeat_s": 0.2, "net.deadline_floor_s": 60.0}
+    flags = [f"--config.{name}={value}" for name, value in (steps | swarm).items()]
+    fleet = churning(*flags, f"--plan={plan}", "--emulate_forward_s=0.02")
     assert fleet.ended() == 0, fleet.output
-    assert one.ended() == 0, one.output
     moves = re.findall(r"peer (\d+): moves from stage 0 to stage 1", fleet.output)
-    assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
-    assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
+    assert moves and moves[0] in "023" and "back from step" not in fleet.output, fleet.output
+    config = load_config(tmp_path / "config.py")
+    config.update_from_flattened_dict(steps | {"plan.stages": 1, "plan.pipelines": 1})
+    losses, _ = trained_in_one_process(api.check(config, api.LaunchOptions()))
+    assert fleet.losses() == pytest.approx(losses, rel=1e-5)
     summary = json.loads((fleet.run_dir / "summary.json").read_text())
-    assert (summary["steps"], summary["loss_last"]) == (30, fleet.losses()[-1])
+    assert (summary["steps"], summary["loss_last"]) == (20, fleet.losses()[-1])
     assert {"step_s_predicted", "step_s_measured", "tokens_per_s", "bytes_on_links", "loss_first"} <= set(summary)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
     assert " moves to stage 1\n" in log and " has the state of step " in log

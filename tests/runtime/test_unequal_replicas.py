@@ -1,4 +1,4 @@
-"""A plan whose stages have unequal numbers of replicas; test_joiners.py runs one with real processes."""
+"""A plan whose stages have unequal numbers of replicas; test_rebalance_run.py runs one with real processes."""
 
 import json
 

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import queue
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from experiments.ablation.grid import AblationConfig, Case, bytes_per_step, case
 from experiments.ablation.progress import GridProgress
 from experiments.ablation.report import cost, cut_cases, quality, rows, step_seconds, steps_to, value_at
 from experiments.ablation.train import chain_of
+from forks import run_scripts
 from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
@@ -33,6 +32,9 @@ START = RunStart("r")
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 N_MICROBATCHES, N_STEPS = 3, 4
+IMPORTS = (
+    "import experiments.ablation.page, experiments.ablation.picture, experiments.ablation.workers, jaxdt.cli.run_inputs"
+)
 
 
 def make_config(**model):
@@ -299,18 +301,21 @@ def test_the_time_left_is_said_once_a_model_has_done_two_steps():
     assert progress.left_s(75.0) == 75.0 * 7.5 / 2.5
 
 
+def ablate(*flags):
+    command = [str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}", *flags]
+    ((code, _, err),) = run_scripts([command], IMPORTS, ROOT, os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/scripts"})
+    assert code == 0, err
+
+
 @pytest.mark.slow
 def test_the_script_trains_measures_and_draws(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"torn')
     flags = ["model.n_layers=2", "model.d_model=16", "data.seq_len=16", "model.n_heads=2"]
-    command = [sys.executable, str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}"]
-    command += [f"--config.{flag}" for flag in flags]
+    command = [f"--config.{flag}" for flag in flags]
     command += [f"--run_dir={tmp_path}", "--config.train.steps=4", "--config.optim.warmup_steps=1"]
     command += ["--config.ablation.methods=('none',)", "--config.ablation.stages=(2,)"]
     command += ["--config.ablation.seeds=1", "--config.ablation.workers=1", "--config.train.eval_microbatches=1"]
-    command += ["--config.ablation.measurements=2", "--page=Somewhere, at commit x."]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
+    ablate(*command, "--config.ablation.measurements=2", "--page=Somewhere, at commit x.")
     (record,) = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert record["case"] == vars(Case("none", 1, 1))
     assert [step for step, _ in record["eval"]] == [0, 4]
@@ -330,8 +335,5 @@ def test_the_committed_page_is_what_its_raw_data_give(tmp_path):
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(cases(AblationConfig()))
     n_timings = AblationConfig().measurements * len(cut_cases(AblationConfig()))
     assert len((tmp_path / "timings.jsonl").read_text().splitlines()) == n_timings
-    command = [sys.executable, str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}"]
-    command += [f"--run_dir={tmp_path}", f"--page={about}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
+    ablate(f"--run_dir={tmp_path}", f"--page={about}")
     assert (tmp_path / "README.md").read_text() == page

@@ -25,8 +25,8 @@ from jaxdt.sim.stragglers.stalls import Stalls
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
-N_STEPS = 20
-MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64, tied_head=False)
+N_STEPS = 12
+MODEL = dict(preset="debug", n_layers=4, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64, tied_head=False)
 DILOCO = dict(match="all", every_steps=5, outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
 
 
@@ -55,7 +55,7 @@ def make_config(groups=None):
     sync = {"kind": "groups", "groups": groups} if groups else {}
     return run_config.parse(
         dict(
-            model=MODEL | {"n_layers": 4 if groups and "fragments" in groups else 2},
+            model=MODEL,
             plan=dict(stages=2, pipelines=2, microbatches=4),
             train=dict(steps=N_STEPS, seed=3, microbatch_size=2),
             optim=dict(lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5),
@@ -66,9 +66,9 @@ def make_config(groups=None):
 
 
 @functools.cache
-def compiled(n_layers):
+def compiled():
     """The stage functions of the machines, and the whole model, which rules of groups do not change."""
-    config = make_config(STREAMING if n_layers == 4 else None)
+    config = make_config()
     plan = run_config.default_plan(config)
     return [stage_functions(config, plan, stage) for stage in range(plan.n_stages)], WholeModel(config, plan)
 
@@ -76,7 +76,7 @@ def compiled(n_layers):
 def simulated_losses(config):
     """The losses of the steps of a run under virtual time, with its machines and stage functions."""
     plan, peers = run_config.default_plan(config), {}
-    functions, _ = compiled(config.model.n_layers)
+    functions, _ = compiled()
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
         store = Store(config, plan, peer, Tokens(), functions[plan.seat(peer)[0]])
         peers[peer] = SimPeer(machine, store, f"h{peer}", dict.fromkeys("FBEGU", 1.0))
@@ -88,7 +88,7 @@ def simulated_losses(config):
 
 def trainer(config, file=None, groups=None):
     plan = run_config.default_plan(config)
-    return LocalSteps(config, groups, compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), file)
+    return LocalSteps(config, groups, compiled()[1], Samples(config, plan, Tokens()), file)
 
 
 @pytest.mark.parametrize("groups", [None, DILOCO, DILOCO | {"outer": "none", "every_steps": 2}, STREAMING], ids=str)
@@ -118,9 +118,7 @@ def trained(kind, rule, n_pipelines=2, stall_s=0.3):
     config = replace(config, plan=replace(config.plan, pipelines=n_pipelines))
     plan = run_config.default_plan(config)
     timing = GroupTiming(2, n_pipelines, 6, rule, n_microbatches=2, stalls=Stalls(0.3, stall_s))
-    replicas = kind(
-        compiled(config.model.n_layers)[1], Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True)
-    )
+    replicas = kind(compiled()[1], Samples(config, plan, Tokens()), 3, time_groups(timing, to_the_end=True))
     for at_s in (0.3, 0.9, float("inf")):
         replicas.until(at_s)
     return replicas.snapshot, trainer(config), config
