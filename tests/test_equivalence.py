@@ -5,7 +5,6 @@ that results arrive in another order than they were asked for. The one process i
 `value_and_grad` over the mean loss of the whole batch, clipped by optax, updated by optax."""
 
 import functools
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -38,19 +37,20 @@ pytestmark = pytest.mark.xdist_group("stage_functions")
 
 START = RunStart("r")
 
-N_STEPS = 20
-# Where nothing happens on the way: a mistake in a sum, a version or a moment shows by the third step. This is three
-# updates more than the warm-up has.
+# Virtual seconds enough for what happens on the way.
+N_STEPS = 12
+# Where nothing does: a mistake in a sum, a version or a moment shows by the third step. This is three updates more than
+# the warm-up has.
 FEW_STEPS = 8
 SEED = 3
 KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.EVALUATE, WorkKind.GATHER, WorkKind.UPDATE)
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 LLAMA = MODEL | dict(family="llama", n_heads=4, n_kv_heads=2, window=8, qk_norm=True, qkv_bias=True)
 OWN = {
-    name: dict(family=f"configs.custom_model.{name}:build", options='{"width": 32}', max_len=16, vocab_size=64)
-    for name in ("own_nnx", "own_linen")
+    name: dict(family=f"configs.custom_model.{name}:build", options=options, max_len=4, vocab_size=64)
+    for name, options in (("own_nnx", '{"width": 32, "layers": 3}'), ("own_linen", '{"width": 32, "layers": 2}'))
 }
-FROZEN = '{"width": 32, "frozen": ["embed/", "/qkv/"]}'
+FROZEN = '{"width": 32, "layers": 2, "frozen": ["embed/", "/qkv/"]}'
 OWN["own_nnx_frozen"] = OWN["own_nnx"] | {"options": FROZEN}
 # With an auxiliary loss that weighs as much as the cross-entropy.
 MOE = MODEL | dict(family="moe", n_heads=4, n_kv_heads=2, n_experts=4, n_experts_per_token=2, router_aux_coef=1.0)
@@ -64,38 +64,33 @@ LAYERS = {1: "4", 2: "1,3", 3: "1,2,1", 4: "1,1,1,1"}
 N_MICROBATCHES = 5
 
 # The last stage runs each forward in its backward: one that is alone computes the same in either schedule, and keeps
-# nothing. Of the rest every second combination: any four of the five options still come in all theirs.
-OPTIONS = (2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied")
+# nothing. Of the rest any two of the five options come in all their combinations, and 98 of the 104 triples do.
 CASES = [
-    *itertools.product((1,), (1, 2), ("1f1b",), ("recompute",), ("tied", "untied")),
-    *(case for case in itertools.product(*OPTIONS) if sum(map(tuple.index, OPTIONS, case)) % 2 == 0),
+    (1, 1, "1f1b", "recompute", "tied"),
+    (1, 2, "1f1b", "recompute", "tied"),
+    (2, 1, "gpipe", "dots", "tied"),
+    (2, 1, "1f1b", "dots", "untied"),
+    (2, 2, "gpipe", "recompute", "untied"),
+    (2, 2, "1f1b", "recompute", "tied"),
+    (3, 1, "gpipe", "dots", "untied"),
+    (3, 1, "1f1b", "dots", "tied"),
+    (3, 2, "gpipe", "recompute", "tied"),
+    (3, 2, "1f1b", "recompute", "untied"),
+    (4, 1, "gpipe", "recompute", "tied"),
+    (4, 1, "1f1b", "recompute", "untied"),
+    (4, 2, "gpipe", "dots", "untied"),
+    (4, 2, "1f1b", "dots", "tied"),
 ]
-GRID = [pytest.param(*case, MODEL, id="{}x{}-{}-{}-{}".format(*case)) for case in CASES]
+GRID = [pytest.param(*case, MODEL, "", id="{}x{}-{}-{}-{}".format(*case)) for case in CASES]
+# Another family has the same schedules and replicas, and tests/model/test_stage.py has its options: one uneven cut with
+# a middle stage is enough of each.
 GRID += [
-    pytest.param(stages, 1, "1f1b", remat, None, OWN[name], id=f"{name}-{stages}-{remat}")
-    for name, stages, remat in (
-        ("own_nnx", 1, "recompute"),
-        ("own_nnx", 3, "dots"),
-        ("own_linen", 2, "recompute"),
-        ("own_linen", 3, "dots"),
-    )
-]
-# Another family has the same schedules and replicas: both rematerialisations on even and uneven cuts are enough.
-GRID += [
-    pytest.param(stages, pipelines, "1f1b", remat, head, LLAMA, id=f"llama-{stages}x{pipelines}-{remat}-{head}")
-    for stages, pipelines, remat, head in (
-        (1, 1, "recompute", "tied"),
-        (2, 2, "dots", "untied"),
-        (3, 1, "recompute", "tied"),
-    )
-]
-GRID += [
-    pytest.param(stages, pipelines, "1f1b", remat, head, MOE, id=f"moe-{stages}x{pipelines}-{remat}-{head}")
-    for stages, pipelines, remat, head in (
-        (1, 1, "recompute", "untied"),
-        (2, 2, "dots", "untied"),
-        (3, 1, "dots", "tied"),
-    )
+    pytest.param(2, 1, "1f1b", "recompute", None, OWN["own_linen"], "1,1", id="own_linen"),
+    pytest.param(3, 1, "1f1b", "dots", None, OWN["own_nnx"], "1,1,1", id="own_nnx"),
+    pytest.param(2, 2, "1f1b", "dots", "tied", LLAMA | {"n_layers": 3}, "2,1", id="llama-2x2-dots"),
+    pytest.param(3, 1, "1f1b", "recompute", "tied", LLAMA | {"n_layers": 3}, "1,1,1", id="llama-3x1-recompute"),
+    pytest.param(2, 2, "1f1b", "recompute", "tied", MOE | {"n_layers": 3}, "2,1", id="moe-2x2-recompute"),
+    pytest.param(3, 1, "1f1b", "dots", "tied", MOE | {"n_layers": 3}, "1,1,1", id="moe-3x1-dots"),
 ]
 
 
@@ -373,27 +368,27 @@ def assert_same_training(config, functions_of, one_process, plan=None, faults=()
 # ---------------------------------------------------------------------------------------------------------- the grid
 
 
-@pytest.mark.parametrize(("stages", "pipelines", "schedule", "remat", "head", "model"), GRID)
+@pytest.mark.parametrize(("stages", "pipelines", "schedule", "remat", "head", "model", "layers"), GRID)
 def test_every_cut_trains_as_one_process_does(
-    stages, pipelines, schedule, remat, head, model, functions_of, one_process
+    stages, pipelines, schedule, remat, head, model, layers, functions_of, one_process
 ):
-    config = make_config(stages, pipelines, schedule, remat, head, model=model, steps=FEW_STEPS)
+    config = make_config(stages, pipelines, schedule, remat, head, layers=layers, model=model, steps=FEW_STEPS)
     assert_same_training(config, functions_of, one_process)
 
 
 @pytest.mark.parametrize(
-    ("stages", "schedule", "remat", "head", "compression", "after"),
+    ("stages", "layers", "schedule", "remat", "head", "compression", "after"),
     [
-        pytest.param(2, "1f1b", "recompute", "tied", "bottleneck2", (1, 3), id="at-the-cut-and-off-it"),
-        pytest.param(4, "gpipe", "dots", "untied", "maxout4", (1, 3), id="at-two-cuts-of-three"),
+        pytest.param(2, "1,2", "1f1b", "recompute", "tied", "bottleneck2", (1, 2), id="at-the-cut-and-off-it"),
+        pytest.param(3, "1,1,1", "gpipe", "dots", "untied", "maxout4", (2,), id="at-one-cut-of-two"),
     ],
 )
 def test_compression_layers_are_part_of_the_model(
-    stages, schedule, remat, head, compression, after, functions_of, one_process
+    stages, layers, schedule, remat, head, compression, after, functions_of, one_process
 ):
-    config = make_config(stages, 1, schedule, remat, head, steps=FEW_STEPS)
-    model = replace(config.model, compression=compression, compression_after=after)
-    assert_same_training(replace(config, model=model), functions_of, one_process)
+    model = MODEL | dict(n_layers=3, compression=compression, compression_after=after)
+    config = make_config(stages, 1, schedule, remat, head, layers=layers, model=model, steps=FEW_STEPS)
+    assert_same_training(config, functions_of, one_process)
 
 
 def test_the_reference_run_learns_and_is_clipped(one_process):
@@ -421,14 +416,14 @@ def test_a_plan_with_very_unequal_shares_and_more_in_flight(functions_of, one_pr
 
 
 def test_held_out_losses_equal_those_of_the_whole_model(functions_of, one_process):
-    """After every 8th step and the last, over 5 microbatches of the 3 that there are."""
-    config = make_config(2, 2, head="tied", eval_every_steps=8, eval_microbatches=5)
+    """After every 5th step and the last, over 5 microbatches of the 3 that there are."""
+    config = make_config(2, 2, head="tied", eval_every_steps=5, eval_microbatches=5)
     outcome = assert_same_training(config, functions_of, one_process)
     measured = [row["eval_loss"] for row in rows_of(outcome) if "eval_loss" in row]
-    assert len(measured) == 3 and measured[-1] < 0.9 * measured[0]
+    assert len(measured) == 3 and measured[-1] < 0.95 * measured[0]
 
 
-@pytest.mark.parametrize(("stages", "pipelines", "routers", "window"), [(1, 2, 1, 0), (2, 2, 2, 0), (3, 2, 6, 3)])
+@pytest.mark.parametrize(("stages", "pipelines", "routers", "window"), [(2, 2, 2, 0), (3, 2, 6, 3)])
 def test_stochastic_wiring_trains_as_one_process_does(stages, pipelines, routers, window, functions_of, one_process):
     """Whatever the routes: the update is the one of the whole batch. Held-out losses ride along."""
     config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
@@ -442,7 +437,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize(("stages", "routers", "head"), [(2, 1, "untied"), (3, 2, "tied"), (3, 6, "tied")])
+@pytest.mark.parametrize(("stages", "routers", "head"), [(2, 1, "untied"), (3, 6, "tied")])
 def test_unequal_numbers_of_replicas_train_as_one_process_does(stages, routers, head, functions_of, one_process):
     config = make_config(stages, 1, head=head, eval_every_steps=8, eval_microbatches=5)
     config = replace(config, wiring=run_config.WiringConfig("swarm", routers))
@@ -455,19 +450,17 @@ def test_a_lost_replica_of_unequal_ones_changes_nothing(functions_of, one_proces
     assert_same_training(config, functions_of, one_process, UNEQUAL[3], faults=faults)
 
 
-@pytest.mark.parametrize(("seed", "head"), [(0, "tied"), (1, "untied"), (2, "tied"), (3, "untied")])
+@pytest.mark.parametrize(("seed", "head"), [(0, "tied"), (1, "untied")])
 def test_peers_that_are_lost_change_nothing(seed, head, functions_of, one_process):
     """Crashes and pauses at any moment, as long as each stage keeps a replica: the same losses, the same parameters."""
-    config = make_config(2, 3, head=head, eval_every_steps=8, eval_microbatches=5)
-    wiring = run_config.WiringConfig("swarm", routers=2)
-    config = replace(config, wiring=wiring, net=run_config.NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
+    config = elastic(2, 3, head)
     faults = draw(seed, run_config.default_plan(config).placement, 3, 120.0, 20.0)
     assert_same_training(config, functions_of, one_process, faults=faults)
 
 
 def elastic(stages, replicas, head="tied"):
     config = make_config(stages, replicas, head=head, eval_every_steps=8, eval_microbatches=5)
-    wiring, net = run_config.WiringConfig("swarm", routers=2), run_config.NetConfig(0.5, 4.0)
+    wiring, net = run_config.WiringConfig("swarm", routers=2), run_config.NetConfig(1.0, 4.0)
     return replace(config, wiring=wiring, net=net)
 
 
@@ -563,10 +556,16 @@ def compared(every_steps):
     return replace(config, sync=replace(config.sync, check_every_steps=every_steps))
 
 
+@pytest.fixture(scope="module")
+def calm(functions_of):
+    return train_in_pieces(compared(5), functions_of)
+
+
 @pytest.mark.parametrize(("victim", "donor", "step"), [(2, 0, 10), (3, 1, 0)])
-def test_a_replica_whose_parameters_went_wrong_takes_over_the_others(victim, donor, step, functions_of, monkeypatch):
+def test_a_replica_whose_parameters_went_wrong_takes_over_the_others(
+    victim, donor, step, calm, functions_of, monkeypatch
+):
     """By 1 %, and nothing but the comparison sees it. Afterwards the losses are those of the calm run, bit for bit."""
-    calm = train_in_pieces(compared(5), functions_of)
     monkeypatch.setitem(globals(), "Store", drifting(victim, step, lambda leaf: leaf * np.float32(1.01)))
     losses, norms, params, outcome = train_in_pieces(compared(5), functions_of)
     (repair,) = report_fields(outcome, "repair")
@@ -615,11 +614,10 @@ def test_a_stage_that_has_lost_two_of_three_gets_a_peer_of_the_other(functions_o
     assert len(report_fields(outcome, "download")) == 1 and outcome.stopped[move["peer"]].code == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, one_process):
     """Some are lost besides, and one joins."""
     config = elastic(3, 3)
-    config = replace(config, train=replace(config.train, steps=12))
     faults = draw(seed, run_config.default_plan(config).placement, 2, 200.0, 20.0, (CRASH, PAUSE))
     balance = RandomMoves(seed, every_s=60.0)
     how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)

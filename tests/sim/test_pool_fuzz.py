@@ -1,6 +1,6 @@
 """Pools under faults of all kinds: many seeds, all invariants at every event.
 
-More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=30:10000"""
+More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=16:10000"""
 
 import pytest
 
@@ -11,13 +11,13 @@ from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REOR
 from jaxdt.testing.case import finding, play
 from jaxdt.testing.cases import draw_case
 
-N_SEEDS = 30
+N_SEEDS = 16
 N_DRAWN = 75
 
 
-@pytest.mark.parametrize("low", range(0, N_SEEDS, 15))
+@pytest.mark.parametrize("low", range(0, N_SEEDS, 8))
 def test_invariants_hold_under_all_faults(low):
-    assert not {seed: line for seed in range(low, low + 15) if (line := finding(draw_case(seed, "pool")))}
+    assert not {seed: line for seed in range(low, low + 8) if (line := finding(draw_case(seed, "pool")))}
 
 
 def test_the_seeds_draw_all_that_happens_to_workers():
@@ -32,7 +32,7 @@ def test_the_seeds_draw_all_that_happens_to_workers():
 def test_workers_compute_and_are_lost():
     """Else the invariants would hold because nothing happens."""
     n_backwards, reasons = 0, set()
-    for seed in range(12):
+    for seed in range(N_SEEDS, N_SEEDS + 5):
         case = draw_case(seed, "pool")
 
         def note(now_s, peer, event, actions, workers=tuple(case.plan.workers)):
@@ -42,4 +42,4 @@ def test_workers_compute_and_are_lost():
                 reasons.update([action.reason] if isinstance(action, WorkerLostReport) else [])
 
         play(case, observer=note)
-    assert n_backwards > 100 and len(reasons) >= 3
+    assert n_backwards > 50 and len(reasons) >= 3

@@ -59,7 +59,6 @@ MOMENTS = {
         is_told(ev.GroupFormed, is_group),
         5,
     ),
-    "a step is counted": (WINDOW, is_told(ev.StepDone), 11),
     "a pipeline has finished": (WINDOW, is_told(ev.Finished), 2),
     "the result is averaged": (WINDOW, is_told(ev.ResultHeld, is_result), 3),
     "a mean is under way to be evaluated": (
@@ -105,9 +104,12 @@ def assert_equals_replay(config, outcome, states, lost=()):
     assert rows == list(range(len(rows))) and len(rows) in ([N_STEPS, N_STEPS - 1] if lost else [N_STEPS])
 
 
-@pytest.mark.parametrize(("name", "kind"), list(zip(MOMENTS, itertools.cycle([POWER_OFF, CRASH]))))
+ALONE = [name for name in MOMENTS if name not in ("one of its members is told", "a member holds the result")]
+
+
+@pytest.mark.parametrize(("name", "kind"), list(zip(ALONE, itertools.cycle([POWER_OFF, CRASH]))))
 def test_the_run_goes_on_and_equals_the_replay(name, kind):
-    """With a crash what is on its way arrives; the fuzzer draws all pairs."""
+    """With a crash what is on its way arrives; the fuzzer draws all pairs. At the other moments more happens below."""
     config, happens, number = MOMENTS[name]
     outcome, states = simulated(config, faults=restart(time_of(config, happens, number), kind))
     assert len(outcome.of(RestartedReport)) == 1 and not outcome.of(LostReport)
@@ -130,9 +132,8 @@ def test_it_may_die_while_it_asks():
     assert_equals_replay(WINDOW, outcome, states)
 
 
-@pytest.mark.parametrize("name", ["the group is under way to its members", "a member holds the result"])
-def test_a_pipeline_may_be_lost_meanwhile(name):
-    config, happens, number = MOMENTS[name]
+def test_a_pipeline_may_be_lost_meanwhile():
+    config, happens, number = MOMENTS["a member holds the result"]
     at_s = time_of(config, happens, number)
     lost = 2
     outcome, states = simulated(config, faults=[*restart(at_s), Fault(at_s + 5.0, CRASH, lost)])
@@ -217,7 +218,8 @@ def test_a_promise_that_is_kept_is_not_made_again():
 
 
 def test_the_last_row_is_told_again_as_it_was():
-    outcome, _ = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(ev.StepDone), 11)))
+    outcome, states = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(ev.StepDone), 11)))
+    assert_equals_replay(WINDOW, outcome, states)
     told = outcome.of(StepReport)
     assert len(told) == N_STEPS + 1 and len(set(told)) == N_STEPS
 

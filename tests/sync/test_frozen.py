@@ -69,9 +69,10 @@ def test_forecasts_count_trained_numbers_only():
 
 
 def test_frozen_leaves_keep_their_bits_and_the_others_train(functions_of, one_process):  # noqa: F811
-    """20 steps on 2 stages x 2 pipelines equal those of one process, in which the frozen leaves are held by hand."""
-    model = options_of(**equivalence.OWN["own_nnx_frozen"])
-    config = replace(equivalence.make_config(2, 2, remat="dots"), model=model)
+    """Two stages by two pipelines train as one process does, in which the frozen leaves are held by hand."""
+    model = equivalence.OWN["own_nnx_frozen"]
+    config = equivalence.make_config(2, 2, remat="dots", layers="1,1", head=None, model=model)
+    model = config.model
     plan = run_config.default_plan(config)
     losses, _, params, _ = equivalence.train_in_pieces(config, functions_of, plan)
     expected_losses, _, expected = one_process(config)
@@ -91,7 +92,7 @@ def test_frozen_leaves_keep_their_bits_and_the_others_train(functions_of, one_pr
         where = [frozen_leaves(tree, lambda leaf: leaf.unsafe_buffer_pointer()) for tree in (fresh, updated)]
         assert where[0] == where[1]  # an update takes no memory for them
     held = frozen_leaves(begun)
-    assert len(held) == 5
+    assert len(held) == 3
     jax.tree.map(np.testing.assert_array_equal, held, frozen_leaves(params))
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), begun, params)
     assert sum(jax.tree.leaves(changed)) == len(jax.tree.leaves(params)) - len(held)

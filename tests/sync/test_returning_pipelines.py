@@ -1,6 +1,7 @@
 """A pipeline that was lost comes back with the states of another one, at one moment: what its replicas hold at the end
 is the replay of the log, bit for bit, also if the donor, a peer that joins or the coordinator is lost in the middle."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -69,22 +70,22 @@ def returns(outcome):
     return [(report.pipeline, report.donor) for report in dict.fromkeys(outcome.of(PipelineJoinReport))]
 
 
-def time_of(config, faults, happens):
-    """When something first happens in a run with these faults."""
-    times = []
+@functools.cache
+def returned(config):
+    """(outcome, states) of a run in which LOST dies and comes back, and when a peer first hears a message of a type."""
+    times = {}
 
     def observe(now_s, peer, event, actions):
-        if isinstance(event, ev.Received) and happens(peer, event.body):
-            times.append(now_s)
+        if isinstance(event, ev.Received):
+            times.setdefault((peer, type(event.body)), now_s)
 
-    simulated(config, faults=faults, observer=observe)
-    return times[0]
+    return *simulated(config, faults=DIES, observer=observe), times
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_process_that_is_started_again_and_those_that_have_waited_go_on_from_a_donor(name):
     config = CONFIGS[name]
-    outcome, states = simulated(config, faults=DIES)
+    outcome, states, _ = returned(config)
     assert returns(outcome) == [(1, 0)]
     assert sorted(report.donors for report in outcome.of(DownloadReport)) == [[0], [1]]
     assert_equals_replay(config, outcome, states)
@@ -104,7 +105,7 @@ def test_a_peer_that_did_nothing_for_a_while_comes_back_without_a_start():
 )
 def test_another_donor_takes_the_place_of_one_that_is_lost(config, kind):
     """When it has said that it waits, and when a slice of its state has come."""
-    at_s = time_of(config, DIES, lambda peer, body: peer == LOST and isinstance(body, kind))
+    at_s = returned(config)[2][LOST, kind]
     outcome, states = simulated(config, faults=[*DIES, Fault(at_s + 1e-6, CRASH, 0)])
     assert returns(outcome) == [(1, 2)]
     assert_equals_replay(config, outcome, states, away={0})
@@ -112,30 +113,26 @@ def test_another_donor_takes_the_place_of_one_that_is_lost(config, kind):
 
 @pytest.mark.parametrize("joiner", [LOST, LOST + 1])
 def test_the_others_go_on_if_a_peer_that_joins_is_lost(joiner):
-    at_s = time_of(WINDOW, DIES, lambda peer, body: peer == joiner and isinstance(body, ev.State))
+    at_s = returned(WINDOW)[2][joiner, ev.State]
     outcome, states = simulated(WINDOW, faults=[*DIES, Fault(at_s + 1e-6, CRASH, joiner)])
     assert not returns(outcome) and len(outcome.of(LostReport)) == 2
     assert_equals_replay(WINDOW, outcome, states, away={1})
 
 
 def test_a_pipeline_may_be_lost_and_come_back_twice():
-    config = replace(WINDOW, train=replace(WINDOW.train, steps=N_STEPS))
-    at_s = time_of(config, DIES, lambda peer, body: peer == LOST and isinstance(body, ev.State))
+    at_s = returned(WINDOW)[2][LOST, ev.State]
     again = [Fault(at_s + 1.0, CRASH, LOST), Fault(at_s + 20.0, RESTART, LOST)]
-    outcome, states = simulated(config, faults=[*DIES, *again])
+    outcome, states = simulated(WINDOW, faults=[*DIES, *again])
     assert returns(outcome)[-1] == (1, 0)
-    assert_equals_replay(config, outcome, states)
+    assert_equals_replay(WINDOW, outcome, states)
 
 
 @pytest.mark.parametrize(("moment", "kind"), [(ev.DonorWaits, POWER_OFF), (ev.State, CRASH), ("joined", POWER_OFF)])
 def test_the_coordinator_may_die_in_the_middle(moment, kind):
     """Before the states are there, while they come, and when the view in which the pipeline is whole is durable."""
-    if moment == "joined":
-        outcome, _ = simulated(ALL, faults=DIES)
-        views = [at_s for at_s, _, report in outcome.reports if isinstance(report, ViewReport)]
-        at_s = views[-1] - 0.05
-    else:
-        at_s = time_of(ALL, DIES, lambda peer, body: peer == LOST and isinstance(body, moment))
+    outcome, _, times = returned(ALL)
+    views = [at_s for at_s, _, report in outcome.reports if isinstance(report, ViewReport)]
+    at_s = views[-1] - 0.05 if moment == "joined" else times[LOST, moment]
     faults = [*DIES, Fault(at_s + 1e-6, kind, ev.COORDINATOR), Fault(at_s + AWAY_S, RESTART, ev.COORDINATOR)]
     outcome, states = simulated(ALL, faults=faults)
     assert returns(outcome) == [(1, 0)]

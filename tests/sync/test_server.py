@@ -125,9 +125,9 @@ def result_of(replay, stage, pipeline=0):
     return replay.served_state(stage, replay.states[stage, pipeline])
 
 
-@pytest.mark.parametrize("head", ["untied", "tied"])
 @pytest.mark.parametrize(
-    ("staleness", "wave", "codec"), [(0, 1, "none"), (2, 1, "bf16"), (0, 3, "bf16"), (2, 3, "none")]
+    ("staleness", "wave", "codec", "head"),
+    [(0, 1, "none", "tied"), (2, 1, "bf16", "untied"), (0, 3, "bf16", "tied"), (2, 3, "none", "untied")],
 )
 def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec, head):
     config = make_config(staleness, wave, head=head)
@@ -144,13 +144,12 @@ def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec, hea
     assert len(rows) == N_STEPS and rows[-1] < rows[0]
 
 
-@pytest.mark.parametrize("at_s", [80.0, 160.0])
-def test_a_lost_worker_holds_nobody_and_its_pushes_stay(at_s):
+def test_a_lost_worker_holds_nobody_and_its_pushes_stay():
     """Its pipeline leaves at all stages; without the bound's slowest worker the others would stand still."""
     config = make_config(0, 1)
     plan = run_config.default_plan(config)
     lost = plan.placement[0][0]
-    outcome, states = trained(config, faults=[Fault(at_s, CRASH, lost)])
+    outcome, states = trained(config, faults=[Fault(80.0, CRASH, lost)])
     replay = replayed(config, outcome)
     assert any(report.worker == lost for report in outcome.of(PushReport))
     for stage, row in enumerate(plan.placement):
@@ -211,7 +210,7 @@ def checked_run(seed):
 
 
 def test_no_clock_is_further_ahead_than_the_bound_and_no_run_stands_still():
-    results = [checked_run(seed) for seed in range(24)]
+    results = [checked_run(seed) for seed in range(12)]
     reached = {staleness for staleness, lead in results if lead == staleness}
     assert reached >= {0, 1, 2}, "the bound is reached, so it is the gate that holds"
 

@@ -81,10 +81,10 @@ def test_all_stay_busy_when_the_first_place_is_open():
 
 def elastic(stages, pipelines, head="tied", **options):
     config = make_config(stages, pipelines, head=head, eval_every_steps=8, eval_microbatches=5, **options)
-    return replace(config, net=run_config.NetConfig(0.5, 4.0))
+    return replace(config, net=run_config.NetConfig(1.0, 4.0))
 
 
-@pytest.mark.parametrize(("shape", "seed"), [((2, 2), seed) for seed in range(3)] + [((2, 3), seed) for seed in (3, 4)])
+@pytest.mark.parametrize(("shape", "seed"), [((2, 2), 0), ((2, 2), 1), ((2, 3), 3)])
 def test_a_crash_at_any_moment_changes_nothing(shape, seed, functions_of, one_process):  # noqa: F811
     """One peer of each stage, at moments of their own; the run goes on without."""
     config, chance = elastic(*shape, head=("tied", "untied")[seed % 2]), random.Random(seed)
@@ -94,7 +94,7 @@ def test_a_crash_at_any_moment_changes_nothing(shape, seed, functions_of, one_pr
     assert len(report_fields(outcome, "lost")) == 2
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_faults_of_all_kinds_change_nothing(seed, functions_of, one_process):  # noqa: F811
     config = elastic(2, 3, schedule=("1f1b", "gpipe")[seed % 2])
     faults = draw(seed, run_config.default_plan(config).placement, 3, 120.0, 20.0)

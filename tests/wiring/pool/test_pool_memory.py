@@ -1,4 +1,4 @@
-"""What servers and workers hold stays the same over 500 batches in which workers come and go."""
+"""What servers and workers hold stays the same over 200 batches in which workers come and go."""
 
 import gc
 import random
@@ -93,15 +93,15 @@ def grown(case, every_steps, mutate=lambda peer, machine, tensors: machine):
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_a_server_holds_as_much_after_300_batches_as_after_200(delay):
+def test_a_server_holds_as_much_after_200_batches_as_after_100(delay):
     """By then the windows of measured times have been full. They are emptied when a worker is lost, so the number of
     objects goes up and down. So do tensors by a few, which (13) bounds."""
-    sampled, n_lost = grown(churn(300, delay), every_steps=10)
-    assert n_lost > 60
+    sampled, n_lost = grown(churn(200, delay), every_steps=10)
+    assert n_lost > 40
     for samples in sampled.values():
         n_of_machine, n_tensors = zip(*samples, strict=True)
-        assert max(n_of_machine[20:]) < 1.1 * max(n_of_machine[:20])
-        assert max(n_tensors[-10:]) < 1.5 * max(n_tensors[20:30])
+        assert max(n_of_machine[10:]) < 1.1 * max(n_of_machine[:10])
+        assert max(n_tensors[10:]) < 1.5 * max(n_tensors[:10])
 
 
 def test_vectors_that_are_not_freed_are_found():

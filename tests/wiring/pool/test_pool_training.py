@@ -42,7 +42,7 @@ def pool(stages, workers, steps=8, servers=1, **options):
         config,
         plan=replace(config.plan, workers=workers),
         wiring=WiringConfig("pool"),
-        net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0),
+        net=NetConfig(heartbeat_s=1.0, deadline_floor_s=4.0),
     )
 
 
@@ -74,7 +74,7 @@ def test_servers_alone(functions_of, one_process):  # noqa: F811
     train(config, functions_of, one_process)
 
 
-@pytest.mark.parametrize(("stages", "head"), [(1, "untied"), (3, "tied")])
+@pytest.mark.parametrize(("stages", "head"), [(1, "tied"), (3, "untied")])
 def test_workers_do_most_of_it(stages, head, functions_of, one_process):  # noqa: F811
     config = pool(stages, 2, head=head, eval_every_steps=4, eval_microbatches=3)
     _, n_backwards = train(config, functions_of, one_process)
@@ -104,10 +104,18 @@ def worker_faults(seed, config, until_s):
     return faults
 
 
-def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # noqa: F811
-    """30 steps, in which each worker is lost ten times or so. No view comes of it, and nothing but the usual record of
+def pytest_generate_tests(metafunc):
+    if "worker_seed" in metafunc.fixturenames:
+        metafunc.parametrize("worker_seed", range(metafunc.config.getoption("--pool_seeds")))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_workers_that_come_and_go_change_nothing(worker_seed, delay, functions_of, one_process):  # noqa: F811
+    """20 steps, in which each worker is lost some eight times. No view comes of it, and nothing but the usual record of
     a step is written to the coordinator's disk."""
-    config = pool(2, 3, steps=30, head="tied")
+    config = pool(2, 3, steps=20, head="tied")
+    if delay:
+        config = delayed(config, after_steps=3 * (worker_seed % 2))
     persisted = Counter()
     persist = Simulation._persist
 
@@ -117,11 +125,11 @@ def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Simulation, "_persist", noting)
-        outcome, _ = train(config, functions_of, one_process, worker_faults(0, config, 400.0))
+        outcome, _ = train(config, functions_of, one_process, worker_faults(worker_seed, config, 270.0))
         with_workers, _ = dict(persisted), persisted.clear()
-        train(pool(2, 0, steps=30, head="tied"), functions_of, one_process)
+        train(replace(config, plan=replace(config.plan, workers=0)), functions_of, one_process)
     lost = report_fields(outcome, "worker_lost")
-    assert len(lost) > 30 and sum(fields["n_redone"] for fields in lost) > 5
+    assert len(lost) > 20 and sum(fields["n_redone"] for fields in lost) > 0
     assert len({fields["reason"] for fields in lost}) >= 3
     assert with_workers == dict(persisted)
 
@@ -142,7 +150,7 @@ def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, delay, functions_
             return LIES[lie](tensor) if isinstance(body, ev.Shard) and body.key.src == BROKEN else tensor
 
     monkeypatch.setattr(test_equivalence, "Store", Lying)
-    config = pool(1, 2)
+    config = pool(1, 2, head="tied")
     outcome, _ = train(delayed(config) if delay else config, functions_of, one_process)
     refused = [fields for fields in report_fields(outcome, "worker_lost") if "not finite" in fields["reason"]]
     assert len(refused) == REFUSED_MAX and {fields["worker"] for fields in refused} == {BROKEN}
@@ -181,26 +189,28 @@ def test_a_worker_of_another_run_is_refused(functions_of, one_process, monkeypat
     build = test_equivalence.build_worker
     other = lambda config, plan, peer, start: build(replace(config, remat="dots"), plan, peer, start)  # noqa: E731
     monkeypatch.setattr(test_equivalence, "build_worker", other)
-    outcome, n_backwards = train(pool(1, 1), functions_of, one_process)
+    outcome, n_backwards = train(pool(1, 1, head="tied"), functions_of, one_process)
     assert outcome.stopped[1].code == 2 and "worker 1: runs config " in outcome.stopped[1].reason
     assert n_backwards[1] == 0
 
 
-@pytest.mark.parametrize("seed", [1, 5])
-def test_servers_that_are_lost_change_nothing_either(seed, functions_of, one_process):  # noqa: F811
-    """As long as each stage keeps one: the rest of such a step is done by the servers alone."""
+@pytest.mark.parametrize(("seed", "delay"), [(5, 0), (1, 1)])
+def test_servers_that_are_lost_change_nothing_either(seed, delay, functions_of, one_process):  # noqa: F811
+    """As long as each stage keeps one: the rest of such a step is done by the servers alone; of two steps that are
+    under way, each with its version."""
     config = pool(2, 2, servers=3, steps=12, head="tied", eval_every_steps=8, eval_microbatches=5)
+    config = delayed(config) if delay else config
     placement = default_plan(config).placement
     faults = draw(seed, placement, 3, 60.0, 20.0, (CRASH, PAUSE)) + worker_faults(seed, config, 60.0)
     outcome, _ = train(config, functions_of, one_process, [*faults, Fault(30.0, JOIN, 0)])
     assert report_fields(outcome, "lost") and report_fields(outcome, "download")
 
 
-@pytest.mark.parametrize(("stages", "delay"), [(1, 1), (3, 0)])
-def test_servers_that_take_tasks_of_one_another_change_nothing(stages, delay, functions_of, one_process):  # noqa: F811
+@pytest.mark.parametrize(("stages", "delay", "steps", "heartbeat_s"), [(1, 1, 16, 1.0), (3, 0, 30, 0.5)])
+def test_servers_that_take_tasks_of_others_change_nothing(stages, delay, steps, heartbeat_s, functions_of, one_process):  # noqa: F811
     """The first server of each stage has a worker, which is lost again and again; the second one has none."""
-    config = pool(stages, 1, servers=2, head="tied", steps=30, eval_every_steps=4, eval_microbatches=3)
-    config = delayed(config) if delay else config
+    config = pool(stages, 1, servers=2, head="tied", steps=steps, eval_every_steps=4, eval_microbatches=3)
+    config = replace(delayed(config) if delay else config, net=NetConfig(heartbeat_s, 4.0))
     outcome, _ = train(config, functions_of, one_process, worker_faults(0, config, 150.0))
     stolen = report_fields(outcome, "tasks_stolen")
     assert {fields["stage"] for fields in stolen} == set(range(stages))
@@ -211,34 +221,10 @@ def delayed(config, after_steps=0):
     return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
 
 
-@pytest.mark.parametrize(("stages", "workers", "after_steps"), [(1, 2, 7), (2, 0, 0), (3, 2, 0), (3, 2, 7)])
+@pytest.mark.parametrize(("stages", "workers", "after_steps"), [(1, 2, 7), (2, 0, 0), (3, 2, 0)])
 def test_delayed_updates(stages, workers, after_steps, functions_of, one_process):  # noqa: F811
     """Two steps are under way, each with its version, at servers and workers."""
     config = pool(stages, workers, head="tied", steps=10, eval_every_steps=4, eval_microbatches=3)
     _, n_backwards = train(delayed(config, after_steps), functions_of, one_process)
     workers = default_plan(config).workers
     assert not workers or sum(n_backwards[worker] for worker in workers) > n_backwards.total() / 2
-
-
-def pytest_generate_tests(metafunc):
-    if "worker_seed" in metafunc.fixturenames:
-        metafunc.parametrize("worker_seed", range(metafunc.config.getoption("--pool_seeds")))
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-def test_workers_that_come_and_go_with_any_seed(worker_seed, delay, functions_of, one_process):  # noqa: F811
-    config = pool(2, 3, steps=30, head="tied")
-    if delay:
-        config = delayed(config, after_steps=3 * (worker_seed % 2))
-    outcome, _ = train(config, functions_of, one_process, worker_faults(worker_seed, config, 400.0))
-    assert sum(fields["n_redone"] for fields in report_fields(outcome, "worker_lost")) > 0
-
-
-@pytest.mark.parametrize("seed", [1, 2, 5])
-def test_delayed_updates_while_servers_are_lost(seed, functions_of, one_process):  # noqa: F811
-    """What is under way of two steps is done by the servers alone, each step with its version."""
-    config = delayed(pool(2, 2, servers=3, steps=12, head="tied", eval_every_steps=8, eval_microbatches=5))
-    placement = default_plan(config).placement
-    faults = draw(seed, placement, 3, 60.0, 20.0, (CRASH, PAUSE)) + worker_faults(seed, config, 60.0)
-    outcome, _ = train(config, functions_of, one_process, [*faults, Fault(30.0, JOIN, 0)])
-    assert report_fields(outcome, "lost") and report_fields(outcome, "download")
