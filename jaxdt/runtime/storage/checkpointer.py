@@ -14,6 +14,7 @@ import numpy as np
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.run.errors import BadInput
+from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
 from jaxdt.runtime.storage.parts import (
@@ -112,6 +113,7 @@ class Checkpointer:
             for thread in earlier[:-1]:
                 thread.join()
             try:
+                return_freed_memory()  # the copy need not fit into the holes of the heap
                 parts = copy_of(state.pop())  # the list gives up the last reference to the state
                 copying.end()
                 for thread in earlier[-1:]:

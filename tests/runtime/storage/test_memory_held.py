@@ -23,7 +23,7 @@ from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import compile_step, time_stage
 from jaxdt.runtime.compute_environment import return_freed_memory
-from jaxdt.runtime.storage.entries import split_entries
+from jaxdt.runtime.storage.entries import copy_of, split_entries, write_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
@@ -235,6 +235,16 @@ def test_a_state_is_restored_entry_by_entry(functions_of):
     owned = live_bytes()
     store.functions.update(versions.params, versions.opt_state, functions.gradient_vectors(functions.zeros()), 1.0)
     assert live_bytes() < owned, "an update takes the memory of the moments over"
+
+
+def test_a_copy_of_a_state_is_written_without_another_one(tmp_path):
+    entries = {name: {"params": np.ones(1 << 20, np.float32), "optimizer": [np.int32(1)]} for name in ("a", "b")}
+    copies = copy_of(entries)
+    tracemalloc.start()
+    write_entries(tmp_path / "part", copies)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < entries["a"]["params"].nbytes
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
