@@ -5,12 +5,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT, SWARM
-from forks import run_scripts
+from fork_server import Forked
 
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
@@ -19,7 +21,6 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
-from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.joining import ask_to_join, credential_for
@@ -28,8 +29,8 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import job_flags, peer_credential, token_flag
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 
-IMPORTS = "import jaxdt.cli.run_flags, jaxdt.runtime.coordinator_process, jaxdt.runtime.peer_process"
 SLOW = ("--emulate_forward_s=0.05",)  # the steps that are compared last until all have been refused
+OF_ANOTHER_CONFIG = "peer 0: coordinator: run: a process that asks to be a peer is of run '"
 COORDINATE = str(ROOT / "scripts/coordinate.py")
 TRAIN = str(ROOT / "scripts/train.py")
 OTHER_VERSION = f"""
@@ -80,18 +81,17 @@ def refuse_strangers(fleet, tmp_path):
         "coordinator 127.0.0.1:": [TRAIN, *join, token_flag(tmp_path / "other", "newcomer")],
         "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
         "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
-        "peer 0: coordinator: run: a process that asks to be a peer is of run '": [
-            *(*peer, own, folder("other_config"), "--config.model.d_ff=128")
-        ],
+        OF_ANOTHER_CONFIG: [*peer, own, folder("other_config"), "--config.model.d_ff=128"],
         "peer 0 (stage 0): runs at 127.0.0.1:": [*peer, own, folder("second")],
         "peer 0: coordinator: ": [*peer, peer_credential(tmp_path / "other", 0), folder("intruder")],
         "run_dir: ": [COORDINATE, *job, f"--run_dir={fleet.run_dir}"],
     }
-    environment = os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""}
-    results = run_scripts(list(commands.values()), IMPORTS, tmp_path, environment)
-    said = [err.strip().splitlines()[-1] for _, _, err in results]
-    for expected, line, (code, _, err) in zip(commands, said, results, strict=True):
-        assert code == 2 and line.startswith(expected), (expected, code, err)
+    said = []
+    for expected, command in commands.items():
+        stranger = Forked([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        error = stranger.communicate()[1]
+        said.append(error.strip().splitlines()[-1])
+        assert stranger.returncode == 2 and said[-1].startswith(expected), (expected, stranger.returncode, error)
     assert "protocol version: got " in said[2] and "expected 9" in said[2]
     assert "and answers; a second one, 127.0.0.1:0 (process " in said[4]
     assert "has a coordinator already (process " in said[6]
