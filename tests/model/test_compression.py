@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxdt.model import kernels
 from jaxdt.model.base import apply_stage, init_stage, stage_entries
+from jaxdt.model.families.gpt import MODEL
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
@@ -123,8 +124,8 @@ def test_gradients_agree_with_finite_differences(name):
 def test_halves_start_within_the_bound_of_their_inputs():
     """Weights and biases uniform within 1/sqrt(inputs): 1/8 for the sender's linear, 1/4 for the receiver's."""
     config = GPTConfig(**SIZES | {"d_model": 64, "n_heads": 4}, compression="bottleneck4", compression_after=(1,))
-    params = init_stage(config, 0, 3, 0)
-    for dense, bound in ((params["sender_001"]["compress"], 1 / 8), (params["receiver_001"]["expand"], 1 / 4)):
+    sender, receiver = (MODEL.init(config, entry, jax.random.key(0)) for entry in ("sender_001", "receiver_001"))
+    for dense, bound in ((sender["compress"], 1 / 8), (receiver["expand"], 1 / 4)):
         for leaf in (dense["kernel"], dense["bias"]):
             assert 0.8 * bound < float(jnp.max(jnp.abs(leaf))) <= bound
         assert float(jnp.std(dense["kernel"])) == pytest.approx(bound / math.sqrt(3), rel=0.1)
@@ -132,10 +133,10 @@ def test_halves_start_within_the_bound_of_their_inputs():
 
 def test_a_pair_has_no_residual_around_it():
     """With weights and bias of the receiver at zero nothing of the layers below gets through."""
-    config = GPTConfig(**SIZES, compression="bottleneck2", compression_after=(1,))
-    params = filled(jax.eval_shape(lambda: init_stage(config, 0, 3, 0)))
+    config = GPTConfig(**SIZES | {"n_layers": 2}, compression="bottleneck2", compression_after=(1,))
+    params = filled(jax.eval_shape(lambda: init_stage(config, 0, 2, 0)))
     params["receiver_001"] = jax.tree.map(jnp.zeros_like, params["receiver_001"])
-    run = jax.jit(partial(apply_stage, config, 0, 3, jnp.float32))
+    run = jax.jit(partial(apply_stage, config, 0, 2, jnp.float32))
     logits = run(params, np.arange(4, dtype=np.int32)[None])
     # Some processors add up the first and the last position in another order; what got through would be of order 1.
     np.testing.assert_allclose(logits[0, 0], logits[0, -1], rtol=1e-5)
@@ -147,41 +148,47 @@ def test_a_pair_has_no_residual_around_it():
 numbers = st.integers(-3, 3)  # few values, so that there are ties
 
 
+@partial(jax.jit, static_argnums=0)
+def maxout_and_gradient(ratio, x, g):
+    y, pullback = jax.vjp(lambda x: kernels.maxout(x, ratio), x)
+    return y, pullback(g)[0]
+
+
 @settings(max_examples=40)
 @given(data=st.data(), ratio=st.sampled_from([2, 4]))
 def test_only_the_first_winner_of_a_window_gets_a_gradient(data, ratio):
     x = np.array(data.draw(st.lists(numbers, min_size=2 * 8, max_size=2 * 8)), np.float32).reshape(1, 2, 8)
     g = np.arange(1, 2 * 8 // ratio + 1, dtype=np.float32).reshape(1, 2, -1)
-    y, pullback = jax.vjp(lambda x: kernels.maxout(x, ratio), x)
+    y, gradient = maxout_and_gradient(ratio, x, g)
     wanted = np.zeros_like(x)
     for token in range(2):
         for i in range(8 // ratio):
             window = list(x[0, token, i * ratio : (i + 1) * ratio])
             assert y[0, token, i] == max(window)
             wanted[0, token, i * ratio + window.index(max(window))] = g[0, token, i]
-    np.testing.assert_array_equal(pullback(g)[0], wanted)
+    np.testing.assert_array_equal(gradient, wanted)
 
 
-@settings(max_examples=8)  # each derives the facts of two models
-@given(
-    kind=st.sampled_from(["bottleneck", "maxout"]),
-    ratio=st.sampled_from([2, 4]),
-    heads=st.integers(1, 6),
-    batch=st.integers(1, 9),
-    seq_len=st.integers(1, 700),
-    codec=st.sampled_from(["none", "bf16", "int8", "int8-dynamic"]),
+@pytest.mark.parametrize(
+    ("kind", "ratio", "heads", "batch", "seq_len", "codec"),
+    [
+        ("bottleneck", 2, 1, 1, 1, "none"),
+        ("maxout", 4, 5, 7, 699, "bf16"),
+        ("bottleneck", 4, 6, 3, 431, "int8"),
+        ("maxout", 2, 3, 9, 700, "int8-dynamic"),
+    ],
 )
 def test_a_pair_divides_what_is_on_the_wire_by_its_ratio_exactly(kind, ratio, heads, batch, seq_len, codec):
     width = 8 * heads
     fields = {
-        "model": {"n_layers": 4, "d_model": width, "n_heads": heads, "d_ff": 8, "max_len": seq_len, "vocab_size": 12},
+        "model": {"n_layers": 2, "d_model": width, "n_heads": heads, "d_ff": 8, "max_len": seq_len, "vocab_size": 12},
         "plan": {"stages": 2},
         "train": {"microbatch_size": batch},
     }
     config = run_config.parse(fields | {"codec": f"{kind}{ratio}+{codec}"})
     plan = run_config.default_plan(config)
     n_wide = batch * seq_len * width
-    n = config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens, 2)
+    n = config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens, 1)
     assert n * ratio == n_wide
     block = {"int8": 256, "int8-dynamic": 4096}
     wanted = {"none": 4 * n, "bf16": 2 * n}.get(codec) or n + 4 * math.ceil(n / block[codec])
@@ -190,13 +197,13 @@ def test_a_pair_divides_what_is_on_the_wire_by_its_ratio_exactly(kind, ratio, he
 
 @pytest.mark.parametrize(
     ("compression", "dtype", "remat"),
-    [("bottleneck2", "float32", "recompute"), ("bottleneck2", "bfloat16", "dots"), ("maxout4", "bfloat16", "dots")],
+    [("bottleneck2", "float32", "recompute"), ("maxout4", "bfloat16", "dots")],
 )
 def test_what_a_stage_sends_and_takes_is_narrow(compression, dtype, remat):
-    config = GPTConfig(**SIZES, compression=compression, compression_after=(1,))
+    config = GPTConfig(**SIZES | {"n_layers": 2}, compression=compression, compression_after=(1,))
     rule = optimizer(OptimConfig())
     options = StageOptions(2, remat, dtype)
-    first, last = (build_stage(config, lo, hi, rule, options) for lo, hi in ((0, 1), (1, 3)))
+    first, last = (build_stage(config, lo, hi, rule, options) for lo, hi in ((0, 1), (1, 2)))
     tokens_BT = np.arange(8, dtype=np.int32).reshape(2, 4)
     params, below = (filled(jax.eval_shape(stage.zeros)) for stage in (first, last))
     y, residual = first.forward(params, tokens_BT)

@@ -33,15 +33,15 @@ def n_numbers(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-# Of the others tests/model/test_stage.py compares the losses and the gradients.
-@pytest.mark.parametrize("name", ["plain", "tied", "shared", "maxout", "llama3"])
+# Of the others tests/model/test_stage.py and tests/test_equivalence.py compare the losses and the gradients.
+@pytest.mark.parametrize("name", ["tied", "shared", "maxout", "llama3", "qwen2"])
 def test_logits_equal_the_reference(name):
     config = CONFIGS[name]
     params, tokens_BT = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
     np.testing.assert_allclose(run(config, params, tokens_BT), logits(config, params, tokens_BT), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", "tied", "qwen2"])
+@pytest.mark.parametrize("name", ["tied", "qwen2"])
 def test_a_token_changes_no_earlier_logits(name):
     config = CONFIGS[name]
     params, before = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
@@ -229,6 +229,6 @@ def test_depth_does_not_multiply_the_work_of_a_layer():
         gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(run(config, params, x))))
         return gradient.lower(params, tokens_BT).compile().as_text().count(" multiply(")
 
-    few, many = n_multiplies(1), n_multiplies(5)
+    few, many = n_multiplies(1), n_multiplies(4)
     # 74 as it is; 287 where LayerNorm, GELU and softmax had no custom_vjp.
-    assert 0 < (many - few) / 4 < 150
+    assert 0 < (many - few) / 3 < 150

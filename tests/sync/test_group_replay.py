@@ -185,8 +185,8 @@ RULES = [
     ("all", dict(every_steps=2, outer="sgd", weights="samples", clip="stage", average_moments=True, mix_frac=0.1)),
     ("window", dict(every_steps=1, window_s=3.0, weights="samples", average_moments=True, codec="bf16")),
     ("window", dict(every_steps=1, window_s=3.0, head="tied", average_moments=True, codec="bf16")),
-    ("all", dict(every_steps=2, outer="nesterov", head="tied", stages=3, layers=4)),
-    ("pairs", dict(every_steps=1, head="tied", stages=3, layers=4)),
+    ("all", dict(every_steps=2, outer="nesterov", head="tied", stages=3, layers=3)),
+    ("pairs", dict(every_steps=1, head="tied", stages=3, layers=3)),
 ]
 
 

@@ -2,6 +2,7 @@
 
 Runs are those of the whole model in plain JAX, whatever the cut, and whoever is lost in the middle."""
 
+import functools
 from collections import Counter
 
 import jax
@@ -79,12 +80,12 @@ DILOCO = dict(every_steps=4, fragments=1, outer="nesterov", outer_lr=0.6, outer_
 
 @pytest.mark.parametrize(
     ("groups", "stages"),
-    [(dict(every_steps=1), 3), (dict(every_steps=3), 2), (DILOCO, 1), (DILOCO, 3)],
-    ids=["every step-3", "every third step-2", "DiLoCo-1", "DiLoCo-3"],
+    [(dict(every_steps=1), 3), (DILOCO, 2)],
+    ids=["every step-3", "DiLoCo-2"],
 )
 def test_a_run_is_that_of_the_whole_model(groups, stages):
-    """Four layers in one, two, or three uneven stages."""
-    config = make_config("all", 2, SGD, layers=4, stages=stages, head="tied", **groups)
+    """Three layers in two uneven stages, or three."""
+    config = make_config("all", 2, SGD, layers=3, stages=stages, head="tied", **groups)
     replay = replayed(config, simulated(config)[0])
     outer = optax.sgd(0.6, 0.8, nesterov=True) if "outer" in groups else None
     losses, params = whole_model(config, groups["every_steps"], outer)
@@ -112,7 +113,7 @@ class Watched(Saving):
     ("config", "n_ahead"),
     [
         (make_config("window", 3, microbatches=7, head="tied", window_s=3.0), 0),
-        (make_config("all", 3, microbatches=7, head="tied", stages=3, layers=4, every_steps=2), 0),
+        (make_config("all", 3, microbatches=7, head="tied", stages=3, layers=3, every_steps=2), 0),
         (stashing("window", 3, N_STEPS, head="tied", stages=3, layers=3, window_s=3.0), 2),
     ],
     ids=["window", "three stages", "stash"],
@@ -136,7 +137,7 @@ def test_both_ends_of_a_pipeline_compute_a_step_with_the_same_table(config, n_ah
         assert (config.model.vocab_size, config.model.d_model) not in shapes
 
 
-TIED = make_config("window", 3, microbatches=7, head="tied", window_s=3.0, connectivity_groups=4)
+TIED = evaluated(make_config("window", 3, microbatches=7, head="tied", window_s=3.0, connectivity_groups=4), 3)
 MOMENTS = {
     "the last stage hears of a table": (ev.Reduced, RoundKind.TABLE),
     "the first stage hears of a gradient": (ev.Shard, RoundKind.GRADIENT),
@@ -144,21 +145,29 @@ MOMENTS = {
 }
 
 
+@functools.cache
+def times():
+    """When peers 0 and 1 hear of the things of MOMENTS."""
+    heard = {name: [] for name in MOMENTS}
+
+    def observe(now_s, peer, event, actions):
+        for name, (kind, of) in MOMENTS.items():
+            is_it = isinstance(event, ev.Received) and isinstance(event.body, kind)
+            if is_it and peer in (0, 1) and event.body.key.round.kind == of:
+                heard[name].append(now_s)
+
+    simulated(TIED, observer=observe)
+    return heard
+
+
 @pytest.mark.parametrize("lost", [0, 1], ids=["first", "last"])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_pipeline_that_loses_an_end_in_the_middle_is_lost_as_a_whole(name, lost):
     """Others continue, and measure the loss."""
-    config, (kind, of), times = evaluated(TIED, 3), MOMENTS[name], []
-
-    def observe(now_s, peer, event, actions):
-        is_it = isinstance(event, ev.Received) and isinstance(event.body, kind)
-        if is_it and peer in (0, 1) and event.body.key.round.kind == of:
-            times.append(now_s)
-
-    simulated(config, observer=observe)
-    outcome, states = simulated(config, faults=[Fault(times[len(times) // 2] + 1e-6, CRASH, lost)])
+    at_s = times()[name][len(times()[name]) // 2] + 1e-6
+    outcome, states = simulated(TIED, faults=[Fault(at_s, CRASH, lost)])
     assert [report.peer for report in outcome.of(LostReport)] == [lost]
-    assert_equals_replay(config, outcome, states, away={0})
+    assert_equals_replay(TIED, outcome, states, away={0})
     assert outcome.of(StepReport)[-1].eval_loss is not None
 
 
