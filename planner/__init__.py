@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.api.job import (
         ByteSizes,
         Job,
+        Start,
         StepOptions,
         profile_of_flops,
         profile_of_kinds,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
-    from planner.api.start import Start
     from planner.api.unchanged import unchanged_s
     from planner.api.verify import verify
     from planner.model.change import Change
@@ -68,7 +68,7 @@ _PLACES = {
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Shape": ("planner.report.suggest", "Shape"),
-    "Start": ("planner.api.start", "Start"),
+    "Start": ("planner.api.job", "Start"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "StepPrice": ("planner.model.prices", "StepPrice"),

@@ -10,10 +10,10 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import from_flops
-from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
+from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job, Start
 from planner.api.result import OnProgress, Result
 from planner.api.search_run import Search, running, statistics_of
-from planner.api.start import Start, seats_of, with_moves, workload_near
+from planner.api.start import seats_of, with_moves, workload_near
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload

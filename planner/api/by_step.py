@@ -8,10 +8,10 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.api.by_cost import refuse_missing_links
-from planner.api.job import Job
+from planner.api.job import Job, Start
 from planner.api.result import OnProgress, Result, ScoredStep
 from planner.api.search_run import Search, running, statistics_of
-from planner.api.start import Start, seats_of, with_moves
+from planner.api.start import seats_of, with_moves
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload

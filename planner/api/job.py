@@ -11,7 +11,7 @@ from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.model import options_of
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.network import Network
-from jaxdt.run.plan import SCHEDULES
+from jaxdt.run.plan import SCHEDULES, Plan
 from jaxdt.run.profile import Profile, from_flops
 from planner.model.devices import UTILISATION, catalogue_kind, profile_of_catalogue
 from planner.model.prices import PriceRules
@@ -19,6 +19,7 @@ from planner.model.prices import PriceRules
 COMM_COST, STEP_TIME, COST_PER_STEP = "comm_cost", "step_time", "cost_per_step"
 OBJECTIVES = (COMM_COST, STEP_TIME, COST_PER_STEP)
 DEFAULT_LAYERS = 24
+HORIZON_STEPS = 1000.0
 MICROBATCHES_PER_PIPELINE = 8
 DEFAULT_EFFICIENCY = UTILISATION
 
@@ -104,6 +105,16 @@ class Job:
         if self.price_rules.is_minimised:
             return COST_PER_STEP
         return COMM_COST if self.profile is None else STEP_TIME
+
+
+@dataclass(frozen=True)
+class Start:
+    """The plan that runs when a network changes, whose devices may be gone. The seconds of moving to another plan have
+    to pay off over `horizon_steps`: a search minimises seconds of a step (or of communication, for a job without a
+    profile) plus seconds of moving / horizon_steps."""
+
+    plan: Plan
+    horizon_steps: float = HORIZON_STEPS
 
 
 @dataclass(frozen=True)

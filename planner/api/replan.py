@@ -9,7 +9,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
-from planner.api.job import ByteSizes, Job
+from planner.api.job import HORIZON_STEPS, ByteSizes, Job, Start
 from planner.api.result import Mended, Result, Stop
 from planner.api.solve import solve
 from planner.model.change import Change, changed
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from planner.model.moves import Move
 
 DEFAULT_TIME_S = 1.75  # of the search; reading, matching and (by step time) one simulation come to it
-HORIZON_STEPS = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +73,6 @@ def replan(
     job = _shaped(job or _job_of(plan), plan, after)
     gone = set(plan.devices) - {device.name for device in after.devices}
     constraints = (constraints or Constraints()).without(sorted(gone))
-    from planner.api.start import Start
-
     start = Start(plan, horizon_steps)
     result = solve(after, job, stop or Stop(time_s=DEFAULT_TIME_S), constraints=constraints, start=start)
     facts = result.plan.found["replan"]

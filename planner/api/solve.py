@@ -1,19 +1,12 @@
 """`planner.solve`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
-from planner.api.job import COMM_COST, Job
+from planner.api.job import COMM_COST, Job, Start
 from planner.api.result import OnProgress, Result, Stop
 from planner.model.constraints import Constraints
 from planner.model.shape import check_n_devices
 from planner.search.base import check_solver
-
-if TYPE_CHECKING:
-    from planner.api.start import Start
 
 
 def solve(

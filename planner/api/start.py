@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import FLOAT_BYTES
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares
-from planner.api.job import Job
-from planner.api.replan import HORIZON_STEPS
+from planner.api.job import Job, Start
 from planner.api.result import Mended, Result
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
@@ -19,16 +18,6 @@ from planner.model.problem import Problem
 from planner.search.seats import Seats, constrained_seats, seats_near
 
 STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
-
-
-@dataclass(frozen=True)
-class Start:
-    """plan           runs on the network before the change; devices that are gone may be in it
-    horizon_steps  steps over which the seconds of moving have to pay off: a search minimises seconds of a step (or of
-                   communication, for a job without a profile) + seconds of moving / horizon_steps"""
-
-    plan: Plan
-    horizon_steps: float = HORIZON_STEPS
 
 
 def workload_near(start: Start, job: Job) -> CommWorkload:
