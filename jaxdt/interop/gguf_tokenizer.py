@@ -106,8 +106,12 @@ def _of_bytes(fields: Mapping[str, Any], numbers: dict[str, int], where: str) ->
 def _of_pieces(fields: Mapping[str, Any], numbers: dict[str, int], where: str) -> Any:
     """SentencePiece's byte-pair encoding, as of Llama 2 and Mistral. A file has the pieces and their scores, from which
     the pairs follow."""
-    del where
-    texts, scores, kinds = (fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    texts, lists = fields["tokenizer.ggml.tokens"], []
+    for name in ("scores", "token_type"):
+        lists.append(fields.get(f"tokenizer.ggml.{name}", []))
+        if len(lists[-1]) != len(texts):
+            raise BadInput(f"{where}: tokenizer.ggml.{name}: got {len(lists[-1])} entries, expected one a token")
+    scores, kinds = lists
     merged = {texts[n] for n in range(len(texts)) if kinds[n] in (NORMAL, USER_DEFINED)}
     by_score = sorted(
         (text for text in merged if len(text) > 1), key=lambda text: (-scores[numbers[text]], numbers[text])
@@ -118,9 +122,11 @@ def _of_pieces(fields: Mapping[str, Any], numbers: dict[str, int], where: str) -
         for end in range(1, len(text))
         if text[:end] in merged and text[end:] in merged
     ]
-    unknown = texts[fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    number = fields.get("tokenizer.ggml.unknown_token_id", 0)
+    if not 0 <= number < len(texts):
+        raise BadInput(f"{where}: tokenizer.ggml.unknown_token_id: got {number}, expected less than {len(texts)}")
     models, normalizers, decoders = (extra(f"tokenizers.{name}") for name in ("models", "normalizers", "decoders"))
-    model = models.BPE(vocab=numbers, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    model = models.BPE(vocab=numbers, merges=pairs, unk_token=texts[number], fuse_unk=True, byte_fallback=True)
     tokenizer = extra("tokenizers").Tokenizer(model)
     begins_with_blank = fields.get("tokenizer.ggml.add_space_prefix", True)
     blanks = normalizers.Replace(" ", BLANK)

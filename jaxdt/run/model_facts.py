@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.options import about, at_least
 
 MATRIX, TABLE, VECTOR = ROLES = ("matrix", "table", "vector")
 
@@ -300,6 +301,16 @@ class MicrobatchShape(NamedTuple):
     @property
     def n_tokens(self) -> int:
         return self.size * self.seq_len
+
+
+# Options that several families have.
+N_LAYERS = about("transformer layers", at_least(1))
+D_MODEL = about("width", at_least(1))
+N_HEADS = about("attention heads", at_least(1))
+D_FF = about("width inside the feed-forward part of a layer", at_least(1))
+MAX_LEN = about("most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1))
+VOCAB_SIZE = about("tokens of the vocabulary; unset: that of the token file", at_least(1))
+TIED_HEAD = about("the head uses the table of the embedding")
 
 
 class ModelSpec(ABC):

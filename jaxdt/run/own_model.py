@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self, TypeGuard
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, shell_line
-from jaxdt.run.model_facts import UNKNOWN, ModelFacts, ModelSpec, derived
-from jaxdt.run.options import about, at_least, option, require_accepted
+from jaxdt.run.model_facts import MAX_LEN, UNKNOWN, VOCAB_SIZE, ModelFacts, ModelSpec, derived
+from jaxdt.run.options import option, require_accepted
 
 PACKAGE, INIT = "jaxdt", "__init__.py"
 LIBRARIES = [Path(os.path.abspath(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")]
@@ -35,12 +35,8 @@ class OwnModel(ModelSpec):
     `options`: what the function gets, as JSON, beside max_len and vocab_size."""
 
     family: str
-    max_len: int = field(
-        metadata=about(
-            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
-        )
-    )
-    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    max_len: int = field(metadata=MAX_LEN)
+    vocab_size: int = field(metadata=VOCAB_SIZE)
     options: str = option("{}", "what the function gets beside max_len and vocab_size, as JSON")
     n_equal_layers: int = 0  # 0: the blocks as built; n: n copies of the first, for profiles
     source: str = ""  # the digest of the module's files; "" before it is known

@@ -190,6 +190,13 @@ def test_pieces_are_merged_by_their_scores_and_what_no_piece_has_becomes_bytes()
         *("\u2581", "ab", "<s>", "\u2581a", "bc", "ab", "<0xC3>", "<0xA9>"),
     ]
     assert made.decode(made.encode("abc ab é").ids, skip_special_tokens=True) == "abc ab é"
+    for name, value, expected in (
+        ("scores", [], "got 0 entries, expected one a token"),
+        ("token_type", [1], "got 1 entries, expected one a token"),
+        ("unknown_token_id", 999, f"got 999, expected less than {len(pieces)}"),
+    ):
+        with pytest.raises(BadInput, match=rf"^file\.gguf: tokenizer\.ggml\.{name}: {expected}"):
+            tokenizer_files(fields | {f"tokenizer.ggml.{name}": value}, "file.gguf")
 
 
 VOCABULARIES = os.environ.get("JAXDT_GGML_VOCABS", "")

@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxdt.run.codec import COMPRESSION
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec
-from jaxdt.run.options import about, at_least, in_context, one_of, option, require_accepted
+from jaxdt.run.model_facts import D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
+from jaxdt.run.options import in_context, one_of, option, require_accepted
 from jaxdt.run.serialize import is_list
 
 POSITIONS = ("learned", "rotary")
@@ -48,19 +48,15 @@ class GPTConfig(ModelSpec):
     again, behind the first l layers, for each l in `compression_after` (SWARM App. J). A pair is part of the model,
     whatever the stages are. Where a stage ends at l, the narrow tensor crosses the boundary."""
 
-    n_layers: int = field(metadata=about("transformer layers", at_least(1)))
-    d_model: int = field(metadata=about("width", at_least(1)))
-    n_heads: int = field(metadata=about("attention heads", at_least(1)))
-    d_ff: int = field(metadata=about("width inside the feed-forward part of a layer", at_least(1)))
-    max_len: int = field(
-        metadata=about(
-            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
-        )
-    )
-    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    n_layers: int = field(metadata=N_LAYERS)
+    d_model: int = field(metadata=D_MODEL)
+    n_heads: int = field(metadata=N_HEADS)
+    d_ff: int = field(metadata=D_FF)
+    max_len: int = field(metadata=MAX_LEN)
+    vocab_size: int = field(metadata=VOCAB_SIZE)
     positions: str = option("learned", "how positions enter", one_of(POSITIONS))
     activation: str = option("gelu", "nonlinearity of the feed-forward part", one_of(ACTIVATIONS))
-    tied_head: bool = option(False, "the head uses the table of the embedding")
+    tied_head: bool = field(default=False, metadata=TIED_HEAD)
     n_shared_blocks: int = option(
         0,
         "blocks that the layers share, as in ALBERT; 0: each layer has its own",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_facts import D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
 from jaxdt.run.options import POSITIVE, about, at_least, option, require_accepted
 
 
@@ -43,17 +43,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 class LlamaConfig(ModelSpec):
     """A decoder with RMSNorm, SwiGLU, rotary positions and grouped heads: Llama, Qwen 2 and 3, Mistral, SmolLM."""
 
-    n_layers: int = field(metadata=about("transformer layers", at_least(1)))
-    d_model: int = field(metadata=about("width", at_least(1)))
-    n_heads: int = field(metadata=about("attention heads", at_least(1)))
+    n_layers: int = field(metadata=N_LAYERS)
+    d_model: int = field(metadata=D_MODEL)
+    n_heads: int = field(metadata=N_HEADS)
     n_kv_heads: int = field(metadata=about("heads of keys and values, each for as many heads of queries", at_least(1)))
-    d_ff: int = field(metadata=about("width inside the feed-forward part of a layer", at_least(1)))
-    max_len: int = field(
-        metadata=about(
-            "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1)
-        )
-    )
-    vocab_size: int = field(metadata=about("tokens of the vocabulary; unset: that of the token file", at_least(1)))
+    d_ff: int = field(metadata=D_FF)
+    max_len: int = field(metadata=MAX_LEN)
+    vocab_size: int = field(metadata=VOCAB_SIZE)
     d_head: int = option(0, "width of an attention head; 0: d_model / n_heads", at_least(0))
     rope_theta: float = option(10000.0, "base of the frequencies of rotary positions", POSITIVE)
     rope_scaling: tuple[float, ...] = option(
@@ -64,7 +60,7 @@ class LlamaConfig(ModelSpec):
     o_bias: bool = option(False, "a bias in the projection behind the attention")
     qk_norm: bool = option(False, "each head of queries and keys is normalised")
     window: int = option(0, "tokens that a token sees, itself included; 0: all before it", at_least(0))
-    tied_head: bool = option(False, "the head uses the table of the embedding")
+    tied_head: bool = field(default=False, metadata=TIED_HEAD)
     family: str = field(default="llama", init=False)
 
     presets = PRESETS

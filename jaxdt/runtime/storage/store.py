@@ -161,8 +161,8 @@ class Store:
         self._begin(restore.version, restore.generation, restore.n_reseeds)
         if restore.in_place:
             return
+        found = self.entries_of(restore)  # what is not there is reported while the state of before is still held
         self.drop_state()
-        found = self.entries_of(restore)
         if found is None:
             self._versions.initialize()
             return
