@@ -24,7 +24,7 @@ LOOKED_AT_BYTES = 4096
 LINE_BYTES_MAX = 1 << 26  # where documents go by lines: a line is read whole
 COMPRESSED_BYTES = 1 << 14
 RULES = ("file", "line", "blank")
-JSON_LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"
+JSON_LINES, PARQUET = (".jsonl", ".ndjson", ".json"), ".parquet"
 
 
 class Rule(NamedTuple):
@@ -137,7 +137,8 @@ def _rows(path: str | Path, field: str) -> Iterator[Span]:
 def _row(path: str | Path, place: str, field: str, found: Any) -> Iterator[Span]:
     """The document that is in the field of an object or row."""
     if not isinstance(found, str):
-        raise BadInput(f"{path}: {place} has {type(found).__name__} in {field!r}, expected a text")
+        kind = "null" if found is None else type(found).__name__
+        raise BadInput(f"{path}: {place} has {kind} in {field!r}, expected a text")
     try:
         text = found.encode()
     except UnicodeEncodeError as error:
@@ -166,8 +167,8 @@ def _lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed if its name says how. BadInput, also for UTF-16 and UTF-32: as bytes, every second
-    token of such a text would be a zero."""
+    """The file's bytes, decompressed if its name says how, without UTF-8's mark at their start. BadInput, also for
+    UTF-16 and UTF-32: as bytes, every second token of such a text would be a zero."""
     suffix = next((suffix for suffix in COMPRESSIONS if str(path).endswith(suffix)), "")
     try:
         with io.BufferedReader(COMPRESSIONS[suffix](path)) if suffix else Path(path).open("rb") as file:
@@ -178,6 +179,8 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
             if encoding := _wide_encoding(text):
                 hint = f"to convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
                 raise BadInput(f"{path}: is {encoding}, expected UTF-8; {hint}")
+            if text.startswith(codecs.BOM_UTF8):
+                file.read(len(codecs.BOM_UTF8))
             yield file
     except (lzma.LZMAError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         expected = f"expected all of a{'n' if suffix == '.xz' else ''} {suffix} file"

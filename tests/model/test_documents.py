@@ -55,6 +55,15 @@ def test_lines_of_json_are_documents_compressed_or_not(tmp_path, suffix, compres
         found(path)
 
 
+def test_the_mark_of_utf8_is_no_text(tmp_path):
+    for name, content in {"a.txt": b"To be", "a.json": b'{"text": "To be"}\r\n'}.items():
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+        assert found(tmp_path / name) == [b"To be"]
+    (tmp_path / "a.json").write_text('[{"text": "a"}]')
+    with pytest.raises(BadInput, match="a.json: line 1 is JSON of another kind, expected an object with the field 'te"):
+        found(tmp_path / "a.json")
+
+
 def test_rows_of_parquet_are_documents(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="the extra data is not installed")
     from pyarrow import parquet
@@ -77,7 +86,7 @@ def test_rows_of_parquet_are_documents(tmp_path):
     (b'{"text": "\xff"}', "is no JSON ('utf-8' codec can't decode byte 0xff in position 10: invalid start byte), exp"),
     (b"[1]", "is JSON of another kind, expected an object with the field 'text'"),
     (b'{"txt": "a", "id": 1}', "has no field 'text' (did you mean \"txt\"?); it has txt, id, expected one of them"),
-    (b'{"text": null}', "has NoneType in 'text', expected a text"),
+    (b'{"text": null}', "has null in 'text', expected a text"),
     (b'{"text": "\\ud800"}', "has half a character (surrogates not allowed) in 'text', expected a text"),
     (b'{"text": "' + b"x" * 500 + b'"}', "has more than 256 bytes, expected shorter lines"),
 ])  # fmt: skip
