@@ -22,6 +22,11 @@ class Cost:
     hop_s: tuple[float, ...]
     slowest_pair: tuple[tuple[int, int], ...]
 
+    @property
+    def terms_s(self) -> tuple[float, float, float]:
+        """(total_s, datap_s, pipelinep_s)."""
+        return self.total_s, self.datap_s, self.pipelinep_s
+
 
 def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
     """Seconds of n_bytes from a to b and of as many back; infinite without a link either way. Devices of a host have

@@ -7,6 +7,7 @@ from typing import Protocol
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.model.prices import StepPrice
+from planner.report.tables import markdown_table
 
 HEADER = ("step", "price a step", "price an hour", "bytes out of regions", "stages x pipelines", "devices")
 
@@ -38,15 +39,13 @@ def _both(point: FrontPoint) -> tuple[float, StepPrice]:
 
 def markdown(points: Sequence[FrontPoint]) -> str:
     """A table of the points. Prices are in the network's currency."""
-    rows = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    rows: list[list[str]] = []
     for point in points:
         step_s, price = _both(point)
-        rows.append(
-            f"| {step_s:.2f} s | {price.per_step:.4f} | {price.per_hour:.2f} | {price.egress_per_step:.4f} | "
-            f"{point.plan.n_stages} x {point.plan.n_pipelines} | "
-            f"{devices_by_kind(point)} |"
-        )
-    return "\n".join(rows) + "\n"
+        prices = f"{price.per_step:.4f}", f"{price.per_hour:.2f}", f"{price.egress_per_step:.4f}"
+        shape = f"{point.plan.n_stages} x {point.plan.n_pipelines}"
+        rows.append([f"{step_s:.2f} s", *prices, shape, devices_by_kind(point)])
+    return markdown_table(HEADER, rows) + "\n"
 
 
 def draw(points: Sequence[FrontPoint], out: str):

@@ -1,8 +1,8 @@
 """The table of solvers, and what an entry says about its solver.
 
 A solver looks for plans of one Problem, reports them to the Incumbent, and returns when the incumbent is done. A new
-solver is one file in this folder and one entry of SOLVERS; `--solver` and `bench` then know it. The table imports a
-solver when its name is used, so that the command line can list solvers without their libraries.
+solver is one file in this folder and one entry of SOLVERS; `--solver` then knows it. The table imports a solver when
+its name is used, so that the command line can list solvers without their libraries.
 """
 
 from __future__ import annotations
