@@ -22,11 +22,12 @@ def unchanged_s(plan: Plan, network: Network, change: Change, job: Job | None = 
     if job is not None and job.profile is not None:
         return _step_s(plan, rows, after, job)
     from planner.cost.reference import cost_of
-    from planner.report.plan_file import exchanges_of
+    from planner.report.plan_file import sizes_of
 
     largest = max(map(len, rows))
-    c_pp_bytes = plan.found["c_pp_bytes"] * len(plan.placement[0]) / largest
-    return cost_of(after, rows, plan.found["c_dp_bytes"], c_pp_bytes, exchanges_of(plan)).total_s
+    sizes = sizes_of(plan)
+    sizes = sizes._replace(c_pp_bytes=sizes.c_pp_bytes * len(plan.placement[0]) / largest)
+    return cost_of(after, rows, *sizes).total_s
 
 
 def _step_s(plan: Plan, rows: tuple[tuple[int, ...], ...], network: Network, job: Job) -> float:

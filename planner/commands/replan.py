@@ -13,14 +13,15 @@ from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, Replan, replan
-from planner.api.result import Mended, Stop
 from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import BYTES, OF_THE_CONFIG, job_of
 from planner.commands.run_folder import RunToReplan, read
 from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
+from planner.model.stop import Stop
 from planner.report.plan_file import network_file_of, percentile_of
+from planner.report.result import Mended
 from planner.report.tables import NONE, line, seconds
 
 N_SHOWN = 12

@@ -36,7 +36,7 @@ def run(flags: Namespace) -> int:
             raise BadInput(
                 f"{flags.a}: {name}: got {plan_a.found[name]:g}, expected the {b.plan.found[name]:g} of {flags.b}"
             )
-    a = cost_plan(plan_a, b.network, b.c_dp_bytes, b.c_pp_bytes, b.exchanges_per_step)
+    a = cost_plan(plan_a, b.network, b.sizes)
     print(HEADER)
     print(row("a", *a.cost.terms_s))
     print(row("b", *b.cost.terms_s))

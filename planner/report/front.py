@@ -2,42 +2,27 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
-from jaxdt.run.network import Network
-from jaxdt.run.plan import Plan
 from planner.model.prices import StepPrice
+from planner.report.result import Result
 from planner.report.tables import markdown_table
 
 HEADER = ("step", "price a step", "price an hour", "bytes out of regions", "stages x pipelines", "devices")
 
 
-class FrontPoint(Protocol):
-    """A plan of a front (planner.api.result.Result)."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def network(self) -> Network: ...
-    @property
-    def step_s(self) -> float | None: ...
-    @property
-    def price(self) -> StepPrice | None: ...
-
-
-def devices_by_kind(point: FrontPoint) -> str:
+def devices_by_kind(point: Result) -> str:
     """A text about the number of devices of each kind that a plan uses."""
     kinds = Counter(point.network.devices[d].kind or "device" for d in sorted(point.plan.peers))
     return ", ".join(f"{n} {kind}" for kind, n in kinds.items())
 
 
-def _both(point: FrontPoint) -> tuple[float, StepPrice]:
+def _both(point: Result) -> tuple[float, StepPrice]:
     """Seconds and price of a step, which a point has."""
     assert point.step_s is not None and point.price is not None
     return point.step_s, point.price
 
 
-def markdown(points: Sequence[FrontPoint]) -> str:
+def markdown(points: Sequence[Result]) -> str:
     """A table of the points. Prices are in the network's currency."""
     rows: list[list[str]] = []
     for point in points:
@@ -48,7 +33,7 @@ def markdown(points: Sequence[FrontPoint]) -> str:
     return markdown_table(HEADER, rows) + "\n"
 
 
-def draw(points: Sequence[FrontPoint], out: str):
+def draw(points: Sequence[Result], out: str):
     """Write the picture of a front."""
     import matplotlib
 

@@ -45,7 +45,7 @@ def _draw_placement(axes, costed: CostedPlan):
     network, placement = costed.network, np.array(costed.plan.placement)
     n_stages, n_pipelines = placement.shape
     alpha_s, beta = mean_links(network)
-    hop_s = exchange_s(alpha_s, beta, costed.c_pp_bytes)[placement[:-1], placement[1:]]
+    hop_s = exchange_s(alpha_s, beta, costed.sizes.c_pp_bytes)[placement[:-1], placement[1:]]
     longest_s = hop_s[np.isfinite(hop_s)].max(initial=1e-9)
     reds = colormaps["Reds"]
     for (s, p), seconds in np.ndenumerate(hop_s):
@@ -59,7 +59,7 @@ def _draw_placement(axes, costed: CostedPlan):
         at = np.argwhere(regions[placement] == region)
         if len(at):
             axes.scatter(*at.T, color=colours[region], s=side, zorder=2, edgecolors="0.3", linewidths=0.5, label=name)
-    dp_s = costed.exchanges_per_step * exchange_s(alpha_s, beta, costed.c_dp_bytes / n_pipelines)
+    dp_s = costed.sizes.exchanges_per_step * exchange_s(alpha_s, beta, costed.sizes.c_dp_bytes / n_pipelines)
     groups_s = dp_s[placement[:, :, None], placement[:, None, :]].sum(axis=2).max(axis=1)
     axes.set_xticks(range(n_stages), [f"stage {s}\n{seconds:.3g} s" for s, seconds in enumerate(groups_s)], fontsize=8)
     step = -(-n_pipelines // 16)
@@ -81,11 +81,10 @@ def _draw_steps(axes, costed: CostedPlan):
 
 
 def _draw_bars(axes, costed: CostedPlan):
-    sizes = costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step
     bars = {"plan": (costed.cost.datap_s, costed.cost.pipelinep_s)}
     if costed.plan.n_stages * costed.plan.n_pipelines == costed.network.n_devices:
-        problem = problem_of(costed.network, costed.plan.n_stages, costed.plan.n_pipelines, *sizes)
-        block = cost_of(costed.network, layouts.block(problem).tolist(), *sizes)
+        problem = problem_of(costed.network, costed.plan.n_stages, costed.plan.n_pipelines, *costed.sizes)
+        block = cost_of(costed.network, layouts.block(problem).tolist(), *costed.sizes)
         bars["block"] = (block.datap_s, block.pipelinep_s)
         _, datap_s, pipelinep_s = layouts.mean_random(problem, 0)
         bars["random"] = (datap_s, pipelinep_s)

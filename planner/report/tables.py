@@ -4,49 +4,15 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxdt.run.plan import Plan
-from planner.cost.reference import Cost, cost_of
-from planner.model.prices import StepPrice
+from planner.cost.reference import cost_of
 from planner.report.plan_file import CostedPlan
+from planner.report.result import Progress, ScoredStep
 
 CLEAR = "\x1b[K"  # clears what an earlier, longer line has left on a terminal
 NONE = "-"  # in a table, for a cost over a link that does not exist
-
-
-class Shown(Protocol):
-    """The values that a progress line shows (planner.api.result.Progress)."""
-
-    @property
-    def objective(self) -> str: ...
-    @property
-    def elapsed_s(self) -> float: ...
-    @property
-    def best_s(self) -> float | None: ...
-    @property
-    def shape(self) -> tuple[int, int] | None: ...
-    @property
-    def bound_s(self) -> float: ...
-    @property
-    def gap(self) -> float | None: ...
-    @property
-    def evaluations_per_s(self) -> float: ...
-    @property
-    def starts(self) -> "Shown | None": ...
-
-
-class ScoredRow(Protocol):
-    """A simulated layout (planner.api.result.ScoredStep)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def step_s(self) -> float: ...
-    @property
-    def cost(self) -> Cost: ...
-    @property
-    def price(self) -> StepPrice | None: ...
 
 
 class ProgressLine:
@@ -58,7 +24,7 @@ class ProgressLine:
         self.interval_s = 0.2 if self.live else quiet_s
         self.last_s = -math.inf
 
-    def show(self, progress: Shown):
+    def show(self, progress: Progress):
         starts = progress.starts if progress.starts and progress.starts.best_s is not None else None
         has_plan = progress.best_s is not None or starts is not None
         if not has_plan or progress.elapsed_s - self.last_s < self.interval_s:
@@ -83,7 +49,7 @@ VALUES = {  # objective -> its name, and how a value is printed
 }
 
 
-def best_of(progress: Shown) -> str:
+def best_of(progress: Progress) -> str:
     """The best plan of a search, by what is minimised, with its shape, and how far from the best possible it is."""
     name, value = VALUES[progress.objective]
     if progress.best_s is None:
@@ -123,7 +89,7 @@ def seconds(value_s: float) -> str:
 def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float, float, float]) -> str:
     """Costs of the plan beside those of the block layout and the mean of random placements (total, data, pipeline)."""
     found = costed.plan.found
-    block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
+    block_cost = cost_of(costed.network, block, *costed.sizes)
     return "\n".join(
         [
             HEADER,
@@ -192,7 +158,7 @@ WHY_COSTS_DIFFER = (
 )
 
 
-def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
+def step_table(plan: Plan, rows: Sequence[ScoredStep], time_s: float) -> str:
     """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
     found = plan.found
     names = labels_of([row.name for row in rows])

@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxdt.run.network import Network
 from planner.cost.compiled import generator
+from planner.model.comm_workload import CommBytes
 from planner.model.layer_cuts import Ranges
-from planner.model.problem import problem_with_spares
+from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.search.annealing_chains import in_threads, n_cores
 from planner.search.incumbent import Budget, Incumbent
@@ -25,7 +26,7 @@ from planner.step_time.estimate import Heat
 from planner.step_time.memory_rows import rows_for_memory
 from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, improve, kept, score, slice_moves, tune
-from planner.step_time.workload import CommBytes, StepWorkload, even_split, refuse_memory
+from planner.step_time.workload import StepWorkload, even_split, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
 NEAR_END = 0.95  # the same of annealing near a plan that runs, whose limit is short
@@ -66,25 +67,13 @@ class CostSearch:
     sizes: CommBytes
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.solution.placement.shape
+
+    @property
     def placements(self) -> list[tuple[str, np.ndarray]]:
         """The placements with the names of their source, best first."""
         return [(BY_COST, self.solution.placement), *((f"{BY_COST}, other", other) for other in self.local_optima)]
-
-
-def unsearched(workload: StepWorkload, layout: Layout) -> CostSearch:
-    """The search by Eq. 1-4 that did not take place: the layout itself, without a bound."""
-    solution = Solution(
-        placement=layout.placement,
-        cost_s=np.inf,
-        bound_s=0.0,
-        proved=False,
-        evaluations=0,
-        time_s=0.0,
-        history=[],
-        by_solver={},
-    )
-    sizes = workload.comm_bytes(layout.stages, layout.shares)
-    return CostSearch(solution, [], np.sort(layout.placement.ravel()), sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,18 +119,15 @@ def search_by_cost(
     n_pipelines = seats.near.shape[1] if seats else len(devices) // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
     network = part_of(workload.network, devices)
-    problem = problem_with_spares(network, n_stages, n_pipelines, *sizes)
-    inner = Incumbent(budget)
+    problem = problem_of(network, n_stages, n_pipelines, *sizes, has_spares=True)
+    with incumbent.searching_inside(budget) as inner:
 
-    def solved() -> Solution:
-        if seats:
-            return solve_seated(problem, seats, layers_of(workload, seats), inner, solver, seed)
-        return solve(problem, inner, solver, seed)
+        def solved() -> Solution:
+            if seats:
+                return solve_seated(problem, seats, layers_of(workload, seats), inner, solver, seed)
+            return solve(problem, inner, solver, seed)
 
-    incumbent.inner = inner
-    with incumbent.on_stop(inner.stop):
-        if incumbent.interrupted:
-            inner.stop()
+        incumbent.inner = inner
         call = Background(solved, incumbent)  # it may wait for the compiler
         solution = call.result(ANNEAL_END * incumbent.time_limit_s)
     inner.stop()

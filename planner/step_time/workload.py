@@ -6,7 +6,7 @@ These are the data of `--objective step_time` beyond Eq. 1-4: speeds, memory, di
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
+from planner.model.comm_workload import CommBytes
 from planner.model.devices import catalogue_kind, spec_of
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, parameter_load, split, split_trained
@@ -28,15 +29,6 @@ from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
-
-
-class CommBytes(NamedTuple):
-    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary; and
-    how often the replicas of a stage exchange their vector a step, in the mean."""
-
-    c_dp_bytes: float
-    c_pp_bytes: float
-    exchanges_per_step: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

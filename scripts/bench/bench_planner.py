@@ -192,7 +192,8 @@ def measure(job: BenchJob) -> BenchRun:
     """The end of one run. Its cost is the reference cost of the plan, infinite if the plan uses a missing link."""
     network = networks.load(job.path)
     problem = problem_of(network, *job.shape, job.c_dp_bytes, job.c_pp_bytes)
-    solution = solve(problem, Incumbent(job.budget), job.solver, job.seed)
+    incumbent = Incumbent(job.budget)
+    solution = solve(problem, incumbent, job.solver, job.seed)
     return BenchRun(
         network=name_of(network, job.path),
         solver=job.solver,
@@ -202,7 +203,7 @@ def measure(job: BenchJob) -> BenchRun:
         proved=solution.proved,
         evaluations=solution.evaluations,
         time_s=solution.time_s,
-        history=tuple(solution.history),
+        history=tuple(incumbent.history),
     )
 
 

@@ -17,10 +17,10 @@ from jaxdt.sim.scenario import RARE, Scenario
 from jaxdt.sim.time_breakdown import Totals
 from planner.__main__ import main
 from planner.api.pareto import front
-from planner.api.result import Result
 from planner.cost.compiled import generator
 from planner.model.generate import generate
 from planner.model.prices import PriceRules, StepPrice
+from planner.report.result import Result
 from planner.step_time.estimate import Heat
 from planner.step_time.shapes import first_affordable, plan_shapes
 from planner.step_time.simulate import plan_of_layout, simulated_s
