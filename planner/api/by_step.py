@@ -83,7 +83,7 @@ def workload_of(job: Job, network: Network) -> StepWorkload:
     assert job.profile is not None and isinstance(job.work, RunConfig)  # a job by step time has both
     for device in network.devices:
         job.profile.kind(device.kind)
-    return StepWorkload.of_run(network, job.profile, job.work, job.price_rules)
+    return StepWorkload(network, job.profile, job.work, job.price_rules)
 
 
 def check_prices(network: Network, job: Job, constraints: Constraints):

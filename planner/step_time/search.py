@@ -17,11 +17,11 @@ from planner.model.layer_cuts import Ranges
 from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.search.annealing_chains import in_threads, n_cores
+from planner.search.background import Background
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.seated import solve_seated
 from planner.search.seats import Seats
 from planner.search.solve import solve
-from planner.step_time.background import Background
 from planner.step_time.estimate import Heat
 from planner.step_time.memory_rows import rows_for_memory
 from planner.step_time.simulate import simulated_s

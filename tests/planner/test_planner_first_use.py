@@ -104,7 +104,7 @@ def memory_workload(rooms):
     devices = tuple(Device(f"d{i}", memory_bytes=room) for i, room in enumerate(rooms))
     network = Network(devices, ((1e-3,) * n,) * n, ((10.0,) * n,) * n, "rooms")
     run = planner.run_of_model("small", planner.StepOptions(global_batch=8))
-    return StepWorkload.of_run(network, from_flops(run.model, 1, {"": 1e12}, 1.0, dtype="bfloat16"), run)
+    return StepWorkload(network, from_flops(run.model, 1, {"": 1e12}, 1.0, dtype="bfloat16"), run)
 
 
 NEED = 450_000_000  # about three layers of the model

@@ -40,7 +40,8 @@ def hosted(n, n_on, **shared):
 
 
 def workload_of(network, flops=1e12):
-    return StepWorkload(network, from_flops(MODEL, 1, {"": flops}, 0.5, dtype="bfloat16"), 16)
+    profile = from_flops(MODEL, 1, {"": flops}, 0.5, dtype="bfloat16")
+    return StepWorkload(network, profile, planner.run_of_profile(profile, 16))
 
 
 def test_a_device_gets_an_equal_part_of_its_hosts_line():
