@@ -70,9 +70,13 @@ def cost_of(
     exchanges_per_step: float = 1.0,
 ) -> Cost:
     """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4), in the mean
-    over steps, if the replicas of a stage exchange their vector `exchanges_per_step` times in each. Where stages
-    have unequal numbers of replicas, placement[stage] are these, c_pp_bytes is what one device of the largest stage
-    sends over a boundary, and each hop has its best pairs (docs/planner.md)."""
+    over steps, if the replicas of a stage exchange their vector `exchanges_per_step` times in each.
+
+    Stages may have unequal numbers R_j of replicas, the most of them R. placement[stage] are these in any order, and
+    c_pp_bytes is what one device of the largest stage sends over a boundary in a step. Then Eq. 2 has c_dp / R_j in the
+    place of c_dp / P. In Eq. 3 each device of the larger stage has one partner in the smaller one, which has at most
+    ceil(max(R_j, R_k) / min(R_j, R_k)) of them; edge(j, k) is the slowest pair of the best such choice, each pair with
+    c_pp R / max(R_j, R_k) bytes. Each device of a stage has an equal part of its bytes."""
     largest = max(len(row) for row in placement)
     loads = []
     for s, row in enumerate(placement):
