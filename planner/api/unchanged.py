@@ -1,7 +1,5 @@
 """`planner.unchanged_s`."""
 
-from dataclasses import replace
-
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.api.job import Job
@@ -36,13 +34,10 @@ def _step_s(plan: Plan, rows: tuple[tuple[int, ...], ...], network: Network, job
 
     from planner.api.by_step import workload_of
     from planner.step_time import simulate, unequal
-    from planner.step_time.tune import Layout, estimate_s
+    from planner.step_time.tune import layout_of
 
     workload = workload_of(job, network)
     if not plan.is_even or any(len(row) < plan.n_pipelines for row in rows):
         return unequal.simulated_s(workload, unequal.StageSets(rows, plan.stages, 0.0))
-    placement = np.array(rows)
-    spare = np.setdiff1d(np.arange(network.n_devices), placement)
     depth = tuple(plan.depth(s) for s in range(plan.n_stages))
-    layout = Layout(placement, spare, plan.stages, plan.shares, depth, 0.0)
-    return simulate.simulated_s(workload, replace(layout, step_s=estimate_s(workload, layout)))
+    return simulate.simulated_s(workload, layout_of(workload, np.array(rows), plan.stages, plan.shares, depth))

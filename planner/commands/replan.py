@@ -6,7 +6,6 @@ import json
 import math
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
@@ -20,7 +19,7 @@ from planner.commands.run_folder import RunToReplan, read
 from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
 from planner.model.stop import Stop
-from planner.report.plan_file import network_file_of, percentile_of
+from planner.report.plan_file import network_file_of, percentile_of, write_text
 from planner.report.result import Mended
 from planner.report.tables import NONE, line, seconds
 
@@ -60,7 +59,9 @@ def run(flags: Namespace) -> int:
     if flags.unchanged or run_to_replan:
         found = _with_unchanged(found, unchanged_s(plan, network, at, job))
     if flags.out:
-        _write_network(changed(whole, change), flags.out_network)
+        after = json.dumps(networks.to_json(changed(whole, change))) + "\n"
+        write_text(flags.out_network, after, "out_network")
+        print(f"wrote {flags.out_network}")
         facts = {} if percentile is None else {"percentile": percentile}
         write(found.result.plan, flags.out, flags.out_network, **facts)
     if run_to_replan:
@@ -111,14 +112,6 @@ def _with_unchanged(found: Replan, without_s: float | None) -> Replan:
     plan = found.result.plan
     facts = plan.found["replan"] | {"unchanged_s": finite}
     return replace(found, result=replace(found.result, plan=replace(plan, found=plan.found | {"replan": facts})))
-
-
-def _write_network(network: networks.Network, path: str):
-    try:
-        Path(path).write_text(json.dumps(networks.to_json(network)) + "\n")
-    except OSError as error:
-        raise BadInput(f"--out_network: {path} cannot be written ({error.strerror})") from None
-    print(f"wrote {path}")
 
 
 def _row(name: str, alone_s: float, moving: Replan | Mended) -> str:

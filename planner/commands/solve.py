@@ -14,7 +14,7 @@ from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
 from planner.model.stop import Stop
 from planner.report.export import ENDINGS, exported
-from planner.report.plan_file import cost_plan, sizes_of
+from planner.report.plan_file import cost_plan, sizes_of, write_text
 from planner.report.result import Result
 from planner.report.tables import ProgressLine, cost_table, step_table
 from planner.search.base import POOL_SOLVERS
@@ -60,10 +60,7 @@ def _export(result: Result, run: RunConfig | None, flags: Namespace):
         return
     out = Path(flags.out)
     path = out.with_name(out.stem + ENDINGS[flags.export])
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise BadInput(f"--export: {path} cannot be written ({error.strerror})") from None
+    write_text(path, text, "export")
     print(f"wrote {path}")
 
 

@@ -147,10 +147,15 @@ def network_file_of(plan: Plan, path: str) -> str:
 def save_plan(plan: Plan, path: str | Path, network_file: str = "") -> None:
     """Write a plan.json, which names its network's file, if given, for those who read it. BadInput if that fails."""
     found = plan.found | ({"network_file": network_file} if network_file else {})
+    write_text(path, json.dumps(plans.to_json(replace(plan, found=found)), indent=1) + "\n")
+
+
+def write_text(path: str | Path, text: str, flag: str = "out") -> None:
+    """Write a file that a flag names; BadInput if that fails."""
     try:
-        Path(path).write_text(json.dumps(plans.to_json(replace(plan, found=found)), indent=1) + "\n")
+        Path(path).write_text(text)
     except OSError as error:
-        raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
+        raise BadInput(f"--{flag}: {path} cannot be written ({error.strerror})") from None
 
 
 def _find(path: str, network_file: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, why
 from planner.cost.reference import cost_of
 from planner.model.problem import exchange_s, mean_links, problem_of, regions_of
 from planner.report.plan_file import CostedPlan, read
@@ -98,18 +98,12 @@ def _draw_bars(axes, costed: CostedPlan):
     axes.legend(fontsize=8)
 
 
-def one_line(error: Exception) -> str:
-    """The reason of an error of the system or of matplotlib."""
-    reason = error.strerror if isinstance(error, OSError) else None
-    return reason or str(error).splitlines()[0]
-
-
 def run(flags: Namespace) -> int:
     out = flags.out or str(Path(flags.plan).with_suffix(".png"))
     costed = read(flags.plan, flags.network)
     try:
         draw(costed, out)
     except (OSError, ValueError) as error:
-        raise BadInput(f"--out: {out} cannot be written ({one_line(error)})") from None
+        raise BadInput(f"--out: {out} cannot be written ({why(error)})") from None
     print(f"wrote {out}")
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import require_one_of
 
 if TYPE_CHECKING:
     from planner.model.problem import Problem
@@ -57,8 +57,7 @@ class SolverEntry:
 
 def check_solver(flag: str, name: str) -> None:
     """BadInput for a solver that does not exist, named by the flag that asked for it."""
-    if name not in SOLVERS:
-        raise BadInput(f"--{flag}: got {name!r}, expected one of {', '.join(SOLVERS)}{nearest(name, SOLVERS)}")
+    require_one_of(f"--{flag}", name, list(SOLVERS))
 
 
 def solver_entry(name: str) -> SolverEntry:

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxdt.run.network import Network
 from planner.cost.compiled import generator
+from planner.model.change import part_of
 from planner.model.comm_workload import CommBytes
 from planner.model.layer_cuts import Ranges
 from planner.model.problem import problem_of
@@ -32,6 +32,7 @@ COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be
 NEAR_END = 0.95  # the same of annealing near a plan that runs, whose limit is short
 N_ANNEALED, N_SIMULATED, N_JUDGED = 4, 5, 2
 JUDGED_FRAC = 0.1  # of the time limit, beyond which the second simple plan is not judged before the search
+N_NEAR = 2  # annealed near a plan that runs, under an evaluation limit: results must not depend on the cores
 HEATS = (0.02, 0.005)
 EVALUATIONS_PER_SLICE = 50_000  # of the evaluation limit, for one slice of annealing
 BY_COST, BLOCK, NEAR = "Eq. 1-4", "block layout", "nearest seats"
@@ -90,17 +91,6 @@ class StepSolution:
 def compiling(workload: StepWorkload, layout: Layout, incumbent: Incumbent) -> Background[bool]:
     """The compilation of what searches placements, in the background."""
     return Background(lambda: compile_kernels(workload, layout), incumbent)
-
-
-def part_of(network: Network, devices: np.ndarray) -> Network:
-    """The network of some of the devices, in this order."""
-
-    def pick(rows: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(rows[i][j] for j in devices) for i in devices)
-
-    chosen = tuple(network.devices[d] for d in devices)
-    links = {"latency_s": pick(network.latency_s), "bandwidth_gbps": pick(network.bandwidth_gbps)}
-    return replace(network, devices=chosen, **links)
 
 
 def search_by_cost(
@@ -281,7 +271,10 @@ def search_step(
     budget = Budget(part_s, incumbent.budget.evaluations)
     by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed, seats=seats)
     candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular, seats=seats)
-    annealed = anneal_all(workload, candidates[: n_cores() if is_near else N_ANNEALED], incumbent, end_s, seed, seats)
+    n_annealed = N_ANNEALED
+    if is_near:
+        n_annealed = n_cores() if incumbent.budget.evaluations is None else N_NEAR
+    annealed = anneal_all(workload, candidates[:n_annealed], incumbent, end_s, seed, seats)
     finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged, seats=seats)
     return StepSolution(finalists, by_cost, judged[0], () if by_cost else (STARTS,))
 
