@@ -35,12 +35,10 @@ def markdown(points: Sequence[Result]) -> str:
 
 def draw(points: Sequence[Result], out: str):
     """Write the picture of a front."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
     steps_s = [_both(point)[0] for point in points]
     prices = [_both(point)[1].per_step for point in points]
     axes.step(steps_s, prices, where="post", color="0.7", linewidth=1, zorder=1)
@@ -56,4 +54,3 @@ def draw(points: Sequence[Result], out: str):
         xlabel="seconds a step (simulated)", ylabel="price of a step", title=f"{name}: stages x pipelines, devices"
     )
     figure.savefig(out, dpi=110)
-    pyplot.close(figure)

@@ -16,12 +16,10 @@ REGIONS_MAX = 20  # more have no colours of their own
 
 def draw(costed: CostedPlan, out: str):
     """Write the picture of a plan."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 6), width_ratios=(2.2, 1), layout="constrained")
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2.2, 1))
     _draw_placement(left, costed)
     step_s = costed.plan.found.get("step_s")
     if step_s is None:
@@ -34,7 +32,6 @@ def draw(costed: CostedPlan, out: str):
         decided = f"{costed.plan.found['price']['per_step']:.4g} a step, {decided}"
     figure.suptitle(f"{costed.network.name}: {decided}")
     figure.savefig(out, dpi=130)
-    pyplot.close(figure)
 
 
 def _draw_placement(axes, costed: CostedPlan):

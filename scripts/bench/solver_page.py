@@ -150,18 +150,14 @@ def write_section(page: Path, text: str):
 
 def draw(runs: Sequence[BenchRun], out: Path):
     """Best cost against time of each solver's median run: one panel a network, one line a solver."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     networks, solvers = names(runs)
     across = min(3, len(networks))
     down = -(-len(networks) // across)
-    figure, panels = pyplot.subplots(
-        down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(5 * across, 3.4 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False)
     end_s = max(1e-3, *(run.time_s for run in runs))
     ticks_s = [at_s for at_s in TICKS_S if at_s <= end_s]
     for name, axes in zip(networks, panels.flat, strict=False):
@@ -187,4 +183,3 @@ def draw(runs: Sequence[BenchRun], out: Path):
     handles.append(Line2D([], [], color="black", linestyle=":", label="best bound"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     figure.savefig(out, dpi=80)
-    pyplot.close(figure)
