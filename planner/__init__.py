@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jaxdt.run.network import load as load_network
     from jaxdt.run.plan import load as load_plan
     from jaxdt.run.profile import load as load_profile
-    from planner.api.explain import explain
     from planner.api.job import (
         ByteSizes,
         Job,
@@ -39,16 +38,18 @@ if TYPE_CHECKING:
     from planner.api.pareto import pareto
     from planner.api.pool import PoolResult, solve_pool
     from planner.api.replan import Replan, replan
-    from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
     from planner.api.unchanged import unchanged_s
-    from planner.api.verify import verify
     from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
     from planner.model.pool import PoolOptions
     from planner.model.prices import PriceRules, StepPrice
+    from planner.model.stop import Stop
+    from planner.report.explain import explain
     from planner.report.plan_file import save_plan
+    from planner.report.result import Progress, Result, Statistics
     from planner.report.suggest import BoundaryCodec, FasterLinks, Shape, Suggestion, Swap
+    from planner.report.verify import verify
 
 # Name -> (module, name there)
 _PLACES = {
@@ -62,20 +63,20 @@ _PLACES = {
     "PoolOptions": ("planner.model.pool", "PoolOptions"),
     "PoolResult": ("planner.api.pool", "PoolResult"),
     "PriceRules": ("planner.model.prices", "PriceRules"),
-    "Progress": ("planner.api.result", "Progress"),
+    "Progress": ("planner.report.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
     "Replan": ("planner.api.replan", "Replan"),
-    "Result": ("planner.api.result", "Result"),
+    "Result": ("planner.report.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Shape": ("planner.report.suggest", "Shape"),
     "Start": ("planner.api.job", "Start"),
-    "Statistics": ("planner.api.result", "Statistics"),
+    "Statistics": ("planner.report.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "StepPrice": ("planner.model.prices", "StepPrice"),
-    "Stop": ("planner.api.result", "Stop"),
+    "Stop": ("planner.model.stop", "Stop"),
     "Suggestion": ("planner.report.suggest", "Suggestion"),
     "Swap": ("planner.report.suggest", "Swap"),
-    "explain": ("planner.api.explain", "explain"),
+    "explain": ("planner.report.explain", "explain"),
     "load_constraints": ("planner.model.constraints", "load_constraints"),
     "load_network": ("jaxdt.run.network", "load"),
     "load_plan": ("jaxdt.run.plan", "load"),
@@ -90,7 +91,7 @@ _PLACES = {
     "solve": ("planner.api.solve", "solve"),
     "solve_pool": ("planner.api.pool", "solve_pool"),
     "unchanged_s": ("planner.api.unchanged", "unchanged_s"),
-    "verify": ("planner.api.verify", "verify"),
+    "verify": ("planner.report.verify", "verify"),
 }
 __all__ = [
     "BadInput",

@@ -1,4 +1,4 @@
-"""Command line of the planner: solve, replan, pareto, explain, plot, compare, verify, network, devices, bench.
+"""Command line of the planner: solve, replan, pareto, explain, plot, compare, verify, network, devices.
 `python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
@@ -27,7 +27,6 @@ COMMANDS = {
     "verify": "planner.report.verify",
     "network": "planner.commands.network",
     "devices": "planner.commands.devices",
-    "bench": "planner.report.bench",
 }
 
 
@@ -81,7 +80,6 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--network", help="network file, where it is not the one that the plan names")
     _network(commands.add_parser("network", help="generate a network, or import measurements"))
     commands.add_parser("devices", help="the catalogue of devices, whose kinds need no profile")
-    _bench(commands.add_parser("bench", help="several solvers over networks: a table and cost against time"))
     return top
 
 
@@ -224,24 +222,6 @@ def _network(network: argparse.ArgumentParser):
     measured.add_argument("--csv", required=True)
     for source in (generate, measured):
         source.add_argument("--out", required=True, help="where to write network.json")
-
-
-def _bench(bench: argparse.ArgumentParser):
-    bench.add_argument(
-        "networks", nargs="+", help="network files; files of other sizes than stages x pipelines are skipped"
-    )
-    bench.add_argument("--stages", type=int, default=8)
-    bench.add_argument("--pipelines", type=int, default=8)
-    bench.add_argument("--c_dp_bytes", type=float, default=650_000_000)
-    bench.add_argument("--c_pp_bytes", type=float, default=471_249_220)
-    bench.add_argument("--solvers", default="auto,types,evolve,kl,random", help="comma-separated")
-    bench.add_argument("--time_limit_s", type=float, help="of a run; default 60, or none with --evaluations")
-    bench.add_argument("--evaluations", type=int, help="plans to score in a run")
-    bench.add_argument("--seed", type=int, default=0, help="the first seed")
-    bench.add_argument("--n_seeds", type=int, default=1, help="runs of each solver on each network (default: 1)")
-    bench.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one core (default: 1)")
-    bench.add_argument("--out", required=True, help="folder for bench.md, bench.json and bench.png")
-    bench.add_argument("--write", help="a page whose section of results is written, too")
 
 
 def main(arguments: list[str] | None = None) -> int:

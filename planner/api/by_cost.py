@@ -1,7 +1,7 @@
-"""A job by communication cost: sizes, the search, layers that fit the devices' memory, the reference cost."""
+"""A job by communication cost: sizes, the search, layers that fit the devices' memory."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,18 +10,17 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import from_flops
-from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job, Start
-from planner.api.result import OnProgress, Result
-from planner.api.search_run import Search, running, statistics_of
-from planner.api.start import seats_of, with_moves, workload_near
-from planner.cost.reference import cost_of
+from planner.api.job import DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
+from planner.api.search_run import Search
+from planner.api.start import seats_of, workload_near
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
-from planner.model.constraints import Constraints, Rules, rules_of
+from planner.model.constraints import Rules, rules_of
 from planner.model.hosts import room_bytes
-from planner.model.problem import placement_s, problem_of, problem_with_spares
+from planner.model.problem import placement_s, problem_of
 from planner.model.result import Solution
-from planner.report.plan_file import plan_of
+from planner.report.plan_file import solved
+from planner.report.result import Result
 from planner.search.seated import solve_seated
 from planner.search.solve import solve
 from planner.step_time.tune import shallow_depths
@@ -30,59 +29,45 @@ from planner.step_time.workload import StepWorkload, refuse_memory, refuse_too_s
 STATES_PER_GRADIENT = 4
 
 
-def solve_by_cost(
-    network: Network,
-    job: Job,
-    search: Search,
-    constraints: Constraints,
-    on_progress: OnProgress | None,
-    start: Start | None,
-) -> Result:
+def solve_by_cost(search: Search) -> Result:
     """See planner.api.solve."""
+    network, job, start = search.network, search.job, search.start
     workload = workload_of(job) if start is None else workload_near(start, job)
-    n_stages, n_pipelines = len(workload.stages), len(workload.shares)
-    sizes = workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
-    problem = (problem_of if start is None else problem_with_spares)(network, n_stages, n_pipelines, *sizes)
+    n_stages, n_pipelines = shape = len(workload.stages), len(workload.shares)
+    problem = problem_of(network, *shape, *workload.sizes, has_spares=start is not None)
     memory = memory_workload(job, network)  # what the devices can hold, None where nothing is limited
     if workload.model is None:
         refuse_small_devices(network, workload)
-    with running(search.stop, on_progress) as incumbent:
-        seats = seats_of(network, problem, constraints, start, job)
+    with search.running() as incumbent:
+        seats = seats_of(network, problem, search.constraints, start, job)
         if seats is None:
             solution = solve(problem, incumbent, search.solver, search.seed)
         else:
             solution = solve_seated(problem, seats, workload.stages, incumbent, search.solver, search.seed)
-    refuse_missing_links(network, solution.cost_s, (n_stages, n_pipelines), math.isinf(solution.bound_s))
+    search.refuse_missing_links(solution.cost_s, shape, math.isinf(solution.bound_s))
     before = start and start.plan
-    in_flight = before and before.in_flight
-    if memory is not None and not (before and _still_fits(memory, before, solution.placement, workload.shares)):
-        fitted = fit_memory(memory, workload, solution, rules_of(constraints, network, n_stages, n_pipelines))
-        solution, workload, in_flight = fitted.solution, fitted.workload, fitted.in_flight
-    facts = search.facts(COMM_COST, constraints)
-    plan = replace(plan_of(network, workload, solution, facts), in_flight=in_flight)
+    schedule, codec, in_flight = "1f1b", ("none",) * (n_stages - 1), None
     if before is not None:
-        plan = replace(plan, schedule=before.schedule, codec=_codec_of(before))
+        schedule, codec, in_flight = before.schedule, _codec_of(before), before.in_flight
     elif isinstance(job.work, RunConfig):
-        schedule = job.work.plan.schedule
-        in_flight = in_flight if schedule == "1f1b" else None
-        plan = replace(plan, schedule=schedule, in_flight=in_flight, codec=(job.work.codec,) * (n_stages - 1))
-    cost = cost_of(network, plan.placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
-    result = Result(
-        plan=plan,
-        network=network,
-        objective=COMM_COST,
-        score_s=cost.total_s,
-        cost=cost,
-        step_s=None,
-        bound_s=plan.found["bound_s"],
-        gap=plan.found["gap"],
-        proved=solution.proved,
-        statistics=statistics_of(incumbent, search.stop, search.solver, search.seed),
-        history=tuple(solution.history),
-        by_solver={name: tuple(history) for name, history in solution.by_solver.items()},
+        schedule, codec = job.work.plan.schedule, (job.work.codec,) * (n_stages - 1)
+    if memory is not None and not (before and _still_fits(memory, before, solution.placement, workload.shares)):
+        rules = rules_of(search.constraints, network, *shape)
+        solution, workload, in_flight = fit_memory(memory, workload, solution, rules)
+        in_flight = in_flight if before or schedule == "1f1b" else None
+    plan = Plan(
+        n_layers=workload.n_layers,
+        stages=workload.stages,
+        placement=tuple(tuple(row) for row in solution.placement.tolist()),
+        shares=workload.shares,
+        schedule=schedule,
+        in_flight=in_flight,
+        codec=codec,
     )
+    facts = {"dtype": workload.dtype, **search.facts(incumbent)}
+    plan = solved(plan, network, workload.sizes, bound_s=solution.bound_s, proved=solution.proved, **facts)
     near_s = placement_s(problem, seats.matched(problem, seats.near)) if seats else math.inf
-    return with_moves(result, seats, near_s if near_s < problem.missing_s else math.inf)
+    return search.result(incumbent, plan, seats=seats, near_s=near_s if near_s < problem.missing_s else math.inf)
 
 
 def _still_fits(memory: StepWorkload, before: Plan, placement: np.ndarray, shares: tuple[int, ...]) -> bool:
@@ -119,7 +104,7 @@ def memory_workload(job: Job, network: Network) -> StepWorkload | None:
     flops = {device.kind: 1e12 for device in network.devices}
     size, seq_len = run.train.microbatch_size, run.data.seq_len
     profile = from_flops(run.model, size, flops, 1.0, dtype=run.dtype, remat=run.remat, seq_len=seq_len)
-    memory = StepWorkload.of_run(network, profile, run)
+    memory = StepWorkload(network, profile, run)
     refuse_too_small(memory, job.n_stages)
     return memory
 
@@ -127,7 +112,7 @@ def memory_workload(job: Job, network: Network) -> StepWorkload | None:
 def refuse_small_devices(network: Network, workload: CommWorkload):
     """Raise BadInput for a device that cannot hold a stage's parameters, gradients and two moments, which are four
     times c_dp. With byte counts alone the layers cannot be cut to fit, and every device holds a stage."""
-    need = STATES_PER_GRADIENT * workload.c_dp_bytes
+    need = STATES_PER_GRADIENT * workload.sizes.c_dp_bytes
     for d, (device, room) in enumerate(zip(network.devices, room_bytes(network), strict=True)):
         if room < need:
             raise BadInput(
@@ -136,30 +121,12 @@ def refuse_small_devices(network: Network, workload: CommWorkload):
             )
 
 
-def refuse_missing_links(network: Network, cost_s: float, shape: tuple[int, int], none_exists: bool):
-    """Raise BadInput where the plan found uses a link that does not exist, so that its cost is infinite; none_exists if
-    it is proved that every plan of this shape (stages, pipelines) does."""
-    if not math.isfinite(cost_s):
-        found = "there is no plan (proved)" if none_exists else "found no plan"
-        raise BadInput(
-            f"{network.name or 'network'}: bandwidth_gbps: {found} of {shape[0]} stages x {shape[1]} pipelines that "
-            f"avoids the links of zero bandwidth"
-        )
-
-
-@dataclass(frozen=True)
-class FittedSolution:
-    """A solution whose stages fit their devices' memory, with their layers and the forwards in flight per stage."""
-
-    solution: Solution
-    workload: CommWorkload
-    in_flight: tuple[int, ...]
-
-
-def fit_memory(memory: StepWorkload, workload: CommWorkload, solution: Solution, rules: Rules) -> FittedSolution:
-    """Cut the layers for the memory of every stage's smallest device, with the stages in this order or, if it is
-    allowed, reversed (which costs the same), and with fewer forwards in flight if need be. A smaller c_dp lowers every
-    cost by at most its own factor, and so the bound."""
+def fit_memory(
+    memory: StepWorkload, workload: CommWorkload, solution: Solution, rules: Rules
+) -> tuple[Solution, CommWorkload, tuple[int, ...]]:
+    """The solution with its layers cut for the memory of every stage's smallest device, its workload, and the forwards
+    in flight per stage. The stages are in this order or, if it is allowed, reversed (which costs the same); fewer
+    forwards are in flight if need be. A smaller c_dp lowers every cost by at most its own factor, and so the bound."""
     both = (solution.placement, solution.placement[::-1])
     directions = [placement for placement in both if not rules.violated(placement.tolist())]
     n_stages = len(solution.placement)
@@ -169,8 +136,7 @@ def fit_memory(memory: StepWorkload, workload: CommWorkload, solution: Solution,
             stages = memory.split(placement, depth)
             if stages is not None:
                 recut = comm_workload.recut(workload, stages)
-                factor = min(1.0, recut.c_dp_bytes / workload.c_dp_bytes)
-                proved = solution.proved and recut.c_dp_bytes == workload.c_dp_bytes
-                fitted = replace(solution, placement=placement, bound_s=solution.bound_s * factor, proved=proved)
-                return FittedSolution(fitted, recut, depth)
+                factor = recut.sizes.c_dp_bytes / workload.sizes.c_dp_bytes
+                bound_s, proved = solution.bound_s * min(1.0, factor), solution.proved and factor == 1.0
+                return replace(solution, placement=placement, bound_s=bound_s, proved=proved), recut, depth
     return refuse_memory(memory, n_stages)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import DTYPES, REMATS, DataConfig, PlanConfig, RunConfig, TrainConfig
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model import options_of
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.network import Network
@@ -134,7 +134,7 @@ def run_of_model(model: str | ModelSpec, options: StepOptions | None = None) -> 
     """The config of a run of a model (or the preset of that name), as far as plans depend on it."""
     options = options or StepOptions()
     for name, choices in (("dtype", DTYPES), ("remat", REMATS), ("schedule", SCHEDULES)):
-        _check_choice(name, getattr(options, name), choices)
+        require_one_of(f"--{name}", getattr(options, name), choices)
     codecs.parse(options.codec, "--codec")
     size, batch = options.microbatch_size, options.global_batch
     if size < 1 or batch < 1 or batch % size:
@@ -190,8 +190,3 @@ def profile_of_kinds(
     derived = profile_of_catalogue(run, missing, efficiency)
     source = "; ".join(filter(None, (measured.source, derived.source)))
     return replace(measured, kinds=measured.kinds | derived.kinds, source=source)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise BadInput(f"--{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")

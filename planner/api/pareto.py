@@ -9,9 +9,10 @@ from dataclasses import replace
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from planner.api.job import Job
-from planner.api.result import Result, Stop
 from planner.api.solve import solve
 from planner.model.prices import PriceRules
+from planner.model.stop import Stop
+from planner.report.result import Result
 
 DEFAULT_POINTS = 8
 

@@ -58,7 +58,7 @@ class RunWork:
         return seconds[WorkKind.FORWARD], seconds[WorkKind.BACKWARD]
 
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
-        run = self.workload.config
+        run = self.workload.run
         options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay)
         on_accelerators = self.workload.on_accelerators
         shape = run.microbatch_shape
@@ -66,7 +66,7 @@ class RunWork:
         return memory.on_device if on_accelerators else memory.total
 
     def worker_bytes(self, lo: int, hi: int) -> float:
-        run = self.workload.config
+        run = self.workload.run
         model, shape, dtype = run.model, run.microbatch_shape, run.dtype
         leased_bytes = residual_bytes(model, lo, hi, shape, dtype, run.remat) + input_bytes(model, lo, shape, dtype)
         held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, shape, dtype)
@@ -128,7 +128,7 @@ def problem_of_job(network: Network, job: Job, options: PoolOptions) -> tuple[Po
             f"one reliable device for each stage, to be its server"
         )
     named, index = by_name(network)
-    workload = StepWorkload.of_run(named, job.profile, job.work)
+    workload = StepWorkload(named, job.profile, job.work)
     n_units = job.work.plan.microbatches
     n_minibatches = minibatches_of(options, n_units, network.n_devices)
     problem = PoolProblem(

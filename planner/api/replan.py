@@ -10,10 +10,11 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.api.job import HORIZON_STEPS, ByteSizes, Job, Start
-from planner.api.result import Mended, Result, Stop
 from planner.api.solve import solve
 from planner.model.change import Change, changed
 from planner.model.constraints import Constraints
+from planner.model.stop import Stop
+from planner.report.result import Mended, Result
 
 if TYPE_CHECKING:
     from planner.model.moves import Move

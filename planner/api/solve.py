@@ -3,9 +3,10 @@
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from planner.api.job import COMM_COST, Job, Start
-from planner.api.result import OnProgress, Result, Stop
 from planner.model.constraints import Constraints
 from planner.model.shape import check_n_devices
+from planner.model.stop import Stop
+from planner.report.result import OnProgress, Result
 from planner.search.base import check_solver
 
 
@@ -43,21 +44,17 @@ def solve(
         check_start(start, job)
     elif job.objective == COMM_COST and job.n_stages and job.n_pipelines:
         check_n_devices(network, job.n_stages, job.n_pipelines)
-    from planner.api.search_run import Search, with_memory
+    from planner.api.search_run import Search
 
-    search = Search(stop or Stop(), solver, seed)
     constraints = constraints or Constraints()
-    if job.unequal:
-        from planner.api.unequal import solve_unequal
+    search = Search(network, job, stop or Stop(), seed, solver, on_progress, constraints, start)
+    if job.objective == COMM_COST:
+        from planner.api.by_cost import solve_by_cost
 
-        return with_memory(solve_unequal(network, job, search, constraints, on_progress), job)
-    if job.objective != COMM_COST:
-        from planner.api.by_step import solve_by_step
+        return solve_by_cost(search)
+    from planner.api.by_step import solve_by_step, solve_unequal
 
-        return with_memory(solve_by_step(network, job, search, constraints, on_progress, start), job)
-    from planner.api.by_cost import solve_by_cost
-
-    return with_memory(solve_by_cost(network, job, search, constraints, on_progress, start), job)
+    return solve_unequal(search) if job.unequal else solve_by_step(search)
 
 
 def check_start(start: Start, job: Job) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import FLOAT_BYTES
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan, even_shares
 from planner.api.job import Job, Start
-from planner.api.result import Mended, Result
 from planner.model import comm_workload
-from planner.model.comm_workload import CommWorkload
+from planner.model.comm_workload import CommBytes, CommWorkload
 from planner.model.constraints import Constraints
 from planner.model.moves import Move, StateBytes, longest_s
 from planner.model.problem import Problem
-from planner.search.seats import Seats, constrained_seats, seats_near
+from planner.report.result import Mended, Result
+from planner.search.seats import Before, Seats, constrained_seats, seats_near
 
 STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
 
@@ -29,7 +31,7 @@ def workload_near(start: Start, job: Job) -> CommWorkload:
         return comm_workload.recut(comm_workload.from_run(job.n_stages, job.n_pipelines, job.work), plan.stages)
     shares = even_shares(plan.n_microbatches, job.n_pipelines)
     c_pp_bytes = job.work.c_pp_bytes * max(shares) / max(plan.shares)
-    return CommWorkload(plan.n_layers, plan.stages, job.work.c_dp_bytes, c_pp_bytes, shares)
+    return CommWorkload(plan.n_layers, plan.stages, CommBytes(job.work.c_dp_bytes, c_pp_bytes), shares)
 
 
 def seats_of(
@@ -54,14 +56,11 @@ def state_bytes_of(job: Job, plan: Plan) -> StateBytes:
     return lambda lo, hi: a_layer_bytes * (hi - lo)
 
 
-def with_moves(result: Result, seats: Seats | None, mended_s: float) -> Result:
-    """The result with its moves, if a plan runs, beside those of that plan with its gaps filled, which scores
-    mended_s."""
-    if seats is None or seats.before is None:
-        return result
-    before = seats.before
+def with_moves(result: Result, before: Before, near: np.ndarray, near_s: float) -> Result:
+    """The result with its moves from a plan that runs, beside those of `near`, that plan with its gaps filled, which
+    scores near_s."""
     moves = before.holders.moves(result.plan.stages, result.plan.placement)
-    near = before.holders.moves(before.plan.stages, seats.near.tolist())
+    near_moves = before.holders.moves(before.plan.stages, near.tolist())
     facts = {
         "score_s": result.score_s + before.charged_s(moves),
         "moved_bytes": moved_bytes(moves),
@@ -70,7 +69,7 @@ def with_moves(result: Result, seats: Seats | None, mended_s: float) -> Result:
         "from": before.plan.fingerprint,
     }
     plan = replace(result.plan, found=result.plan.found | {"replan": facts})
-    mended = Mended(mended_s + before.charged_s(near), moved_bytes(near), longest_s(near))
+    mended = Mended(near_s + before.charged_s(near_moves), moved_bytes(near_moves), longest_s(near_moves))
     return replace(result, plan=plan, moves=moves, mended=mended)
 
 

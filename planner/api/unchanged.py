@@ -1,7 +1,5 @@
 """`planner.unchanged_s`."""
 
-from dataclasses import replace
-
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.api.job import Job
@@ -22,11 +20,12 @@ def unchanged_s(plan: Plan, network: Network, change: Change, job: Job | None = 
     if job is not None and job.profile is not None:
         return _step_s(plan, rows, after, job)
     from planner.cost.reference import cost_of
-    from planner.report.plan_file import exchanges_of
+    from planner.report.plan_file import sizes_of
 
     largest = max(map(len, rows))
-    c_pp_bytes = plan.found["c_pp_bytes"] * len(plan.placement[0]) / largest
-    return cost_of(after, rows, plan.found["c_dp_bytes"], c_pp_bytes, exchanges_of(plan)).total_s
+    sizes = sizes_of(plan)
+    sizes = sizes._replace(c_pp_bytes=sizes.c_pp_bytes * len(plan.placement[0]) / largest)
+    return cost_of(after, rows, *sizes).total_s
 
 
 def _step_s(plan: Plan, rows: tuple[tuple[int, ...], ...], network: Network, job: Job) -> float:
@@ -35,13 +34,10 @@ def _step_s(plan: Plan, rows: tuple[tuple[int, ...], ...], network: Network, job
 
     from planner.api.by_step import workload_of
     from planner.step_time import simulate, unequal
-    from planner.step_time.tune import Layout, estimate_s
+    from planner.step_time.tune import layout_of
 
     workload = workload_of(job, network)
     if not plan.is_even or any(len(row) < plan.n_pipelines for row in rows):
         return unequal.simulated_s(workload, unequal.StageSets(rows, plan.stages, 0.0))
-    placement = np.array(rows)
-    spare = np.setdiff1d(np.arange(network.n_devices), placement)
     depth = tuple(plan.depth(s) for s in range(plan.n_stages))
-    layout = Layout(placement, spare, plan.stages, plan.shares, depth, 0.0)
-    return simulate.simulated_s(workload, replace(layout, step_s=estimate_s(workload, layout)))
+    return simulate.simulated_s(workload, layout_of(workload, np.array(rows), plan.stages, plan.shares, depth))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
-from planner.api.result import Stop
+from planner.model.stop import Stop
 from planner.report.plan_file import save_plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # after either, a search ends and its best plan is written

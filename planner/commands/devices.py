@@ -3,13 +3,15 @@
 from argparse import Namespace
 
 from planner.model.devices import CATALOGUE, UTILISATION, DeviceSpec
-from planner.report.tables import NONE
+from planner.report.tables import NONE, line
+
+WIDTHS = (11, 8, 11, 10, 8, 9)
 
 
 def table() -> str:
     """The catalogue, a row for each kind."""
-    head = f"{'kind':<11}{'memory':>8}{'bandwidth':>11}{'bfloat16':>10}{'TF32':>8}{'float32':>9}  source"
-    units = f"{'':<11}{'GB':>8}{'GB/s':>11}{'TFLOP/s':>10}"
+    head = line(WIDTHS, "kind", "memory", "bandwidth", "bfloat16", "TF32", "float32") + "  source"
+    units = line(WIDTHS, "", "GB", "GB/s", "TFLOP/s")
     foot = (
         "Rates are peaks for dense matrices. Without a measured profile a kind is taken to reach "
         f"{UTILISATION:g} of the rate\nin which JAX computes: for bfloat16 that of float32 where it has no units for "
@@ -21,9 +23,9 @@ def table() -> str:
 
 def _row(spec: DeviceSpec) -> str:
     rates = (spec.bfloat16_flops, spec.tensorfloat32_flops, spec.float32_flops)
-    bfloat16, tf32, float32 = (NONE if rate is None else f"{rate / 1e12:g}" for rate in rates)
-    sizes = f"{spec.memory_bytes / 1e9:>8.2f}{spec.memory_bytes_per_s / 1e9:>11g}"
-    return f"{spec.kind:<11}{sizes}{bfloat16:>10}{tf32:>8}{float32:>9}  {spec.source}"
+    sizes = f"{spec.memory_bytes / 1e9:.2f}", f"{spec.memory_bytes_per_s / 1e9:g}"
+    shown = (NONE if rate is None else f"{rate / 1e12:g}" for rate in rates)
+    return f"{line(WIDTHS, spec.kind, *sizes, *shown)}  {spec.source}"
 
 
 def run(flags: Namespace) -> int:

@@ -10,6 +10,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Device, Network, to_json
 from planner.commands.common import check_out
 from planner.model.generate import generate
+from planner.report.plan_file import write_text
 
 COLUMNS = ("src", "dst", "latency_ms", "bandwidth_gbps")
 
@@ -60,9 +61,6 @@ def _number(line: dict, column: str, path: str, number: int) -> float:
 def run(flags: Namespace) -> int:
     check_out(flags.out)
     network = from_csv(flags.csv) if flags.source == "import" else generate(flags.kind, flags.devices, flags.seed)
-    try:
-        Path(flags.out).write_text(json.dumps(to_json(network)) + "\n")
-    except OSError as error:
-        raise BadInput(f"--out: {flags.out} cannot be written ({error.strerror})") from None
+    write_text(flags.out, json.dumps(to_json(network)) + "\n")
     print(f"wrote {flags.out}: {network.n_devices} devices")
     return 0

@@ -7,9 +7,9 @@ from jaxdt.run import network as networks
 from jaxdt.run.errors import BadInput
 from planner.api.job import COST_PER_STEP
 from planner.api.pareto import pareto
-from planner.api.result import Stop
 from planner.commands.common import interruptible, write
 from planner.commands.flags_job import job_of
+from planner.model.stop import Stop
 from planner.report.front import draw, markdown
 
 

@@ -6,24 +6,25 @@ import json
 import math
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, Replan, replan
-from planner.api.result import Stop
 from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import BYTES, OF_THE_CONFIG, job_of
 from planner.commands.run_folder import RunToReplan, read
 from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
-from planner.report.plan_file import network_file_of, percentile_of
-from planner.report.tables import NONE, seconds
+from planner.model.stop import Stop
+from planner.report.plan_file import network_file_of, percentile_of, write_text
+from planner.report.result import Mended
+from planner.report.tables import NONE, line, seconds
 
 N_SHOWN = 12
+WIDTHS = (20, 12, 14, 12, 14)
 GAIN_FRAC_MIN = 0.01  # the simulator is no more exact than that
 OF_THE_RUN = {"plan": "--from", "added": "--with"}
 OF_THE_RUN |= {
@@ -58,7 +59,9 @@ def run(flags: Namespace) -> int:
     if flags.unchanged or run_to_replan:
         found = _with_unchanged(found, unchanged_s(plan, network, at, job))
     if flags.out:
-        _write_network(changed(whole, change), flags.out_network)
+        after = json.dumps(networks.to_json(changed(whole, change))) + "\n"
+        write_text(flags.out_network, after, "out_network")
+        print(f"wrote {flags.out_network}")
         facts = {} if percentile is None else {"percentile": percentile}
         write(found.result.plan, flags.out, flags.out_network, **facts)
     if run_to_replan:
@@ -111,12 +114,10 @@ def _with_unchanged(found: Replan, without_s: float | None) -> Replan:
     return replace(found, result=replace(found.result, plan=replace(plan, found=plan.found | {"replan": facts})))
 
 
-def _write_network(network: networks.Network, path: str):
-    try:
-        Path(path).write_text(json.dumps(networks.to_json(network)) + "\n")
-    except OSError as error:
-        raise BadInput(f"--out_network: {path} cannot be written ({error.strerror})") from None
-    print(f"wrote {path}")
+def _row(name: str, alone_s: float, moving: Replan | Mended) -> str:
+    """A plan's seconds without its moves and with them, and the moves."""
+    moves = f"{moving.move_s:.2f}", f"{moving.moved_bytes / 1e9:.3f}"
+    return line(WIDTHS, name, seconds(alone_s), seconds(moving.score_s), *moves)
 
 
 def table(found: Replan) -> str:
@@ -127,11 +128,9 @@ def table(found: Replan) -> str:
     lines = [
         f"{plan.n_stages} stages x {plan.n_pipelines} pipelines on {result.network.name}, "
         f"moves charged to {found.horizon_steps:g} steps",
-        f"{'seconds':<20}{what:>12}{'with moves':>14}{'to move':>12}{'GB to move':>14}",
-        f"{'plan':<20}{seconds(result.score_s):>12}{seconds(found.score_s):>14}{found.move_s:>12.2f}"
-        f"{found.moved_bytes / 1e9:>14.3f}",
-        f"{'old plan, mended':<20}{seconds(mended.score_s - mended.move_s / found.horizon_steps):>12}"
-        f"{seconds(mended.score_s):>14}{mended.move_s:>12.2f}{mended.moved_bytes / 1e9:>14.3f}",
+        line(WIDTHS, "seconds", what, "with moves", "to move", "GB to move"),
+        _row("plan", result.score_s, found),
+        _row("old plan, mended", mended.score_s - mended.move_s / found.horizon_steps, mended),
     ]
     if plan.found["left_out"]:
         lines.append(f"left out: {', '.join(plan.found['left_out'])}")

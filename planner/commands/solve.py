@@ -7,14 +7,15 @@ from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from planner.api.job import COMM_COST
-from planner.api.result import Result, Stop
 from planner.api.solve import solve
 from planner.commands import solve_pool
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
+from planner.model.stop import Stop
 from planner.report.export import ENDINGS, exported
-from planner.report.plan_file import cost_plan, exchanges_of
+from planner.report.plan_file import cost_plan, sizes_of, write_text
+from planner.report.result import Result
 from planner.report.tables import ProgressLine, cost_table, step_table
 from planner.search.base import POOL_SOLVERS
 
@@ -59,10 +60,7 @@ def _export(result: Result, run: RunConfig | None, flags: Namespace):
         return
     out = Path(flags.out)
     path = out.with_name(out.stem + ENDINGS[flags.export])
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise BadInput(f"--export: {path} cannot be written ({error.strerror})") from None
+    write_text(path, text, "export")
     print(f"wrote {path}")
 
 
@@ -74,8 +72,6 @@ def table(result: Result) -> str:
     from planner.search import layouts
 
     plan = result.plan
-    c_dp_bytes, c_pp_bytes = plan.found["c_dp_bytes"], plan.found["c_pp_bytes"]
-    sizes = c_dp_bytes, c_pp_bytes, exchanges_of(plan)
-    problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, *sizes)
-    costed = cost_plan(plan, result.network, *sizes)
+    costed = cost_plan(plan, result.network, sizes_of(plan))
+    problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, *costed.sizes)
     return cost_table(costed, layouts.block(problem).tolist(), layouts.mean_random(problem, result.statistics.seed))

@@ -9,6 +9,7 @@ from ortools.graph.python import linear_sum_assignment
 from ortools.sat.python import cp_model
 
 from planner.cost.communication import EXACT_PATH_STAGES, hop_matrix, short_path
+from planner.cost.compiled import at_once
 from planner.model.problem import Problem
 
 CIRCUIT_WORK = 0.1  # CP-SAT's deterministic time, less than a second of one core
@@ -52,7 +53,7 @@ def open_path(edge: np.ndarray, work: float = CIRCUIT_WORK) -> list[int]:
     n = len(edge)
     start = np.arange(n)
     if n > EXACT_PATH_STAGES:  # only what is called is compiled
-        short_path(edge, start)
+        at_once(short_path)(edge, start)
     start_s = _path_s(edge, start)
     if n <= 2 or start_s <= 0:
         return start.tolist()
@@ -106,6 +107,7 @@ def match_pipelines(problem: Problem, groups: np.ndarray) -> np.ndarray:
 
 def placement_of(problem: Problem, groups: np.ndarray, work: float = CIRCUIT_WORK) -> np.ndarray:
     """The cheapest placement [S, P] of a partition: compiled code gives the lengths of all hops, CP-SAT the route
-    within its deterministic `work`, and OR-Tools' assignment the matching of each hop on the route."""
+    within its deterministic `work`, and OR-Tools' assignment the matching of each hop on the route. A search ends with
+    it, so it does not wait for the compiler: interpreted, 64 devices take some hundredths of a second."""
     groups = np.asarray(groups, dtype=np.int64)
-    return match_pipelines(problem, groups[open_path(hop_matrix(problem.pp_s, groups), work)])
+    return match_pipelines(problem, groups[open_path(at_once(hop_matrix)(problem.pp_s, groups), work)])

@@ -22,6 +22,11 @@ class Cost:
     hop_s: tuple[float, ...]
     slowest_pair: tuple[tuple[int, int], ...]
 
+    @property
+    def terms_s(self) -> tuple[float, float, float]:
+        """(total_s, datap_s, pipelinep_s)."""
+        return self.total_s, self.datap_s, self.pipelinep_s
+
 
 def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
     """Seconds of n_bytes from a to b and of as many back; infinite without a link either way. Devices of a host have
@@ -65,9 +70,13 @@ def cost_of(
     exchanges_per_step: float = 1.0,
 ) -> Cost:
     """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4), in the mean
-    over steps, if the replicas of a stage exchange their vector `exchanges_per_step` times in each. Where stages
-    have unequal numbers of replicas, placement[stage] are these, c_pp_bytes is what one device of the largest stage
-    sends over a boundary, and each hop has its best pairs (docs/planner.md)."""
+    over steps, if the replicas of a stage exchange their vector `exchanges_per_step` times in each.
+
+    Stages may have unequal numbers R_j of replicas, the most of them R. placement[stage] are these in any order, and
+    c_pp_bytes is what one device of the largest stage sends over a boundary in a step. Then Eq. 2 has c_dp / R_j in the
+    place of c_dp / P. In Eq. 3 each device of the larger stage has one partner in the smaller one, which has at most
+    ceil(max(R_j, R_k) / min(R_j, R_k)) of them; edge(j, k) is the slowest pair of the best such choice, each pair with
+    c_pp R / max(R_j, R_k) bytes. Each device of a stage has an equal part of its bytes."""
     largest = max(len(row) for row in placement)
     loads = []
     for s, row in enumerate(placement):

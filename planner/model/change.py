@@ -1,12 +1,28 @@
-"""A network after some devices left and others came."""
+"""Parts of a network, and a network after some devices left and others came."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.network import BandwidthPercentile, Device, Host, Link, Network
+from jaxdt.run.network import BandwidthPercentile, Device, Host, Link, Matrix, Network
 
 NO_LINK = Link(0.0, 0.0)
+
+
+def part_of(network: Network, devices: Iterable[int]) -> Network:
+    """The network of some of the devices, in this order, with plain bandwidths alone."""
+    chosen = [int(d) for d in devices]
+
+    def picked(matrix: Matrix) -> Matrix:
+        return tuple(tuple(matrix[a][b] for b in chosen) for a in chosen)
+
+    return replace(
+        network,
+        devices=tuple(network.devices[d] for d in chosen),
+        latency_s=picked(network.latency_s),
+        bandwidth_gbps=picked(network.bandwidth_gbps),
+        bandwidth_percentiles=(),
+    )
 
 
 @dataclass(frozen=True)

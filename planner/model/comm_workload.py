@@ -4,6 +4,7 @@ Source of the equations: DT-FM (arXiv 2206.01288), Sec. 3.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jaxdt.build import exchanges_per_step
 from jaxdt.run import codec as codecs
@@ -16,21 +17,27 @@ from jaxdt.run.sizes import DTYPE_BYTES
 from planner.model import layer_cuts
 
 
+class CommBytes(NamedTuple):
+    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary; and
+    how often the replicas of a stage exchange their vector a step, in the mean."""
+
+    c_dp_bytes: float
+    c_pp_bytes: float
+    exchanges_per_step: float = 1.0
+
+
 @dataclass(frozen=True)
 class CommWorkload:
-    """The bytes that one step moves: c_dp_bytes for the gradients of the largest stage, and c_pp_bytes that the busiest
-    pipeline sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
-    given; `dtype` is then "", else the dtype of the tensors that cross boundaries, before a codec. The replicas of a
-    stage exchange their vector `exchanges_per_step` times a step, in the mean."""
+    """The bytes that one step moves, with layers and microbatches cut. shares[p] are the microbatches of pipeline p.
+    `model` is None when only bytes were given; `dtype` is then "", else the dtype of the tensors that cross boundaries,
+    before a codec."""
 
     n_layers: int
     stages: layer_cuts.Ranges
-    c_dp_bytes: float
-    c_pp_bytes: float
+    sizes: CommBytes
     shares: tuple[int, ...]
     model: ModelSpec | None = None
     dtype: str = ""
-    exchanges_per_step: float = 1.0
 
 
 def from_bytes(
@@ -38,7 +45,7 @@ def from_bytes(
 ) -> CommWorkload:
     """The workload of given byte counts, with layers cut evenly."""
     layer_cuts.check_count(n_layers, n_stages)
-    return CommWorkload(n_layers, ranges(even_shares(n_layers, n_stages)), c_dp_bytes, c_pp_bytes, shares)
+    return CommWorkload(n_layers, ranges(even_shares(n_layers, n_stages)), CommBytes(c_dp_bytes, c_pp_bytes), shares)
 
 
 def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
@@ -53,12 +60,10 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     return CommWorkload(
         n_layers=model.facts.n_layers,
         stages=stages,
-        c_dp_bytes=largest_gradient_bytes(model, stages),
-        c_pp_bytes=c_pp_bytes,
+        sizes=CommBytes(largest_gradient_bytes(model, stages), c_pp_bytes, exchanges_per_step(run)),
         shares=shares,
         model=model,
         dtype=run.dtype,
-        exchanges_per_step=exchanges_per_step(run),
     )
 
 
@@ -70,7 +75,8 @@ def largest_gradient_bytes(model: ModelSpec, stages: layer_cuts.Ranges) -> int:
 def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:
     """The workload with other layer ranges; the largest stage sets c_dp."""
     assert workload.model is not None  # only layers of a model have sizes
-    return replace(workload, stages=stages, c_dp_bytes=largest_gradient_bytes(workload.model, stages))
+    sizes = workload.sizes._replace(c_dp_bytes=largest_gradient_bytes(workload.model, stages))
+    return replace(workload, stages=stages, sizes=sizes)
 
 
 def microbatch_shares(n_microbatches: int, n_pipelines: int) -> tuple[int, ...]:

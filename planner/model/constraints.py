@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, require_printable, unreadable
@@ -72,6 +73,14 @@ class Constraints:
                 text = " and ".join(value) if isinstance(value, tuple) else str(value)
                 rules.append(Rule(name, value, f"{name}: {text}"))
         return rules
+
+    @classmethod
+    def of(cls, named: Sequence[Rule]) -> Constraints:
+        """The constraints of such a list."""
+        values: dict[str, tuple[Any, ...]] = {}
+        for rule in named:
+            values[rule.kind] = (*values.get(rule.kind, ()), rule.value)
+        return cls(**values)
 
     def without(self, devices: Sequence[str]) -> Constraints:
         """The constraints that are left when devices are gone."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.network import Device, Network
 
 REGIONS = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "Singapore", "Sydney", "London", "Frankfurt", "Ireland")
@@ -215,8 +215,7 @@ GENERATORS = {
 
 def generate(kind: str, n_devices: int, seed: int) -> Network:
     """A network of the kind; the same arguments give the same network."""
-    if kind not in GENERATORS:
-        raise BadInput(f"--kind: got {kind!r}, expected one of {', '.join(GENERATORS)}{nearest(kind, GENERATORS)}")
+    require_one_of("--kind", kind, list(GENERATORS))
     if n_devices < 1:
         raise BadInput(f"--devices: got {n_devices}, expected an integer >= 1")
     network = GENERATORS[kind](n_devices, np.random.default_rng(seed))

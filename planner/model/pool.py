@@ -6,10 +6,11 @@ Servers are reliable devices; workers are the others, which may leave without no
 enter its stage (front), or the gradients that enter it (back); a lone server owns both. Nothing here needs numpy.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.network import Matrix, Network
+from jaxdt.run.network import Network
+from planner.model.change import part_of
 
 EQ3 = ("paper", "consistent")
 STOPS = ("first_rise", "scan")
@@ -50,15 +51,7 @@ class PoolStage:
 def by_name(network: Network) -> tuple[Network, tuple[int, ...]]:
     """(the network with its devices in the order of their names, the former index of each)."""
     index = tuple(sorted(range(network.n_devices), key=lambda d: network.devices[d].name))
-
-    def permuted(matrix: Matrix) -> Matrix:
-        return tuple(tuple(matrix[a][b] for b in index) for a in index)
-
-    devices = tuple(network.devices[d] for d in index)
-    links = permuted(network.latency_s), permuted(network.bandwidth_gbps)
-    return replace(
-        network, devices=devices, latency_s=links[0], bandwidth_gbps=links[1], bandwidth_percentiles=()
-    ), index
+    return part_of(network, index), index
 
 
 def minibatches_of(options: PoolOptions, n_units: int, n_devices: int) -> int:

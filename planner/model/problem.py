@@ -70,23 +70,14 @@ def problem_of(
     c_dp_bytes: float,
     c_pp_bytes: float,
     exchanges_per_step: float = 1.0,
+    *,
+    has_spares: bool = False,
 ) -> Problem:
-    """The instance of a network whose devices are all used; BadInput for sizes that cannot be planned."""
-    if n_stages > 0 and n_pipelines > 0:
+    """The instance of a network whose devices are all used, or with `has_spares` one that may have more devices than a
+    plan uses; BadInput for sizes that cannot be planned. Only searches that know of spare devices may have such an
+    instance: the bounds of planner.cost.bounds do not hold for it."""
+    if n_stages > 0 and n_pipelines > 0 and not has_spares:
         check_n_devices(network, n_stages, n_pipelines)
-    return problem_with_spares(network, n_stages, n_pipelines, c_dp_bytes, c_pp_bytes, exchanges_per_step)
-
-
-def problem_with_spares(
-    network: Network,
-    n_stages: int,
-    n_pipelines: int,
-    c_dp_bytes: float,
-    c_pp_bytes: float,
-    exchanges_per_step: float = 1.0,
-) -> Problem:
-    """The instance of a network that may have more devices than a plan uses. Only searches that know of spare devices
-    may have it: bounds of planner.cost.bounds hold for problem_of alone."""
     for name, value in (("stages", n_stages), ("pipelines", n_pipelines)):
         if value < 1:
             raise BadInput(f"--{name}: got {value}, expected an integer >= 1")

@@ -36,16 +36,11 @@ def run(flags: Namespace) -> int:
             raise BadInput(
                 f"{flags.a}: {name}: got {plan_a.found[name]:g}, expected the {b.plan.found[name]:g} of {flags.b}"
             )
-    a = cost_plan(plan_a, b.network, b.c_dp_bytes, b.c_pp_bytes, b.exchanges_per_step)
+    a = cost_plan(plan_a, b.network, b.sizes)
     print(HEADER)
-    print(row("a", a.cost.total_s, a.cost.datap_s, a.cost.pipelinep_s))
-    print(row("b", b.cost.total_s, b.cost.datap_s, b.cost.pipelinep_s))
-    difference = (
-        b.cost.total_s - a.cost.total_s,
-        b.cost.datap_s - a.cost.datap_s,
-        b.cost.pipelinep_s - a.cost.pipelinep_s,
-    )
-    print(row("b - a", *difference))
+    print(row("a", *a.cost.terms_s))
+    print(row("b", *b.cost.terms_s))
+    print(row("b - a", *(to_s - from_s for to_s, from_s in zip(b.cost.terms_s, a.cost.terms_s, strict=True))))
     names = moved_devices(a.plan, b.plan)
     listed = f": {', '.join(names)}" if names else ""
     print(f"{len(names)} of {len(b.plan.devices)} devices hold another stage{listed}")

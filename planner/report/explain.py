@@ -3,10 +3,12 @@
 from argparse import Namespace
 from dataclasses import dataclass
 
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.cost.pool import PoolCost
 from planner.cost.reference import Cost, pair_s
 from planner.report import pool_explain
-from planner.report.plan_file import CostedPlan, read_any
+from planner.report.plan_file import CostedPlan, costed, read_any
 from planner.report.pool_plan import CostedPool
 from planner.report.suggest import Suggestion, device_name, suggestions
 from planner.report.tables import memory_lines
@@ -26,8 +28,18 @@ class Explanation:
         return self.text
 
 
-def explanation(costed: CostedPlan, search: bool = False) -> Explanation:
-    """The explanation of a plan; `search` as for `suggestions`."""
+def explain(plan: Plan, network: Network, search: bool = False) -> Explanation:
+    """The sources of the cost of a solver's plan, and the single changes that would lower it: explain(...).suggestions,
+    each with its change and the seconds that it saves. BadInput for a plan without sizes, or of other devices than the
+    network's. Needs neither numba nor OR-Tools, unless `search` asks for every swap and for a search of other shapes,
+    which takes some seconds a shape. A pool's plan gets no suggestions."""
+    return explanation(costed(plan, network), search)
+
+
+def explanation(costed: CostedPlan | CostedPool, search: bool = False) -> Explanation:
+    """The explanation of a plan with its cost."""
+    if isinstance(costed, CostedPool):
+        return Explanation(costed.cost, (), pool_explain.text(costed))
     plan = costed.plan
     cost = costed.cost
     found = plan.found
@@ -64,10 +76,10 @@ def _slowest_group(costed: CostedPlan) -> str:
     cost = costed.cost
     slowest = device_name(network, cost.slowest_device)
     row = costed.plan.placement[cost.slowest_stage]
-    shard_bytes = costed.c_dp_bytes / len(row)
+    shard_bytes = costed.sizes.c_dp_bytes / len(row)
     exchanges = [(pair_s(network, cost.slowest_device, d, shard_bytes), d) for d in row if d != cost.slowest_device]
     worst_s, worst = max(exchanges)
-    worst_s *= costed.exchanges_per_step
+    worst_s *= costed.sizes.exchanges_per_step
     return (
         f"Slowest group: stage {cost.slowest_stage}, whose {slowest} exchanges shards for "
         f"{cost.datap_s:.3f} s, {worst_s:.3f} s of it with {device_name(network, worst)}."
@@ -95,6 +107,5 @@ def _help_lines(changes: list[Suggestion]) -> list[str]:
 
 
 def run(flags: Namespace) -> int:
-    costed = read_any(flags.plan, flags.network, flags.percentile)
-    print(pool_explain.text(costed) if isinstance(costed, CostedPool) else explanation(costed, flags.suggest))
+    print(explanation(read_any(flags.plan, flags.network, flags.percentile), flags.suggest))
     return 0

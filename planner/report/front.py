@@ -2,61 +2,43 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
-from jaxdt.run.network import Network
-from jaxdt.run.plan import Plan
 from planner.model.prices import StepPrice
+from planner.report.result import Result
+from planner.report.tables import markdown_table
 
 HEADER = ("step", "price a step", "price an hour", "bytes out of regions", "stages x pipelines", "devices")
 
 
-class FrontPoint(Protocol):
-    """A plan of a front (planner.api.result.Result)."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def network(self) -> Network: ...
-    @property
-    def step_s(self) -> float | None: ...
-    @property
-    def price(self) -> StepPrice | None: ...
-
-
-def devices_by_kind(point: FrontPoint) -> str:
+def devices_by_kind(point: Result) -> str:
     """A text about the number of devices of each kind that a plan uses."""
     kinds = Counter(point.network.devices[d].kind or "device" for d in sorted(point.plan.peers))
     return ", ".join(f"{n} {kind}" for kind, n in kinds.items())
 
 
-def _both(point: FrontPoint) -> tuple[float, StepPrice]:
+def _both(point: Result) -> tuple[float, StepPrice]:
     """Seconds and price of a step, which a point has."""
     assert point.step_s is not None and point.price is not None
     return point.step_s, point.price
 
 
-def markdown(points: Sequence[FrontPoint]) -> str:
+def markdown(points: Sequence[Result]) -> str:
     """A table of the points. Prices are in the network's currency."""
-    rows = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    rows: list[list[str]] = []
     for point in points:
         step_s, price = _both(point)
-        rows.append(
-            f"| {step_s:.2f} s | {price.per_step:.4f} | {price.per_hour:.2f} | {price.egress_per_step:.4f} | "
-            f"{point.plan.n_stages} x {point.plan.n_pipelines} | "
-            f"{devices_by_kind(point)} |"
-        )
-    return "\n".join(rows) + "\n"
+        prices = f"{price.per_step:.4f}", f"{price.per_hour:.2f}", f"{price.egress_per_step:.4f}"
+        shape = f"{point.plan.n_stages} x {point.plan.n_pipelines}"
+        rows.append([f"{step_s:.2f} s", *prices, shape, devices_by_kind(point)])
+    return markdown_table(HEADER, rows) + "\n"
 
 
-def draw(points: Sequence[FrontPoint], out: str):
+def draw(points: Sequence[Result], out: str):
     """Write the picture of a front."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
     steps_s = [_both(point)[0] for point in points]
     prices = [_both(point)[1].per_step for point in points]
     axes.step(steps_s, prices, where="post", color="0.7", linewidth=1, zorder=1)
@@ -72,4 +54,3 @@ def draw(points: Sequence[FrontPoint], out: str):
         xlabel="seconds a step (simulated)", ylabel="price of a step", title=f"{name}: stages x pipelines, devices"
     )
     figure.savefig(out, dpi=110)
-    pyplot.close(figure)

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
@@ -15,12 +15,9 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from planner.cost.reference import Cost, cost_of
+from planner.model.comm_workload import CommBytes
 from planner.model.proof import checked_bound
 from planner.report.pool_plan import POOL, CostedPool, costed_pool, is_pool
-
-if TYPE_CHECKING:
-    from planner.model.comm_workload import CommWorkload
-    from planner.model.result import Solution
 
 EXCHANGES = "exchanges_per_step"
 
@@ -31,16 +28,13 @@ class CostedPlan:
 
     plan: Plan
     network: Network
-    c_dp_bytes: float
-    c_pp_bytes: float
+    sizes: CommBytes
     cost: Cost
-    exchanges_per_step: float = 1.0
 
     @property
     def bound_holds(self) -> bool:
         """Whether the plan's bound, gap and `proved` are about this network and these sizes."""
-        digest = problem_digest(self.network, self.c_dp_bytes, self.c_pp_bytes, self.exchanges_per_step)
-        return self.plan.found.get("problem_digest") == digest
+        return self.plan.found.get("problem_digest") == problem_digest(self.network, self.sizes)
 
     @property
     def bound_s(self) -> float:
@@ -52,69 +46,50 @@ class CostedPlan:
         return bool(self.plan.found["proved"]) and self.bound_holds
 
 
-def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float, exchanges_per_step: float = 1.0) -> str:
+def problem_digest(network: Network, sizes: CommBytes) -> str:
     """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, lines that devices of a
     host share, the two sizes, and how often replicas exchange where that is not once a step."""
     names = [device.name for device in network.devices]
-    facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
+    facts = [names, network.latency_s, network.bandwidth_gbps, float(sizes.c_dp_bytes), float(sizes.c_pp_bytes)]
     lines = [host.goodput_gbps for host in network.shared_hosts]
     if any(line != (None, None) for line in lines):
         facts += [[device.host for device in network.devices], lines]
-    facts += [] if exchanges_per_step == 1.0 else [exchanges_per_step]
+    facts += [] if sizes.exchanges_per_step == 1.0 else [sizes.exchanges_per_step]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def cost_plan(
-    plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float, exchanges_per_step: float = 1.0
-) -> CostedPlan:
-    cost = cost_of(network, plan.placement, c_dp_bytes, c_pp_bytes, exchanges_per_step)
-    return CostedPlan(plan, network, c_dp_bytes, c_pp_bytes, cost, exchanges_per_step)
+def cost_plan(plan: Plan, network: Network, sizes: CommBytes) -> CostedPlan:
+    return CostedPlan(plan, network, sizes, cost_of(network, plan.placement, *sizes))
 
 
-def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts: dict[str, Any]) -> Plan:
-    """The plan of a solution, with its costs computed again from the network; BoundError for a bound above them.
-    `facts` are written beside them: the solver, the seed, and more by objective."""
-    placement = tuple(tuple(int(d) for d in row) for row in solution.placement)
-    cost = cost_of(network, placement, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step)
-    bound_s = checked_bound(solution.bound_s, cost.total_s)
-    used = {d for row in placement for d in row}
+def solved(
+    plan: Plan, network: Network, sizes: CommBytes, *, bound_s: float = 0.0, proved: bool = False, **facts: Any
+) -> Plan:
+    """The plan of a search, with the names of its devices and with its costs, computed again from the network;
+    BoundError for a bound above them. `facts` are written beside them: the solver, the seed, and more by objective."""
+    cost = cost_of(network, plan.placement, *sizes)
+    bound_s = checked_bound(bound_s, cost.total_s)
+    used = set(plan.peers)
     found = {
         "network": network.name,
         "left_out": [device.name for d, device in enumerate(network.devices) if d not in used],
-        "c_dp_bytes": workload.c_dp_bytes,
-        "c_pp_bytes": workload.c_pp_bytes,
-        "dtype": workload.dtype,
-        **exchanges_found(workload.exchanges_per_step),
-        "problem_digest": problem_digest(
-            network, workload.c_dp_bytes, workload.c_pp_bytes, workload.exchanges_per_step
-        ),
+        "c_dp_bytes": sizes.c_dp_bytes,
+        "c_pp_bytes": sizes.c_pp_bytes,
+        **({} if sizes.exchanges_per_step == 1.0 else {EXCHANGES: sizes.exchanges_per_step}),
+        "problem_digest": problem_digest(network, sizes),
         "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
         "bound_s": bound_s,
         "gap": _gap(cost.total_s, bound_s),
-        "proved": solution.proved,
+        "proved": proved,
         **facts,
-        "evaluations": solution.evaluations,
-        "time_s": round(solution.time_s, 3),
     }
-    return Plan(
-        n_layers=workload.n_layers,
-        stages=workload.stages,
-        placement=placement,
-        shares=workload.shares,
-        codec=("none",) * (len(placement) - 1),
-        devices=tuple(device.name for device in network.devices),
-        found=found,
-    )
+    return replace(plan, devices=tuple(device.name for device in network.devices), found=found)
 
 
-def exchanges_found(exchanges_per_step: float) -> dict[str, float]:
-    """What a plan's file says of exchanges that are not one a step."""
-    return {} if exchanges_per_step == 1.0 else {EXCHANGES: exchanges_per_step}
-
-
-def exchanges_of(plan: Plan) -> float:
-    """How often the replicas of a plan exchange their vector a step, as its file says."""
-    return float(plan.found.get(EXCHANGES, 1.0))
+def sizes_of(plan: Plan) -> CommBytes:
+    """The sizes by which a plan was made, as its file says."""
+    found = plan.found
+    return CommBytes(float(found["c_dp_bytes"]), float(found["c_pp_bytes"]), float(found.get(EXCHANGES, 1.0)))
 
 
 def _gap(total_s: float, bound_s: float) -> float | None:
@@ -126,11 +101,11 @@ def _gap(total_s: float, bound_s: float) -> float | None:
     return 0.0 if total_s == 0 else None
 
 
-def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
+def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan | CostedPool:
     """A plan with its network and the sizes that it says; BadInput for a plan of no solver, or of other devices.
     `source` names the plan in errors."""
     if is_pool(plan):
-        raise BadInput(f"{source}: {POOL}: got the plan of a pool, expected one of pipelines")
+        return costed_pool(plan, network, source)
     for name in ("c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap", "proved"):
         if name not in plan.found:
             raise BadInput(f"{source}: {name}: missing, expected a plan written by `python -m planner solve`")
@@ -138,25 +113,23 @@ def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
         raise BadInput(
             f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
         )
-    c_dp_bytes, c_pp_bytes = float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"])
-    return cost_plan(plan, network, c_dp_bytes, c_pp_bytes, exchanges_of(plan))
+    return cost_plan(plan, network, sizes_of(plan))
+
+
+def read_any(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan | CostedPool:
+    """A plan.json with its network: the given file, or the one that the plan names, with the bandwidths of the given
+    percentile, or of the one by which the plan was made."""
+    plan = plans.load(path)
+    network = networks.load(network_file or network_file_of(plan, path))
+    return costed(plan, network.at_percentile(percentile_of(plan, percentile)), path)
 
 
 def read(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan:
-    """A plan.json with its network: the given file, or the one that the plan names, with the bandwidths of the given
-    percentile, or of the one by which the plan was made. BadInput for a pool's plan."""
+    """Reads a plan as `read_any` does; BadInput for a pool's plan."""
     found = read_any(path, network_file, percentile)
     if isinstance(found, CostedPool):
         raise BadInput(f"{path}: {POOL}: got the plan of a pool, which only `explain` and `verify` read")
     return found
-
-
-def read_any(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan | CostedPool:
-    """Reads a plan as `read` does, but the plans of all solvers."""
-    plan = plans.load(path)
-    network = networks.load(network_file or network_file_of(plan, path))
-    at = network.at_percentile(percentile_of(plan, percentile))
-    return costed_pool(plan, at, path) if is_pool(plan) else costed(plan, at, path)
 
 
 def percentile_of(plan: Plan, percentile: int | None) -> int | None:
@@ -174,10 +147,15 @@ def network_file_of(plan: Plan, path: str) -> str:
 def save_plan(plan: Plan, path: str | Path, network_file: str = "") -> None:
     """Write a plan.json, which names its network's file, if given, for those who read it. BadInput if that fails."""
     found = plan.found | ({"network_file": network_file} if network_file else {})
+    write_text(path, json.dumps(plans.to_json(replace(plan, found=found)), indent=1) + "\n")
+
+
+def write_text(path: str | Path, text: str, flag: str = "out") -> None:
+    """Write a file that a flag names; BadInput if that fails."""
     try:
-        Path(path).write_text(json.dumps(plans.to_json(replace(plan, found=found)), indent=1) + "\n")
+        Path(path).write_text(text)
     except OSError as error:
-        raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
+        raise BadInput(f"--{flag}: {path} cannot be written ({error.strerror})") from None
 
 
 def _find(path: str, network_file: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, why
 from planner.cost.reference import cost_of
 from planner.model.problem import exchange_s, mean_links, problem_of, regions_of
 from planner.report.plan_file import CostedPlan, read
@@ -16,12 +16,10 @@ REGIONS_MAX = 20  # more have no colours of their own
 
 def draw(costed: CostedPlan, out: str):
     """Write the picture of a plan."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 6), width_ratios=(2.2, 1), layout="constrained")
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2.2, 1))
     _draw_placement(left, costed)
     step_s = costed.plan.found.get("step_s")
     if step_s is None:
@@ -34,7 +32,6 @@ def draw(costed: CostedPlan, out: str):
         decided = f"{costed.plan.found['price']['per_step']:.4g} a step, {decided}"
     figure.suptitle(f"{costed.network.name}: {decided}")
     figure.savefig(out, dpi=130)
-    pyplot.close(figure)
 
 
 def _draw_placement(axes, costed: CostedPlan):
@@ -45,7 +42,7 @@ def _draw_placement(axes, costed: CostedPlan):
     network, placement = costed.network, np.array(costed.plan.placement)
     n_stages, n_pipelines = placement.shape
     alpha_s, beta = mean_links(network)
-    hop_s = exchange_s(alpha_s, beta, costed.c_pp_bytes)[placement[:-1], placement[1:]]
+    hop_s = exchange_s(alpha_s, beta, costed.sizes.c_pp_bytes)[placement[:-1], placement[1:]]
     longest_s = hop_s[np.isfinite(hop_s)].max(initial=1e-9)
     reds = colormaps["Reds"]
     for (s, p), seconds in np.ndenumerate(hop_s):
@@ -59,7 +56,7 @@ def _draw_placement(axes, costed: CostedPlan):
         at = np.argwhere(regions[placement] == region)
         if len(at):
             axes.scatter(*at.T, color=colours[region], s=side, zorder=2, edgecolors="0.3", linewidths=0.5, label=name)
-    dp_s = costed.exchanges_per_step * exchange_s(alpha_s, beta, costed.c_dp_bytes / n_pipelines)
+    dp_s = costed.sizes.exchanges_per_step * exchange_s(alpha_s, beta, costed.sizes.c_dp_bytes / n_pipelines)
     groups_s = dp_s[placement[:, :, None], placement[:, None, :]].sum(axis=2).max(axis=1)
     axes.set_xticks(range(n_stages), [f"stage {s}\n{seconds:.3g} s" for s, seconds in enumerate(groups_s)], fontsize=8)
     step = -(-n_pipelines // 16)
@@ -81,11 +78,10 @@ def _draw_steps(axes, costed: CostedPlan):
 
 
 def _draw_bars(axes, costed: CostedPlan):
-    sizes = costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step
     bars = {"plan": (costed.cost.datap_s, costed.cost.pipelinep_s)}
     if costed.plan.n_stages * costed.plan.n_pipelines == costed.network.n_devices:
-        problem = problem_of(costed.network, costed.plan.n_stages, costed.plan.n_pipelines, *sizes)
-        block = cost_of(costed.network, layouts.block(problem).tolist(), *sizes)
+        problem = problem_of(costed.network, costed.plan.n_stages, costed.plan.n_pipelines, *costed.sizes)
+        block = cost_of(costed.network, layouts.block(problem).tolist(), *costed.sizes)
         bars["block"] = (block.datap_s, block.pipelinep_s)
         _, datap_s, pipelinep_s = layouts.mean_random(problem, 0)
         bars["random"] = (datap_s, pipelinep_s)
@@ -99,18 +95,12 @@ def _draw_bars(axes, costed: CostedPlan):
     axes.legend(fontsize=8)
 
 
-def one_line(error: Exception) -> str:
-    """The reason of an error of the system or of matplotlib."""
-    reason = error.strerror if isinstance(error, OSError) else None
-    return reason or str(error).splitlines()[0]
-
-
 def run(flags: Namespace) -> int:
     out = flags.out or str(Path(flags.plan).with_suffix(".png"))
     costed = read(flags.plan, flags.network)
     try:
         draw(costed, out)
     except (OSError, ValueError) as error:
-        raise BadInput(f"--out: {out} cannot be written ({one_line(error)})") from None
+        raise BadInput(f"--out: {out} cannot be written ({why(error)})") from None
     print(f"wrote {out}")
     return 0

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from planner.cost.pool import PassCost
 from planner.report.pool_plan import CostedPool, LevelScore
-from planner.report.tables import NONE
+from planner.report.tables import NONE, line
+
+WIDTHS = (8, 22, 22)
 
 
 def text(costed: CostedPool) -> str:
@@ -54,10 +56,10 @@ def stage_table(costed: CostedPool) -> str:
 def level_table(levels: Sequence[LevelScore], step_s: float) -> str:
     """The numbers of stages that were looked at, and whether one is better than the plan's step_s by Eq. 1 and 2 in
     full."""
-    lines = [f"{'stages':<8}{'Eq. 2 with Eq. 3, s':>22}{'Eq. 1-2 in full, s':>22}"]
+    lines = [line(WIDTHS, "stages", "Eq. 2 with Eq. 3, s", "Eq. 1-2 in full, s")]
     for level in levels:
         scores = (f"{value:.3f}" if value is not None else NONE for value in (level.search_s, level.step_s))
-        lines.append(f"{level.n_stages:<8}{''.join(f'{score:>22}' for score in scores)}")
+        lines.append(line(WIDTHS, str(level.n_stages), *scores))
     priced = [(level.step_s, level.n_stages) for level in levels if level.step_s is not None]
     best_s, n_best = min(priced, default=(step_s, 0))
     if best_s < step_s:

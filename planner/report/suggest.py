@@ -16,6 +16,7 @@ from jaxdt.run.network import Network
 from jaxdt.run.plan import even_shares
 from jaxdt.run.sizes import DTYPE_BYTES
 from planner.cost.reference import cost_of, pair_s
+from planner.model.comm_workload import CommBytes
 from planner.report.plan_file import CostedPlan
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # by which a link is made faster
@@ -101,13 +102,12 @@ def device_name(network: Network, index: int) -> str:
 class PairTable:
     """Seconds of pairs of devices, each asked of the reference evaluator once."""
 
-    def __init__(self, network: Network, shard_bytes: float, c_pp_bytes: float, exchanges_per_step: float):
+    def __init__(self, network: Network, n_pipelines: int, sizes: CommBytes):
         self._exchange_s: dict[tuple[int, int], float] = {}
         self._boundary_s: dict[tuple[int, int], float] = {}
         self._network = network
-        self._shard_bytes = shard_bytes
-        self._c_pp_bytes = c_pp_bytes
-        self._exchanges_per_step = exchanges_per_step
+        self._shard_bytes = sizes.c_dp_bytes / n_pipelines
+        self._sizes = sizes
 
     def stage_s(self, row: Sequence[int]) -> float:
         """DATAP(C_j) of Eq. 2 for the devices of a stage."""
@@ -124,14 +124,14 @@ class PairTable:
 
     def _exchange(self, a: int, b: int) -> float:
         if (a, b) not in self._exchange_s:
-            share = self._exchanges_per_step
+            share = self._sizes.exchanges_per_step
             both_s = share and share * pair_s(self._network, a, b, self._shard_bytes)
             self._exchange_s[a, b] = self._exchange_s[b, a] = both_s
         return self._exchange_s[a, b]
 
     def _boundary(self, a: int, b: int) -> float:
         if (a, b) not in self._boundary_s:
-            self._boundary_s[a, b] = self._boundary_s[b, a] = pair_s(self._network, a, b, self._c_pp_bytes)
+            self._boundary_s[a, b] = self._boundary_s[b, a] = pair_s(self._network, a, b, self._sizes.c_pp_bytes)
         return self._boundary_s[a, b]
 
 
@@ -139,7 +139,7 @@ def _swap(costed: CostedPlan, pairs_max: float) -> Iterable[Suggestion]:
     """The swap of two devices that saves most, if one saves anything."""
     network, plan = costed.network, costed.plan
     n_stages, n_pipelines = plan.n_stages, plan.n_pipelines
-    table = PairTable(network, costed.c_dp_bytes / n_pipelines, costed.c_pp_bytes, costed.exchanges_per_step)
+    table = PairTable(network, n_pipelines, costed.sizes)
     stages_s = [table.stage_s(row) for row in plan.placement]
     hops_s = [table.hop_s(*pair) for pair in itertools.pairwise(plan.placement)]
 
@@ -191,7 +191,7 @@ def swapped(placement: Rows, a: int, b: int) -> tuple[tuple[int, ...], ...]:
 def _saved_s(costed: CostedPlan, rows: Rows | None = None, network: Network | None = None) -> float:
     """Seconds that the plan saves with another placement or network, by the reference evaluator."""
     rows = costed.plan.placement if rows is None else rows
-    changed = cost_of(network or costed.network, rows, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
+    changed = cost_of(network or costed.network, rows, *costed.sizes)
     return costed.cost.total_s - changed.total_s
 
 
@@ -214,8 +214,11 @@ def _shape(costed: CostedPlan, search: bool) -> Iterable[Suggestion]:
 
 
 def _shape_s(costed: CostedPlan, shape: Shape) -> float:
-    sizes = shape.c_dp_bytes, shape.c_pp_bytes, costed.exchanges_per_step
-    return cost_of(costed.network, shape.placement, *sizes).total_s
+    return cost_of(costed.network, shape.placement, *_sizes(costed, shape)).total_s
+
+
+def _sizes(costed: CostedPlan, shape: Shape) -> CommBytes:
+    return CommBytes(shape.c_dp_bytes, shape.c_pp_bytes, costed.sizes.exchanges_per_step)
 
 
 def _shapes(costed: CostedPlan, find: Callable[[CostedPlan, Shape], Rows]) -> Iterable[Shape]:
@@ -231,11 +234,11 @@ def _shapes(costed: CostedPlan, find: Callable[[CostedPlan, Shape], Rows]) -> It
         fills = n_stages * n_pipelines == n_devices and n_pipelines <= plan.n_microbatches
         if not fills or n_stages == plan.n_stages:
             continue
-        c_dp_bytes = costed.c_dp_bytes * max(even_shares(plan.n_layers, n_stages)) / layers
+        c_dp_bytes = costed.sizes.c_dp_bytes * max(even_shares(plan.n_layers, n_stages)) / layers
         if STATES_PER_GRADIENT * c_dp_bytes > room:
             continue
         share = max(even_shares(plan.n_microbatches, n_pipelines))
-        c_pp_bytes = costed.c_pp_bytes * share / max(plan.shares)
+        c_pp_bytes = costed.sizes.c_pp_bytes * share / max(plan.shares)
         shape = Shape(n_stages, n_pipelines, (), c_dp_bytes, c_pp_bytes)
         if rows := find(costed, shape):
             yield replace(shape, placement=tuple(tuple(int(d) for d in row) for row in rows))
@@ -253,8 +256,7 @@ def _regular(costed: CostedPlan, shape: Shape) -> Rows:
     for order in (sorted(by_stage), by_stage, by_pipeline):
         layouts.append([order[s * n_pipelines : (s + 1) * n_pipelines] for s in range(n_stages)])
         layouts.append([order[s::n_stages] for s in range(n_stages)])
-    sizes = shape.c_dp_bytes / n_pipelines, shape.c_pp_bytes, costed.exchanges_per_step
-    table = PairTable(costed.network, *sizes)
+    table = PairTable(costed.network, n_pipelines, _sizes(costed, shape))
     return min(layouts, key=table.total_s)
 
 
@@ -266,8 +268,7 @@ def _searched(costed: CostedPlan, shape: Shape) -> Rows:
 
     if len(costed.plan.peers) < costed.network.n_devices:
         return _regular(costed, shape)
-    sizes = shape.c_dp_bytes, shape.c_pp_bytes, costed.exchanges_per_step
-    problem = problem_of(costed.network, shape.n_stages, shape.n_pipelines, *sizes)
+    problem = problem_of(costed.network, shape.n_stages, shape.n_pipelines, *_sizes(costed, shape))
     return solve(problem, Incumbent(Budget(SHAPE_SEARCH_S)), "auto", 0).placement.tolist()
 
 
@@ -287,7 +288,7 @@ def _codecs(costed: CostedPlan) -> Iterable[Suggestion]:
             frac = n_bytes / codecs.wire_bytes(codecs.parse(entry), MANY_NUMBERS, dtype_bytes)
             if frac >= 1:
                 continue
-            changed = cost_of(costed.network, plan.placement, costed.c_dp_bytes, costed.c_pp_bytes * frac)
+            changed = cost_of(costed.network, plan.placement, costed.sizes.c_dp_bytes, costed.sizes.c_pp_bytes * frac)
             saved_s = cost.hop_s[boundary] - changed.hop_s[boundary]
             text = f"{name} between stages {boundary} and {boundary + 1}, {frac:.0%} of the bytes"
             if best is None or saved_s > best.saved_s:

@@ -3,50 +3,16 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxdt.run.plan import Plan
-from planner.cost.reference import Cost, cost_of
-from planner.model.prices import StepPrice
+from planner.cost.reference import cost_of
 from planner.report.plan_file import CostedPlan
+from planner.report.result import Progress, ScoredStep
 
 CLEAR = "\x1b[K"  # clears what an earlier, longer line has left on a terminal
 NONE = "-"  # in a table, for a cost over a link that does not exist
-
-
-class Shown(Protocol):
-    """The values that a progress line shows (planner.api.result.Progress)."""
-
-    @property
-    def objective(self) -> str: ...
-    @property
-    def elapsed_s(self) -> float: ...
-    @property
-    def best_s(self) -> float | None: ...
-    @property
-    def shape(self) -> tuple[int, int] | None: ...
-    @property
-    def bound_s(self) -> float: ...
-    @property
-    def gap(self) -> float | None: ...
-    @property
-    def evaluations_per_s(self) -> float: ...
-    @property
-    def starts(self) -> "Shown | None": ...
-
-
-class ScoredRow(Protocol):
-    """A simulated layout (planner.api.result.ScoredStep)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def step_s(self) -> float: ...
-    @property
-    def cost(self) -> Cost: ...
-    @property
-    def price(self) -> StepPrice | None: ...
 
 
 class ProgressLine:
@@ -58,7 +24,7 @@ class ProgressLine:
         self.interval_s = 0.2 if self.live else quiet_s
         self.last_s = -math.inf
 
-    def show(self, progress: Shown):
+    def show(self, progress: Progress):
         starts = progress.starts if progress.starts and progress.starts.best_s is not None else None
         has_plan = progress.best_s is not None or starts is not None
         if not has_plan or progress.elapsed_s - self.last_s < self.interval_s:
@@ -83,7 +49,7 @@ VALUES = {  # objective -> its name, and how a value is printed
 }
 
 
-def best_of(progress: Shown) -> str:
+def best_of(progress: Progress) -> str:
     """The best plan of a search, by what is minimised, with its shape, and how far from the best possible it is."""
     name, value = VALUES[progress.objective]
     if progress.best_s is None:
@@ -95,11 +61,24 @@ def best_of(progress: Shown) -> str:
     return f"best {name} {value.format(progress.best_s)}{shape}{bound}"
 
 
-HEADER = f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline':>12}"
+def line(widths: Sequence[int], *cells: str) -> str:
+    """A row of a table for terminals: the first column to the left, the others to the right."""
+    (width, first), *others = zip(widths, cells, strict=False)
+    return f"{first:<{width}}" + "".join(f"{cell:>{width}}" for width, cell in others)
 
 
-def row(name: str, total_s: float, datap_s: float, pipelinep_s: float) -> str:
-    return f"{name:<16}{seconds(total_s):>12}{seconds(datap_s):>16}{seconds(pipelinep_s):>12}"
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+WIDTHS = (16, 12, 16, 12)
+HEADER = line(WIDTHS, "seconds, Eq. 1-4", "total", "data-parallel", "pipeline")
+
+
+def row(name: str, *terms_s: float) -> str:
+    """Total, data-parallel and pipeline seconds."""
+    return line(WIDTHS, name, *map(seconds, terms_s))
 
 
 def seconds(value_s: float) -> str:
@@ -109,14 +88,13 @@ def seconds(value_s: float) -> str:
 
 def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float, float, float]) -> str:
     """Costs of the plan beside those of the block layout and the mean of random placements (total, data, pipeline)."""
-    cost = costed.cost
     found = costed.plan.found
-    block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
+    block_cost = cost_of(costed.network, block, *costed.sizes)
     return "\n".join(
         [
             HEADER,
-            row("plan", cost.total_s, cost.datap_s, cost.pipelinep_s),
-            row("block layout", block_cost.total_s, block_cost.datap_s, block_cost.pipelinep_s),
+            row("plan", *costed.cost.terms_s),
+            row("block layout", *block_cost.terms_s),
             row("random (mean)", *random_s),
             f"{'bound':<16}{found['bound_s']:>12.4f}  {above_bound(found)}",
             *memory_lines(costed.plan),
@@ -154,13 +132,12 @@ def memory_lines(plan: Plan) -> list[str]:
     stages = plan.found.get("stage_memory_bytes", ())
     if len(stages) != plan.n_stages:
         return []
-    head = "".join(f"{title:>{len(title) + 3}}" for title in (*MEMORY_KINDS.values(), "in all"))
-    lines = [f"{'memory, GB':<12}{'layers':>10}{head}"]
+    titles = (*MEMORY_KINDS.values(), "in all")
+    widths = (12, 10, *(len(title) + 3 for title in titles))
+    lines = [line(widths, "memory, GB", "layers", *titles)]
     for stage, ((lo, hi), n_bytes) in enumerate(zip(plan.stages, stages, strict=True)):
-        sizes = [(n_bytes[name], title) for name, title in MEMORY_KINDS.items()]
-        sizes.append((sum(n_bytes.values()), "in all"))
-        cells = "".join(f"{size / 1e9:>{len(title) + 3}.3f}" for size, title in sizes)
-        lines.append(f"{f'stage {stage}':<12}{f'{lo}..{hi - 1}':>10}{cells}")
+        sizes = [*(n_bytes[name] for name in MEMORY_KINDS), sum(n_bytes.values())]
+        lines.append(line(widths, f"stage {stage}", f"{lo}..{hi - 1}", *(f"{size / 1e9:.3f}" for size in sizes)))
     return lines
 
 
@@ -181,19 +158,15 @@ WHY_COSTS_DIFFER = (
 )
 
 
-def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
+def step_table(plan: Plan, rows: Sequence[ScoredStep], time_s: float) -> str:
     """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
     found = plan.found
     names = labels_of([row.name for row in rows])
     labels = [f"plan ({names[0]})", *names[1:]]
-    width = max(26, *map(len, labels))
-    lines = [f"{'seconds':<{width}}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
-    for label, row in zip(labels, rows, strict=True):
-        cost = row.cost
-        lines.append(
-            f"{label:<{width}}{seconds(row.step_s):>17}{seconds(cost.total_s):>16}{seconds(cost.datap_s):>16}"
-            f"{seconds(cost.pipelinep_s):>12}"
-        )
+    widths = (max(26, *map(len, labels)), 17, 16, 16, 12)
+    lines = [line(widths, "seconds", "step (simulated)", "Eq. 1-4: total", "data-parallel", "pipeline")]
+    for label, one in zip(labels, rows, strict=True):
+        lines.append(line(widths, label, *map(seconds, (one.step_s, *one.cost.terms_s))))
     sizes = [hi - lo for lo, hi in plan.stages]
     is_cheapest = found["objective"] == "cost_per_step"
     lines += [

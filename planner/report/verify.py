@@ -9,15 +9,26 @@ import math
 from argparse import Namespace
 from typing import Any
 
+from jaxdt.run.network import Network
+from jaxdt.run.plan import Plan
 from planner.model.proof import ROUNDING, is_optimal
 from planner.report import pool_verify
-from planner.report.plan_file import CostedPlan, read_any
+from planner.report.plan_file import CostedPlan, costed, read_any
 from planner.report.pool_plan import CostedPool
 from planner.report.verdict import FALSE, TRUE, UNCHECKED, Verdict, verdict
 
 
-def verdicts(costed: CostedPlan) -> list[Verdict]:
-    """A verdict for every claim of a plan on this network."""
+def verify(plan: Plan, network: Network) -> list[Verdict]:
+    """A verdict (true, FALSE or unchecked, and why) for every claim of a solver's plan: its cost by the evaluator that
+    shares no code with the solvers, its bound by floors and, up to 16 devices, by enumeration; for a pool's plan its
+    roles and the order of its stages. BadInput for a plan without sizes, or of other devices than the network's."""
+    return verdicts(costed(plan, network))
+
+
+def verdicts(costed: CostedPlan | CostedPool) -> list[Verdict]:
+    """A verdict for every claim of a plan with its cost."""
+    if isinstance(costed, CostedPool):
+        return pool_verify.verdicts(costed)
     found = costed.plan.found
     checked = [_problem(costed), *_costs(costed)]
     if not costed.bound_holds:
@@ -74,7 +85,7 @@ def _bound(costed: CostedPlan) -> Verdict:
     shape = costed.plan.n_stages, costed.plan.n_pipelines
     if math.prod(shape) != costed.network.n_devices:
         return Verdict(UNCHECKED, "bound_s: is about the devices that the plan uses, not about the whole network")
-    problem = problem_of(costed.network, *shape, costed.c_dp_bytes, costed.c_pp_bytes, costed.exchanges_per_step)
+    problem = problem_of(costed.network, *shape, *costed.sizes)
     least_s = floor_s(problem)
     if bound_s <= least_s * (1 + ROUNDING):
         return Verdict(TRUE, f"bound_s: {bound_s!r} is at most the floor {least_s!r}, which needs no solver")
@@ -96,8 +107,7 @@ def _bound(costed: CostedPlan) -> Verdict:
 
 def run(flags: Namespace) -> int:
     """Exit code 0 if no claim is false, else 1."""
-    costed = read_any(flags.plan, flags.network)
-    found = pool_verify.verdicts(costed) if isinstance(costed, CostedPool) else verdicts(costed)
+    found = verdicts(read_any(flags.plan, flags.network))
     for one in found:
         print(f"{one.state:<10}{one.text}")
     return 1 if any(one.state == FALSE for one in found) else 0

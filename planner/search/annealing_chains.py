@@ -7,7 +7,6 @@ thread looks at its budget. Temperatures follow the part of the chain's budget t
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from planner.search.anneal import (
     soft_walk_from,
     walk_from,
 )
+from planner.search.background import Background
 from planner.search.charges import NOTHING, Charges
 from planner.search.incumbent import Incumbent
 
@@ -304,9 +304,8 @@ def settle(problem: Problem, charges: Charges, place: np.ndarray, seed: int) -> 
 def anneal_while_compiling(chain: ChainSequence):
     """Let a thread compile `anneal` while `chain` anneals the softened cost, which compiles in a quarter of the time.
     Once both are in the cache on disk, this returns at once."""
-    thread = threading.Thread(target=compile_anneal, daemon=True)
-    thread.start()
-    chain.run_softened(thread.is_alive)
+    compiling = Background(compile_anneal, chain.incumbent)
+    chain.run_softened(lambda: compiling.is_running)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The table of solvers, and what an entry says about its solver.
 
 A solver looks for plans of one Problem, reports them to the Incumbent, and returns when the incumbent is done. A new
-solver is one file in this folder and one entry of SOLVERS; `--solver` and `bench` then know it. The table imports a
-solver when its name is used, so that the command line can list solvers without their libraries.
+solver is one file in this folder and one entry of SOLVERS; `--solver` then knows it. The table imports a solver when
+its name is used, so that the command line can list solvers without their libraries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import require_one_of
 
 if TYPE_CHECKING:
     from planner.model.problem import Problem
@@ -57,8 +57,7 @@ class SolverEntry:
 
 def check_solver(flag: str, name: str) -> None:
     """BadInput for a solver that does not exist, named by the flag that asked for it."""
-    if name not in SOLVERS:
-        raise BadInput(f"--{flag}: got {name!r}, expected one of {', '.join(SOLVERS)}{nearest(name, SOLVERS)}")
+    require_one_of(f"--{flag}", name, list(SOLVERS))
 
 
 def solver_entry(name: str) -> SolverEntry:

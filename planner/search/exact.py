@@ -4,10 +4,7 @@
 lowest free device) and dropped when DATAP so far plus a bound of the path reaches the best cost.
 """
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +13,12 @@ from planner.cost.communication import held_karp, hop_s, matching_scratch
 from planner.cost.compiled import compiled, copy_row
 from planner.model.problem import Problem
 from planner.model.proof import ROUNDING
+from planner.search.background import in_background
 from planner.search.base import SolverEntry
 from planner.search.incumbent import Incumbent
 
 MAX_DEVICES = 16
 MAX_TABLE_GROUPS = 2000
-LAST_WAIT_S = 1.0
 
 
 class Groups(NamedTuple):
@@ -62,33 +59,11 @@ def prove_by_enumeration(problem: Problem, incumbent: Incumbent):
     incumbent.raise_bound(cost_s * (1 - ROUNDING))
 
 
-@contextlib.contextmanager
-def in_background(call: Callable[[], None], incumbent: Incumbent):
-    """Run a call in a thread while the body runs, and stop the incumbent after the body; an error of the call is raised
-    here. A running enumeration cannot be stopped, so this waits LAST_WAIT_S for the thread and no longer."""
-    errors = []
-
-    def call_and_catch():
-        try:
-            call()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call_and_catch, daemon=True)
-    thread.start()
-    yield thread
-    incumbent.stop()
-    thread.join(LAST_WAIT_S)
-    if errors:
-        raise errors[0]
-
-
 def enumerate_all(problem: Problem, incumbent: Incumbent, seed: int):
     """The solver: enumeration in a thread, so that the search can be interrupted."""
     del seed
-    with in_background(lambda: prove_by_enumeration(problem, incumbent), incumbent) as thread:
-        while thread.is_alive() and not incumbent.interrupted:
-            thread.join(0.02)
+    with in_background(lambda: prove_by_enumeration(problem, incumbent), incumbent) as task:
+        task.result()
 
 
 @compiled

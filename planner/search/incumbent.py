@@ -1,14 +1,18 @@
 """The incumbent, which solvers share while they run: the best plan and bound so far, the counters, and when to stop."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.model.proof import is_optimal
+from planner.model.stop import Interrupt
 
 N_LOCAL_OPTIMA = 6
 DISTINCT_FRAC = 1e-4  # local optima whose costs differ by less count as one
@@ -42,11 +46,10 @@ class Incumbent:
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
     by_solver: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    inner: "Incumbent | None" = None
+    inner: Incumbent | None = None
     _source: int = 0
     _local_optima: list[tuple[float, int, np.ndarray]] = field(default_factory=list)
-    _stopped: bool = False
-    _stop_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _interrupt: Interrupt = field(default_factory=Interrupt)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -83,26 +86,25 @@ class Incumbent:
 
     def stop(self):
         """Ask all solvers to end. Code that cannot look at `done` is called back (`on_stop`)."""
-        self._stopped = True
-        with self._lock:
-            for callback in self._stop_callbacks:
-                callback()
+        self._interrupt.set()
+
+    def on_stop(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """A context inside which `stop` calls callback(), at once if it came before."""
+        return self._interrupt.calling(callback)
 
     @contextlib.contextmanager
-    def on_stop(self, callback: Callable[[], None]):
-        """Inside this context, `stop` calls callback()."""
-        with self._lock:
-            self._stop_callbacks.append(callback)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._stop_callbacks.remove(callback)
+    def searching_inside(self, budget: Budget) -> Iterator[Incumbent]:
+        """The incumbent of a search inside this one, with a part of its budget; it ends when this one does."""
+        inner = Incumbent(budget)
+        with self.on_stop(inner.stop):
+            if self.interrupted:
+                inner.stop()
+            yield inner
 
     @property
     def interrupted(self) -> bool:
         """Time is up, or somebody asked to stop."""
-        return self._stopped or self.left_s <= 0
+        return self._interrupt.is_set or self.left_s <= 0
 
     @property
     def done(self) -> bool:

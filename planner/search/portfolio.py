@@ -6,7 +6,6 @@ depends on neither clock nor cores.
 """
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +16,12 @@ from planner.cost.compiled import is_compiled
 from planner.model.problem import Problem
 from planner.search.anneal import compile_anneal_softened
 from planner.search.annealing_chains import ChainSequence, Start, anneal_while_compiling, chain_sequences, in_threads
+from planner.search.background import Background, in_background
 from planner.search.base import SolverEntry
 from planner.search.compositions import prove_by_compositions, search_from
 from planner.search.device_types import Types
 from planner.search.evolve import EVOLVE, compile_evolve, evolve
-from planner.search.exact import MAX_DEVICES, in_background, prove_by_enumeration
+from planner.search.exact import MAX_DEVICES, prove_by_enumeration
 from planner.search.incumbent import Incumbent, Share
 from planner.search.types_sat import (
     EFFORTS,
@@ -61,7 +61,9 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
         _search(chains, incumbent.starts, seed)
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
-    _compile_first_kernel(incumbent)  # before the proof begins, which would compete for the cores
+    # What the chains begin with is compiled before the proof begins, which would compete for the cores. It may take
+    # longer than the time limit where cores are busy, and a compilation cannot be stopped.
+    Background(compile_anneal_softened, incumbent).result()
     if incumbent.done:
         return
     with in_background(lambda: _prove_beside(problem, types, incumbent, seed, not enumerates), incumbent):
@@ -79,24 +81,14 @@ def _search(chains: list[ChainSequence], starts: list[Start], seed: int):
         runs[0]()
 
 
-def _compile_first_kernel(incumbent: Incumbent):
-    """Compile, or read from the cache, what the chains begin with. It may take longer than the time limit where cores
-    are busy; a compilation cannot be stopped, so a thread does it, which nobody waits for after that."""
-    thread = threading.Thread(target=compile_anneal_softened, daemon=True)
-    thread.start()
-    while thread.is_alive() and not incumbent.done:
-        thread.join(0.02)
-
-
 def _evolve_then_anneal(chain: ChainSequence, starts: list[Start], seed: int, frac: float):
     """The part `frac` of the chain's budget goes to the genetic algorithm: a population finds good regions of an
     irregular network sooner, and long chains go further from there. While its kernels compile, which nobody waits for
     when the time is up, the chain anneals."""
     incumbent = chain.incumbent
     if chain.max_moves is None:
-        compiling = threading.Thread(target=compile_evolve, daemon=True)
-        compiling.start()
-        chain.run(starts, wanted=compiling.is_alive)
+        compiling = Background(compile_evolve, incumbent)
+        chain.run(starts, wanted=lambda: compiling.is_running)
         starts = incumbent.starts
     if incumbent.done:
         return

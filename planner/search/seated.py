@@ -67,10 +67,7 @@ def _starts_without(problem: Problem, seats: Seats, incumbent: Incumbent, solver
     budget = incumbent.budget
     time_s = None if budget.time_s is None else RELAXED_FRAC * budget.time_s
     evaluations = None if budget.evaluations is None else max(1, int(RELAXED_FRAC * budget.evaluations))
-    inner = Incumbent(Budget(time_s, evaluations))
-    with incumbent.on_stop(inner.stop):
-        if incumbent.interrupted:
-            inner.stop()
+    with incumbent.searching_inside(Budget(time_s, evaluations)) as inner:
         relaxed = solve(problem, inner, solver, seed)
     incumbent.raise_bound(min(relaxed.bound_s, problem.missing_s))
     incumbent.count(relaxed.evaluations)

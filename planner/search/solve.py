@@ -53,6 +53,4 @@ def solution_of(problem: Problem, placement: np.ndarray, incumbent: Incumbent) -
         proved=cost_s < missing_s and is_optimal(cost_s, bound_s),
         evaluations=incumbent.evaluations,
         time_s=incumbent.elapsed_s,
-        history=list(incumbent.history),
-        by_solver=incumbent.by_solver,
     )

@@ -10,27 +10,29 @@ from functools import partial
 
 import numpy as np
 
-from jaxdt.run.network import Network
 from planner.cost.compiled import generator
+from planner.model.change import part_of
+from planner.model.comm_workload import CommBytes
 from planner.model.layer_cuts import Ranges
-from planner.model.problem import problem_with_spares
+from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.search.annealing_chains import in_threads, n_cores
+from planner.search.background import Background
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.seated import solve_seated
 from planner.search.seats import Seats
 from planner.search.solve import solve
-from planner.step_time.background import Background
 from planner.step_time.estimate import Heat
 from planner.step_time.memory_rows import rows_for_memory
 from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import DEPTH_GROWTHS, Layout, compile_kernels, improve, kept, score, slice_moves, tune
-from planner.step_time.workload import CommBytes, StepWorkload, even_split, refuse_memory
+from planner.step_time.workload import StepWorkload, even_split, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
 NEAR_END = 0.95  # the same of annealing near a plan that runs, whose limit is short
 N_ANNEALED, N_SIMULATED, N_JUDGED = 4, 5, 2
 JUDGED_FRAC = 0.1  # of the time limit, beyond which the second simple plan is not judged before the search
+N_NEAR = 2  # annealed near a plan that runs, under an evaluation limit: results must not depend on the cores
 HEATS = (0.02, 0.005)
 EVALUATIONS_PER_SLICE = 50_000  # of the evaluation limit, for one slice of annealing
 BY_COST, BLOCK, NEAR = "Eq. 1-4", "block layout", "nearest seats"
@@ -66,25 +68,13 @@ class CostSearch:
     sizes: CommBytes
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.solution.placement.shape
+
+    @property
     def placements(self) -> list[tuple[str, np.ndarray]]:
         """The placements with the names of their source, best first."""
         return [(BY_COST, self.solution.placement), *((f"{BY_COST}, other", other) for other in self.local_optima)]
-
-
-def unsearched(workload: StepWorkload, layout: Layout) -> CostSearch:
-    """The search by Eq. 1-4 that did not take place: the layout itself, without a bound."""
-    solution = Solution(
-        placement=layout.placement,
-        cost_s=np.inf,
-        bound_s=0.0,
-        proved=False,
-        evaluations=0,
-        time_s=0.0,
-        history=[],
-        by_solver={},
-    )
-    sizes = workload.comm_bytes(layout.stages, layout.shares)
-    return CostSearch(solution, [], np.sort(layout.placement.ravel()), sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +93,6 @@ def compiling(workload: StepWorkload, layout: Layout, incumbent: Incumbent) -> B
     return Background(lambda: compile_kernels(workload, layout), incumbent)
 
 
-def part_of(network: Network, devices: np.ndarray) -> Network:
-    """The network of some of the devices, in this order."""
-
-    def pick(rows: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(rows[i][j] for j in devices) for i in devices)
-
-    chosen = tuple(network.devices[d] for d in devices)
-    links = {"latency_s": pick(network.latency_s), "bandwidth_gbps": pick(network.bandwidth_gbps)}
-    return replace(network, devices=chosen, **links)
-
-
 def search_by_cost(
     workload: StepWorkload,
     devices: np.ndarray,
@@ -130,18 +109,15 @@ def search_by_cost(
     n_pipelines = seats.near.shape[1] if seats else len(devices) // n_stages
     sizes = workload.even_comm_bytes(n_stages, n_pipelines)
     network = part_of(workload.network, devices)
-    problem = problem_with_spares(network, n_stages, n_pipelines, *sizes)
-    inner = Incumbent(budget)
+    problem = problem_of(network, n_stages, n_pipelines, *sizes, has_spares=True)
+    with incumbent.searching_inside(budget) as inner:
 
-    def solved() -> Solution:
-        if seats:
-            return solve_seated(problem, seats, layers_of(workload, seats), inner, solver, seed)
-        return solve(problem, inner, solver, seed)
+        def solved() -> Solution:
+            if seats:
+                return solve_seated(problem, seats, layers_of(workload, seats), inner, solver, seed)
+            return solve(problem, inner, solver, seed)
 
-    incumbent.inner = inner
-    with incumbent.on_stop(inner.stop):
-        if incumbent.interrupted:
-            inner.stop()
+        incumbent.inner = inner
         call = Background(solved, incumbent)  # it may wait for the compiler
         solution = call.result(ANNEAL_END * incumbent.time_limit_s)
     inner.stop()
@@ -295,7 +271,10 @@ def search_step(
     budget = Budget(part_s, incumbent.budget.evaluations)
     by_cost = search_by_cost(workload, devices, n_stages, incumbent, budget, solver, seed, seats=seats)
     candidates = tune_all(workload, (by_cost.placements if by_cost else []) + regular, seats=seats)
-    annealed = anneal_all(workload, candidates[: n_cores() if is_near else N_ANNEALED], incumbent, end_s, seed, seats)
+    n_annealed = N_ANNEALED
+    if is_near:
+        n_annealed = n_cores() if incumbent.budget.evaluations is None else N_NEAR
+    annealed = anneal_all(workload, candidates[:n_annealed], incumbent, end_s, seed, seats)
     finalists = simulate_some(workload, _simulation_order(candidates, annealed), incumbent, judged, seats=seats)
     return StepSolution(finalists, by_cost, judged[0], () if by_cost else (STARTS,))
 

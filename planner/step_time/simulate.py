@@ -1,7 +1,7 @@
 """The step of a layout under the simulator: the machines of a run, in virtual time, on the network's directed links."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jaxdt.build import period
@@ -10,6 +10,7 @@ from jaxdt.run.plan import Plan, even_shares
 from jaxdt.sim.cluster import TimeIsUp
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, shared_hosts
+from planner.model.layer_cuts import Ranges
 from planner.step_time.tune import Layout, estimate_s
 from planner.step_time.workload import MISSING_S, StepWorkload
 
@@ -21,19 +22,30 @@ SLICES_PER_SHARD, MAX_SLICES = 8, 20_000
 NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
 
 
+def machine_plan(
+    workload: StepWorkload,
+    stages: Ranges,
+    placement: Sequence[Sequence[int]],
+    shares: tuple[int, ...],
+    in_flight: tuple[int, ...] | None = None,
+) -> Plan:
+    """The plan that the machines of a run take, placement[stage] in indices of the network."""
+    return Plan(
+        n_layers=workload.n_layers,
+        stages=stages,
+        placement=tuple(tuple(int(d) for d in row) for row in placement),
+        shares=shares,
+        schedule=workload.schedule,
+        in_flight=in_flight,
+        codec=(workload.codec,) * (len(stages) - 1),
+        devices=tuple(device.name for device in workload.network.devices),
+    )
+
+
 def plan_of_layout(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | None = None) -> Plan:
     """The plan of a layout, with other shares than the layout's if given."""
     in_flight = layout.depth if workload.schedule == "1f1b" else None
-    return Plan(
-        n_layers=workload.n_layers,
-        stages=layout.stages,
-        placement=tuple(tuple(int(d) for d in row) for row in layout.placement),
-        shares=shares or layout.shares,
-        schedule=workload.schedule,
-        in_flight=in_flight,
-        codec=(workload.codec,) * (len(layout.stages) - 1),
-        devices=tuple(device.name for device in workload.network.devices),
-    )
+    return machine_plan(workload, layout.stages, layout.placement.tolist(), shares or layout.shares, in_flight)
 
 
 def simulated_s(workload: StepWorkload, layout: Layout, is_over: Callable[[], bool] | None = None) -> float:
@@ -45,10 +57,11 @@ def simulated_s(workload: StepWorkload, layout: Layout, is_over: Callable[[], bo
         return math.inf
     shares = fewer_microbatches(layout)
     plan = plan_of_layout(workload, layout, shares)
-    n_steps = N_STEPS + DELAY_STEPS * workload.config.sync.delay
+    config = without_pauses(workload.run, _slice_bytes(workload, layout))
+    n_steps = N_STEPS + DELAY_STEPS * config.sync.delay
     rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(workload, layout, shares)
     try:
-        return rest_s + _period_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps, is_over)
+        return rest_s + _period_step_s(config, plan, conditions_of(workload, plan), n_steps, is_over)
     except TimeIsUp:
         return layout.step_s
 
@@ -84,20 +97,23 @@ def fewer_microbatches(layout: Layout) -> tuple[int, ...]:
     return tuple(max(1, round(share * most / total)) for share in layout.shares)
 
 
-def _config(workload: StepWorkload, layout: Layout) -> RunConfig:
-    """The run's config, with slices as large as the exchange allows without changing its time much: each slice costs
-    events."""
+def _slice_bytes(workload: StepWorkload, layout: Layout) -> int:
+    """Slices as large as the exchange allows without changing its time much: each slice costs events."""
     gradient_bytes, tied_bytes = workload.gradient_bytes(layout.stages)
     n_stages, n_pipelines = layout.shape
     shard_bytes = max(float(gradient_bytes.max()), tied_bytes) / n_pipelines
     n_slices = min(SLICES_PER_SHARD, max(1, MAX_SLICES // (2 * n_stages * n_pipelines**2)))
-    config = workload.config
-    slice_bytes = max(config.sync.slice_bytes, round(shard_bytes / n_slices))
-    sync = replace(config.sync, slice_bytes=slice_bytes, delay_after_steps=0)
-    return replace(config, sync=sync, net=NO_HEARTBEATS)
+    return round(shard_bytes / n_slices)
 
 
-def _conditions(workload: StepWorkload, plan: Plan) -> Conditions:
+def without_pauses(run: RunConfig, slice_bytes: int) -> RunConfig:
+    """The run's config for the simulation of some steps: no heartbeats, delayed updates from the first step, and slices
+    of at least so many bytes."""
+    sync = replace(run.sync, slice_bytes=max(run.sync.slice_bytes, slice_bytes), delay_after_steps=0)
+    return replace(run, sync=sync, net=NO_HEARTBEATS)
+
+
+def conditions_of(workload: StepWorkload, plan: Plan) -> Conditions:
     """Devices share what the network's hosts say, and the coordinator sits beside the first peer."""
     seconds = {}
     for (lo, hi), row in zip(plan.stages, plan.placement, strict=True):

@@ -98,10 +98,15 @@ def _layout(
     workload: StepWorkload, placement: np.ndarray, shares: tuple[int, ...], depth: tuple[int, ...]
 ) -> Layout | None:
     stages = workload.split(placement, depth)
-    if stages is None:
-        return None
+    return None if stages is None else layout_of(workload, placement, stages, shares, depth)
+
+
+def layout_of(
+    workload: StepWorkload, placement: np.ndarray, stages: Ranges, shares: tuple[int, ...], depth: tuple[int, ...]
+) -> Layout:
+    """The layout with its estimate; devices that are not in the placement are left out."""
     spare = np.setdiff1d(np.arange(workload.network.n_devices), placement)
-    layout = Layout(placement, spare, stages, shares, depth, 0.0)
+    layout = Layout(np.ascontiguousarray(placement, np.int64), spare, stages, shares, depth, 0.0)
     return replace(layout, step_s=estimate_s(workload, layout))
 
 
@@ -189,9 +194,7 @@ def kept(workload: StepWorkload, before: Before, placement: np.ndarray) -> Layou
         depth = (shares[0],) * plan.n_stages
     if not workload.fits(placement, plan.stages, depth, shares):
         return None
-    spare = np.setdiff1d(np.arange(workload.network.n_devices), placement)
-    layout = Layout(np.ascontiguousarray(placement, np.int64), spare, plan.stages, shares, depth, 0.0)
-    return replace(layout, step_s=estimate_s(workload, layout))
+    return layout_of(workload, placement, plan.stages, shares, depth)
 
 
 def compile_kernels(workload: StepWorkload, layout: Layout) -> bool:
@@ -216,9 +219,7 @@ def anneal_layout(
     place = np.array(layout.placement, np.int64, order="C")
     walk = StepWalk(place, layout.spare.copy(), place.copy(), seat_scratch(n_devices, charges))
     anneal_step(step_data(workload, layout), memory, prices_of(workload), charges, walk, bits, heat)
-    spare = np.setdiff1d(np.append(layout.placement, layout.spare), walk.best)
-    moved = replace(layout, placement=walk.best, spare=spare)
-    return replace(moved, step_s=estimate_s(workload, moved))
+    return layout_of(workload, walk.best, layout.stages, layout.shares, layout.depth)
 
 
 def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat, seats: Seats | None = None) -> Layout:

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdt.run.config import NetConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.work import WorkKind
-from jaxdt.sim.predict import Conditions, device_links, predict_step_s
+from jaxdt.sim.predict import predict_step_s
 from jaxdt.wiring.base import PeerLoad
 from jaxdt.wiring.swarm import load_of
 from planner.model.layer_cuts import Ranges
 from planner.search.incumbent import Incumbent
+from planner.step_time.simulate import conditions_of, machine_plan, without_pauses
 from planner.step_time.workload import MISSING_S, StepWorkload, refuse_memory
 
 SPARE = -1
@@ -40,7 +40,7 @@ SPARE_PROB = 0.05  # of a move that takes a device out of the plan
 ANNEAL_FRAC = 0.4  # of the time limit, after which no annealing begins
 MAX_SITES = 5  # up to so many, sites are tried as stages in every order
 N_CLIMBED = 10  # simulations of the climb, without a time limit
-NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
+SLICE_BYTES = 1 << 24  # of an exchange in the simulator: each slice costs events
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -158,7 +158,7 @@ class LayerTables:
         slowest_s[0] = 0.0
         came_from = []
         for row in rows:
-            load = load_of(workload.config, n_peers, len(row), workload.n_microbatches)
+            load = load_of(workload.run, n_peers, len(row), workload.n_microbatches)
             speed = self.speeds[workload.kind_of[list(row)]].sum(axis=0)
             fits = self.bytes_of(load) <= min(min(workload.memory_bytes[d], workload.host_bytes[d]) for d in row)
             stage_s = np.divide(1.0, speed, out=np.full_like(speed, np.inf), where=fits & (speed > 0))
@@ -221,15 +221,7 @@ def plan_of_sets(workload: StepWorkload, sets: StageSets) -> Plan:
     """The plan of sets; with equally many replicas, the shares of its pipelines are even."""
     sizes = {len(row) for row in sets.rows}
     shares = even_shares(workload.n_microbatches, sizes.pop()) if len(sizes) == 1 else (workload.n_microbatches,)
-    return Plan(
-        n_layers=workload.n_layers,
-        stages=sets.stages,
-        placement=sets.rows,
-        shares=shares,
-        schedule=workload.schedule,
-        codec=(workload.codec,) * (len(sets.stages) - 1),
-        devices=tuple(device.name for device in workload.network.devices),
-    )
+    return machine_plan(workload, sets.stages, sets.rows, shares)
 
 
 def simulated_s(workload: StepWorkload, sets: StageSets) -> float:
@@ -237,17 +229,9 @@ def simulated_s(workload: StepWorkload, sets: StageSets) -> float:
     if sets.step_s >= MISSING_S:
         return math.inf
     plan = plan_of_sets(workload, sets)
-    config = workload.config
-    wiring = replace(config.wiring, kind="swarm")
-    sync = replace(config.sync, slice_bytes=max(config.sync.slice_bytes, 1 << 24), delay_after_steps=0)
-    config = replace(config, wiring=wiring, sync=sync, net=NO_HEARTBEATS)
-    seconds = {}
-    for (lo, hi), row in zip(plan.stages, plan.placement, strict=True):
-        seconds |= {d: workload.seconds(workload.network.devices[d].kind, lo, hi) for d in row}
-    host_of = {peer: f"device{peer}" for peer in plan.peers}
-    links = device_links(workload.network, min(plan.peers))
-    conditions = Conditions(seconds, links, host_of, dict.fromkeys(host_of.values(), 1))
-    return predict_step_s(config, plan, conditions, N_STEPS)
+    config = without_pauses(workload.run, SLICE_BYTES)
+    config = replace(config, wiring=replace(config.wiring, kind="swarm"))
+    return predict_step_s(config, plan, conditions_of(workload, plan), N_STEPS)
 
 
 def search_sets(
@@ -379,7 +363,7 @@ def _moved_cuts(workload: StepWorkload, sets: StageSets) -> Iterator[StageSets]:
         if not moved[i - 1] < moved[i] < moved[i + 1]:
             continue
         stages = tuple(itertools.pairwise(moved))
-        loads = [load_of(workload.config, n_peers, len(row), workload.n_microbatches) for row in sets.rows]
+        loads = [load_of(workload.run, n_peers, len(row), workload.n_microbatches) for row in sets.rows]
         if all(
             workload.may_hold(np.array(row), lo, hi, load)
             for (lo, hi), load, row in zip(stages, loads, sets.rows, strict=True)

@@ -6,13 +6,13 @@ These are the data of `--objective step_time` beyond Eq. 1-4: speeds, memory, di
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from jaxdt.build import exchanges_per_step, peer_load, replicas_may_differ, stage_memory
 from jaxdt.run import codec as codecs
-from jaxdt.run.config import DataConfig, PlanConfig, RunConfig, TrainConfig
+from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import FLOAT_BYTES, StageMemory
 from jaxdt.run.network import Network
@@ -21,6 +21,7 @@ from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.base import PeerLoad
+from planner.model.comm_workload import CommBytes
 from planner.model.devices import catalogue_kind, spec_of
 from planner.model.hosts import capped_gbps, host_bytes, lines, own_bytes, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, parameter_load, split, split_trained
@@ -30,20 +31,11 @@ LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
 
 
-class CommBytes(NamedTuple):
-    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary; and
-    how often the replicas of a stage exchange their vector a step, in the mean."""
-
-    c_dp_bytes: float
-    c_pp_bytes: float
-    exchanges_per_step: float = 1.0
-
-
 @dataclass(frozen=True, eq=False)
 class StepWorkload:
-    """A model, the devices that may train it, and how. `schedule` is 1f1b or gpipe; `n_microbatches` are those of one
-    step over all pipelines. `run` says the rest: optimizer, delay, wiring and what a peer retains, which decide about
-    memory; by default it is a run with the profile's settings. `price_rules` say what prices decide.
+    """A model, the devices that may train it, and how. `run` says the microbatches of a step over all pipelines,
+    schedule and codec, and what decides about memory: optimizer, delay, wiring and what a peer retains. `price_rules`
+    say what prices decide.
 
     Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, those of one kind
     apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
@@ -55,10 +47,7 @@ class StepWorkload:
 
     network: Network
     profile: Profile
-    n_microbatches: int
-    codec: str = "none"
-    schedule: str = "1f1b"
-    run: RunConfig | None = None
+    run: RunConfig
     price_rules: PriceRules = PriceRules()
     cuts: list[int] = field(init=False)
     kinds: list[str] = field(init=False)
@@ -109,33 +98,24 @@ class StepWorkload:
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
 
-    @classmethod
-    def of_run(
-        cls, network: Network, profile: Profile, run: RunConfig, price_rules: PriceRules | None = None
-    ) -> "StepWorkload":
-        """The step of a run's config."""
-        rules = price_rules or PriceRules()
-        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run, rules)
+    @property
+    def n_microbatches(self) -> int:
+        """Of one step, over all pipelines."""
+        return self.run.plan.microbatches
 
     @property
-    def config(self) -> RunConfig:
-        """The run's config, for the simulator and the rule of its memory."""
-        if self.run is not None:
-            return self.run
-        return RunConfig(
-            model=self.profile.model,
-            plan=PlanConfig(microbatches=self.n_microbatches, schedule=self.schedule),
-            data=DataConfig(seq_len=self.profile.seq_len),
-            train=TrainConfig(microbatch_size=self.profile.microbatch_size),
-            codec=self.codec,
-            dtype=self.profile.dtype,
-            remat=self.profile.remat,
-        )
+    def codec(self) -> str:
+        return self.run.codec
+
+    @property
+    def schedule(self) -> str:
+        """1f1b or gpipe."""
+        return self.run.plan.schedule
 
     @property
     def exchanges_per_step(self) -> float:
         """How often the replicas of a stage exchange their vector a step, in the mean."""
-        return exchanges_per_step(self.config)
+        return exchanges_per_step(self.run)
 
     def _derive(self, name: str, value):
         object.__setattr__(self, name, value)
@@ -176,7 +156,7 @@ class StepWorkload:
                 in_flight=depth if self.schedule == "1f1b" else None,
             )
             busiest = shares.index(max(shares))
-            self._loads[key] = [peer_load(self.config, plan, s, busiest) for s in range(n_stages)]
+            self._loads[key] = [peer_load(self.run, plan, s, busiest) for s in range(n_stages)]
         return self._loads[key]
 
     def stage_memory(self, lo: int, hi: int, load: PeerLoad) -> StageMemory:
@@ -185,7 +165,7 @@ class StepWorkload:
         key = (lo, hi, load)
         if key not in self._memory:
             on_accelerator = self.on_accelerators
-            memory = stage_memory(self.config, self.schedule, (lo, hi), load, on_accelerator=on_accelerator)
+            memory = stage_memory(self.run, self.schedule, (lo, hi), load, on_accelerator=on_accelerator)
             self._memory[key] = memory
         return self._memory[key]
 
@@ -238,7 +218,7 @@ class StepWorkload:
         the last stage exchange). Where replicas may differ the table is the first stage's, and moves within pipelines,
         which the simulator times."""
         facts = self.profile.model.facts
-        if self.run is not None and replicas_may_differ(self.run):
+        if replicas_may_differ(self.run):
             return np.array([FLOAT_BYTES * facts.owned_trained(lo, hi) for lo, hi in stages], dtype=float), 0.0
         sizes = np.array([FLOAT_BYTES * facts.stage_trained(lo, hi) for lo, hi in stages], dtype=float)
         shared = [FLOAT_BYTES * facts.shared_trained(lo, hi) for lo, hi in stages]

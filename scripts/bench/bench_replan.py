@@ -15,8 +15,8 @@ from absl import flags
 import planner
 from jaxdt.cli import script_main
 from jaxdt.run.network import Network
+from planner.model.change import part_of
 from planner.model.generate import generate
-from planner.step_time.search import part_of
 
 CASES = (
     ("worldwide", "replaced"),

@@ -177,7 +177,7 @@ def test_a_stage_needs_what_the_run_says(delay, optimizer):
     )
     network = generate("homogeneous", 8, 0)
     profile = from_flops(config.model, 2, {"": 1e12}, 0.5, dtype="bfloat16")
-    workload = StepWorkload.of_run(network, profile, config)
+    workload = StepWorkload(network, profile, config)
     plan = Plan(
         n_layers=8,
         stages=((0, 3), (3, 5), (5, 6), (6, 8)),

@@ -1,20 +1,17 @@
-"""The planners to compare with: the rules of their papers, and the table of `bench`."""
+"""The planners to compare with: the rules of their papers."""
 
 import itertools
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_cases import C_DP, C_PP, NETWORKS, case, small
+from planner_cases import C_DP, C_PP, case, small
 
-from planner.__main__ import main
 from planner.cost.communication import partition_s
 from planner.cost.compiled import generator
 from planner.model.problem import placement_s, problem_of
-from planner.report.bench_page import BenchRun, against_first, cell
 from planner.search import crossover, layouts
 from planner.search.baselines.amp_like import tiled
 from planner.search.baselines.dtfm import improve_as_published, offspring, weights_of
@@ -138,45 +135,3 @@ def test_gains_from_sums_are_those_of_the_formula(shape, seed, rule):
         else:
             expected = pp_s[device, there].mean() - pp_s[device, own].min()
         assert crossover.gain_of(search, device, target) == pytest.approx(expected)
-
-
-# -------------------------------------------------------------------------------------------------------------- bench
-
-
-def run_of(solver, seed, cost_s, proved=False, network="n"):
-    return BenchRun(network, solver, seed, cost_s, 1.0, proved, 1, 1.0, ((0.5, cost_s),))
-
-
-def test_a_cell_has_the_median_and_the_range_where_runs_differ():
-    assert cell([run_of("a", 0, 2.0), run_of("a", 1, 2.001), run_of("a", 2, 2.001)]) == "2.001"
-    assert cell([run_of("a", 0, 2.0), run_of("a", 1, 2.5), run_of("a", 2, 4.0)]) == "2.500 (2.000 to 4.000)"
-    assert cell([run_of("a", 0, 2.0, proved=True)]) == "**2.000**"
-    assert cell([run_of("a", 0, np.inf)]) == "-"
-
-
-def test_solvers_are_compared_by_ratios_of_medians():
-    runs = [
-        run_of("a", 0, 2.0),
-        run_of("b", 0, 4.0),
-        run_of("a", 0, 9.0, network="m"),
-        run_of("b", 0, 9.0, network="m"),
-    ]
-    assert against_first(runs)[2:] == [
-        "| `a` | 2 of 2 | 1.000 | 1.000 | 1.000 |",
-        "| `b` | 1 of 2 | 1.414 | 1.000 | 2.000 |",
-    ]
-
-
-def test_bench_writes_the_section_of_a_page(tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- bench -->\nold\n<!-- end of bench -->\nafter\n")
-    network = str(NETWORKS / "small_gaming16.json")
-    flags = ["--stages", "4", "--pipelines", "4", "--solvers", "block,random", "--evaluations", "30", "--n_seeds", "3"]
-    assert main(["bench", network, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 0
-    table = (tmp_path / "b" / "bench.md").read_text()
-    assert page.read_text() == f"before\n<!-- bench -->\n\n{table}\n<!-- end of bench -->\nafter\n"
-    assert "30 plans scored" in table and "seeds 0 to 2" in table
-    assert len(json.loads((tmp_path / "b" / "bench.json").read_text())) == 6
-    page.write_text("no section")
-    assert main(["bench", network, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 2
-    assert "has no lines <!-- bench -->" in capsys.readouterr().err

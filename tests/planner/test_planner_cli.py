@@ -65,18 +65,6 @@ def test_two_plans_side_by_side(planned, tmp_path, capsys):
     assert "0 of 16 devices" in capsys.readouterr().out
 
 
-def test_bench_writes_its_table_and_picture(tmp_path, capsys):
-    names = [str(NETWORKS / f"small_{name}.json") for name in ("gaming16", "jitter16", "random24")]
-    flags = ["--stages", "4", "--pipelines", "4", "--solvers", "evolve,random", "--time_limit_s", "0.3"]
-    assert main(["bench", *names, *flags, "--out", str(tmp_path / "bench")]) == 0
-    table = (tmp_path / "bench" / "bench.md").read_text()
-    assert "| network | best bound | `evolve` | `random` |" in table
-    assert "| gaming_16_seed1 |" in table and "| jitter_16_seed1 |" in table and "random_24" not in table
-    runs = json.loads((tmp_path / "bench" / "bench.json").read_text())
-    assert [(run["solver"], run["seed"]) for run in runs] == 2 * [("evolve", 0), ("random", 0)]
-    assert (tmp_path / "bench" / "bench.png").exists()
-
-
 def test_four_cities_are_two_pairs_of_neighbours(tmp_path):
     out = tmp_path / "plan.json"
     flags = ["--c_dp_bytes", "1.7e6", "--c_pp_bytes", "1.05e6", "--layers", "4", "--microbatches", "8"]
@@ -254,7 +242,7 @@ assert read(path).plan.n_stages == 4
 assert main(["explain", path]) == 0
 assert "numpy" not in sys.modules  # starting takes most of the time of `explain`
 assert main(["compare", path, path]) == 0
-for command in ("", "solve", "explain", "bench"):
+for command in ("", "solve", "explain"):
     with contextlib.suppress(SystemExit):
         main([*command.split(), "--help"])
 """
@@ -404,11 +392,7 @@ def test_no_sentinel_reaches_a_table(tmp_path, capsys):
 
     network = changed(tmp_path, cut)
     assert solve(network, *SIZES, "--evaluations", "1000", stages=4, pipelines=1) == 0
-    for shape in ((4, 1), (1, 4)):  # four devices in one stage need the links that are missing
-        shape_flags = ["--stages", str(shape[0]), "--pipelines", str(shape[1])]
-        flags = [*SIZES, *shape_flags, "--solvers", "random", "--evaluations", "20", "--out", str(tmp_path)]
-        assert main(["bench", str(network), *flags]) == 0
-    words = capsys.readouterr().out.replace("|", " ").split()
-    assert words.count("-") > 4
+    words = capsys.readouterr().out.split()
+    assert words.count("-") == 4
     assert "inf" not in words
     assert max(float(word) for word in words if "." in word and word.replace(".", "").isdigit()) < 1e3

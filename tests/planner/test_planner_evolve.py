@@ -111,9 +111,9 @@ def test_auto_contains_the_search_on_any_number_of_cores_and_stages(budget, n_co
 
     monkeypatch.setattr(Population, "insert", inserted)
     monkeypatch.setattr(portfolio, "bound_by_clusters", lambda *_: None)
-    solution = solve(small(*shape, 3), incumbent, "auto", 0)
+    solve(small(*shape, 3), incumbent, "auto", 0)
     assert max(sizes) >= 3
-    assert "evolve" in solution.by_solver
+    assert "evolve" in incumbent.by_solver
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4)])

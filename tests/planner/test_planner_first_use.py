@@ -14,7 +14,10 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Device, Network
 from jaxdt.run.profile import from_flops
 from planner.api.by_step import workload_of
+from planner.cost import compiled, placement
 from planner.cost.compiled import interpreted
+from planner.model.generate import generate
+from planner.model.problem import problem_of
 from planner.report import plot
 from planner.report.plan_file import costed
 from planner.report.tables import step_table
@@ -81,6 +84,28 @@ def test_a_first_search_leaves_slow_devices_out_without_a_compiler(seed, uncompi
     assert titles == [f"fleet: {result.step_s:.2f} s a step (simulated)"]
 
 
+class Uncompiled:
+    """A kernel that the compiler never ends."""
+
+    def __init__(self, kernel):
+        self.py_func = kernel.py_func
+
+    def __call__(self, *_):
+        raise AssertionError("the search waits for the compiler")
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (14, 2)])
+def test_the_last_routes_and_matchings_wait_for_no_compiler(shape, monkeypatch):
+    n = shape[0] * shape[1]
+    problem = problem_of(generate("jitter", n, 0), *shape, 6.5e8, 4.7e8)
+    groups = np.random.default_rng(0).permutation(n).reshape(shape)
+    expected = placement.placement_of(problem, groups)
+    for name in ("hop_matrix", "short_path"):
+        monkeypatch.setattr(placement, name, Uncompiled(getattr(placement, name)))
+    monkeypatch.setattr(compiled, "is_compiled", lambda kernel: not isinstance(kernel, Uncompiled))
+    assert (placement.placement_of(problem, groups) == expected).all()
+
+
 def test_a_first_search_of_one_shape_waits_for_no_compiler(uncompiled):
     network = fleet()
     job = planner.Job(RUN, 4, 3, planner.profile_of_kinds(RUN, network))
@@ -104,7 +129,7 @@ def memory_workload(rooms):
     devices = tuple(Device(f"d{i}", memory_bytes=room) for i, room in enumerate(rooms))
     network = Network(devices, ((1e-3,) * n,) * n, ((10.0,) * n,) * n, "rooms")
     run = planner.run_of_model("small", planner.StepOptions(global_batch=8))
-    return StepWorkload.of_run(network, from_flops(run.model, 1, {"": 1e12}, 1.0, dtype="bfloat16"), run)
+    return StepWorkload(network, from_flops(run.model, 1, {"": 1e12}, 1.0, dtype="bfloat16"), run)
 
 
 NEED = 450_000_000  # about three layers of the model

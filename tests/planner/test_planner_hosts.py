@@ -15,12 +15,12 @@ from jaxdt.run.profile import from_flops
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import shared_hosts
 from planner.cost.reference import cost_of, pair_s
-from planner.model.change import Change, changed
+from planner.model.change import Change, changed, part_of
 from planner.model.generate import generate
 from planner.model.hosts import fair_gbps, room_bytes
 from planner.model.problem import problem_of
 from planner.search.incumbent import Budget, Incumbent
-from planner.step_time.search import part_of, search_step
+from planner.step_time.search import search_step
 from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import tune
 from planner.step_time.workload import StepWorkload
@@ -40,7 +40,8 @@ def hosted(n, n_on, **shared):
 
 
 def workload_of(network, flops=1e12):
-    return StepWorkload(network, from_flops(MODEL, 1, {"": flops}, 0.5, dtype="bfloat16"), 16)
+    profile = from_flops(MODEL, 1, {"": flops}, 0.5, dtype="bfloat16")
+    return StepWorkload(network, profile, planner.run_of_profile(profile, 16))
 
 
 def test_a_device_gets_an_equal_part_of_its_hosts_line():

@@ -17,10 +17,10 @@ from jaxdt.sim.scenario import RARE, Scenario
 from jaxdt.sim.time_breakdown import Totals
 from planner.__main__ import main
 from planner.api.pareto import front
-from planner.api.result import Result
 from planner.cost.compiled import generator
 from planner.model.generate import generate
 from planner.model.prices import PriceRules, StepPrice
+from planner.report.result import Result
 from planner.step_time.estimate import Heat
 from planner.step_time.shapes import first_affordable, plan_shapes
 from planner.step_time.simulate import plan_of_layout, simulated_s
@@ -46,14 +46,14 @@ def priced(prices, seed=1, egress_per_gb=1.0):
 
 def workload_of(network, rules=CHEAPEST, n_microbatches=8, model=MODEL, codec="none"):
     profile = from_flops(model, 1, {"": 1e12, "fast": 4e12, "slow": 1e12}, 0.5, dtype="bfloat16")
-    return StepWorkload(network, profile, n_microbatches, codec=codec, price_rules=rules)
+    return StepWorkload(network, profile, planner.run_of_profile(profile, n_microbatches, codec), rules)
 
 
 def simulated_egress(workload, layout):
     """The price of the bytes that the machines of a simulated run send between regions in one step."""
     plan, network = plan_of_layout(workload, layout), workload.network
-    scenario = Scenario(workload.config, plan, workload.profile, network)
-    config = replace(workload.config, net=RARE, train=replace(workload.config.train, steps=2, eval_every_steps=0))
+    scenario = Scenario(workload.run, plan, workload.profile, network)
+    config = replace(workload.run, net=RARE, train=replace(workload.run.train, steps=2, eval_every_steps=0))
     totals = Totals()
     conditions: Conditions = scenario.conditions()
     simulate(config, plan, conditions, totals)

@@ -13,10 +13,11 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
 from planner.__main__ import main
 from planner.cost.reference import cost_of
-from planner.model.change import changed
+from planner.model.change import changed, part_of
 from planner.model.generate import generate
 from planner.model.moves import CHECKPOINT, Holders
-from planner.step_time.search import part_of
+from planner.search import annealing_chains
+from planner.step_time import search
 
 BYTES = planner.ByteSizes(65e7, 47e7)
 STOP = {"evaluations": 60_000}
@@ -177,6 +178,21 @@ def test_a_plan_by_step_time_is_replanned_by_step_time():
     assert math.isfinite(found.mended.score_s)
     with pytest.raises(BadInput, match="expected the job too"):
         planner.replan(plan, before, change)
+
+
+def test_under_an_evaluation_limit_a_replan_does_not_depend_on_the_cores(monkeypatch):
+    network = generate("gaming", 9, 2)
+    run = planner.run_of_model("small", planner.StepOptions(global_batch=12))
+    job = planner.Job(run, 2, 4, planner.profile_of_flops(run, network, 1e12))
+    plan = planner.solve(part_of(network, range(8)), job, planner.Stop(evaluations=500)).plan
+    change = planner.Change((network.devices[1].name,), network)
+    results = []
+    for n_cores in (1, 4):
+        for module in (search, annealing_chains):
+            monkeypatch.setattr(module, "n_cores", lambda n_cores=n_cores: n_cores)
+        found = planner.replan(plan, part_of(network, range(8)), change, job, planner.Stop(evaluations=5_000)).result
+        results.append((found.plan.placement, [one.step_s for one in found.finalists], found.statistics.evaluations))
+    assert results[0] == results[1]
 
 
 def test_the_command_says_what_moves_and_writes_plan_and_network(tmp_path, capsys):

@@ -269,5 +269,3 @@ def test_a_new_solver_is_one_entry_of_the_table(monkeypatch, tmp_path, capsys):
     network = str(NETWORKS / "four_cities.json")
     assert main(["solve", "--network", network, *sizes, "--solver", "toy", "--out", str(out)]) == 0
     assert plans.load(out).found["solver"] == "toy"
-    assert main(["bench", network, *sizes, "--solvers", "toy", "--out", str(tmp_path)]) == 0
-    assert "| `toy` |" in capsys.readouterr().out

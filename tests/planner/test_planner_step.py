@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import NETWORKS
 
+import planner
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import parse
@@ -42,7 +43,7 @@ quick = settings(max_examples=8)
 
 def step_workload(network, n_microbatches=16, model=MODEL, remat="recompute", **options):
     profile = from_flops(model, 1, FLOPS, 0.5, dtype="bfloat16", remat=remat)
-    return StepWorkload(network, profile, n_microbatches, **options)
+    return StepWorkload(network, profile, planner.run_of_profile(profile, n_microbatches, **options))
 
 
 def with_devices(network, **changes):
@@ -82,7 +83,7 @@ def local_sgd(network, every_steps, **groups):
         sync=dict(kind="groups", groups=dict(every_steps=every_steps) | groups),
     )
     run = parse(fields)
-    return StepWorkload.of_run(network, from_flops(run.model, run.train.microbatch_size, FLOPS, 0.5), run)
+    return StepWorkload(network, from_flops(run.model, run.train.microbatch_size, FLOPS, 0.5), run)
 
 
 def test_local_steps_pay_one_average_every_few_steps(monkeypatch):
@@ -233,7 +234,8 @@ def fast_at(part, other_s):
 def test_the_bound_takes_the_fastest_kind_for_each_stage():
     kinds = {"body": fast_at("layers", 0.1), "tail": fast_at("head", 1e-2)}
     network = with_devices(near(2), kind=lambda i: "tail" if i else "body")
-    workload = StepWorkload(network, Profile(GPTConfig.of("small"), 1, kinds), 8)
+    profile = Profile(GPTConfig.of("small"), 1, kinds)
+    workload = StepWorkload(network, profile, planner.run_of_profile(profile, 8))
     layout = tune(workload, np.array([[0], [1]]))
     assert layout.step_s < 0.5 * min(sum_of_all(workload, kind) for kind in kinds)
     assert 0.5 * layout.step_s < bound_s(workload, 2, 1) <= layout.step_s

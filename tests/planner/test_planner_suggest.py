@@ -17,6 +17,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.network import to_json
 from jaxdt.run.plan import Plan, even_shares, ranges
 from planner.__main__ import main
+from planner.model.comm_workload import CommBytes
 from planner.model.generate import generate
 from planner.report import suggest
 from planner.report.plan_file import cost_plan, save_plan
@@ -65,7 +66,7 @@ def costed(shape, kind, seed, n_spare=0):
         devices=tuple(device.name for device in network.devices),
         found={"c_dp_bytes": C_DP, "c_pp_bytes": C_PP, "bound_s": 0.0, "proved": False, "cost": {}, "gap": None},
     )
-    return cost_plan(plan, network, C_DP, C_PP)
+    return cost_plan(plan, network, CommBytes(C_DP, C_PP))
 
 
 def applied_s(before, change):
@@ -185,14 +186,14 @@ def test_a_plan_over_a_missing_link_gets_no_suggestion():
     before = costed((2, 3), "jitter", 1)
     rows = tuple((0.0,) * 6 for _ in range(6))
     missing = replace(before.network, bandwidth_gbps=rows)
-    assert suggestions(cost_plan(before.plan, missing, C_DP, C_PP)) == []
+    assert suggestions(cost_plan(before.plan, missing, CommBytes(C_DP, C_PP))) == []
 
 
 def test_unequal_numbers_of_replicas_get_codecs_and_links():
     before = costed((2, 3), "jitter", 1)
     a, b = before.plan.placement
     plan = replace(before.plan, placement=((*a, b[0]), b[1:]), shares=(24,))
-    found = suggestions(cost_plan(plan, before.network, C_DP, C_PP))
+    found = suggestions(cost_plan(plan, before.network, CommBytes(C_DP, C_PP)))
     assert {type(one.change) for one in found} <= {planner.BoundaryCodec, planner.FasterLinks}
     assert found
 

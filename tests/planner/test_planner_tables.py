@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.api.result import Progress
 from planner.api.search_run import progress_of
+from planner.report.result import Progress
 from planner.report.tables import ProgressLine, effort, labels_of
 from planner.search.incumbent import Budget, Incumbent
 

@@ -46,7 +46,7 @@ def brute_cut(work, rows):
         ends = (work.cuts[0], *inner, work.cuts[-1])
         stages_s = []
         for row, (lo, hi) in zip(rows, itertools.pairwise(ends), strict=True):
-            load = load_of(work.config, sum(map(len, rows)), len(row), work.n_microbatches)
+            load = load_of(work.run, sum(map(len, rows)), len(row), work.n_microbatches)
             fits = all(work.stage_bytes(lo, hi, load) <= work.memory_bytes[d] for d in row)
             seconds = [work.seconds(work.network.devices[d].kind, lo, hi) for d in row]
             speed = sum(1 / (found[WorkKind.FORWARD] + found[WorkKind.BACKWARD]) for found in seconds)

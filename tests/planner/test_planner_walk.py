@@ -1,4 +1,4 @@
-"""The walk through the library in docs/planner.md runs as it is written."""
+"""The walk through the library in docs/planner.md, and that of pools in docs/planner_fleets.md, run as written."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,10 @@ def test_the_walk_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "Stop", lambda time_s: stop(time_s / 10))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall((ROOT / "docs" / "planner.md").read_text())
-    assert len(blocks) >= 3
+    pools = (ROOT / "docs" / "planner_fleets.md").read_text().partition("## Pools")[2]
+    blocks = BLOCK.findall((ROOT / "docs" / "planner.md").read_text() + pools)
+    assert len(blocks) >= 4
     session = {}
     for block in blocks:
-        exec(compile(block, "docs/planner.md", "exec"), session)
+        exec(compile(block, "docs", "exec"), session)
     assert session["found"].moves and session["result"].step_s > 0 and session["pool"].levels

@@ -1,20 +1,32 @@
-"""The files that `bench` writes: the runs as JSON, their table in markdown, a section of a page, a plot of the
+"""The files of `bench_planner.py solvers`: the runs as JSON, their tables, the section of a page, a picture of the
 costs."""
 
 import json
 import math
 import statistics
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.run.errors import BadInput
-from planner.report.tables import NONE
+from planner.report.tables import NONE, markdown_table
 
 BEGIN, END = "<!-- bench -->\n", "<!-- end of bench -->\n"
 EQUAL_FRAC = 1e-3  # medians that differ by less are counted as equal
 TICKS_S = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # the axis is linear up to the second one
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs have in common: the shape and sizes of Eq. 1-4, the budget of a run, and the seeds."""
+
+    n_stages: int
+    n_pipelines: int
+    c_dp_bytes: float
+    c_pp_bytes: float
+    time_s: float | None
+    evaluations: int | None
+    seeds: range
 
 
 @dataclass(frozen=True)
@@ -67,29 +79,26 @@ def raw(runs: Sequence[BenchRun]) -> str:
     return "[\n" + ",\n".join(rows) + "\n]\n"
 
 
-def markdown(runs: Sequence[BenchRun], flags: Namespace) -> str:
+def markdown(runs: Sequence[BenchRun], settings: Settings) -> str:
     """The settings, the table of costs, and each solver against the first one."""
     networks, solvers = names(runs)
     limits = [
-        f"{flags.evaluations:,} plans scored" if flags.evaluations is not None else "",
-        f"{flags.time_limit_s:g} s" if flags.time_limit_s is not None else "",
+        f"{settings.evaluations:,} plans scored" if settings.evaluations is not None else "",
+        f"{settings.time_s:g} s" if settings.time_s is not None else "",
     ]
-    last = flags.seed + flags.n_seeds - 1
-    seeds = f"seeds {flags.seed} to {last}" if flags.n_seeds > 1 else f"seed {flags.seed}"
-    lines = [
-        f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
-        f"c_pp {flags.c_pp_bytes:.0f} B; each run: {' or '.join(limit for limit in limits if limit) or '60 s'}, one "
-        f"core; {seeds}: the median cost in seconds by Eq. 1-4, and the "
-        "least and the most where they differ by a thousandth or more. Bold: proved optimal.",
-        "",
-        "| network | best bound | " + " | ".join(f"`{solver}`" for solver in solvers) + " |",
-        "|---|---|" + "---|" * len(solvers),
-    ]
+    first, last = settings.seeds[0], settings.seeds[-1]
+    about = (
+        f"{settings.n_stages} stages x {settings.n_pipelines} pipelines, c_dp {settings.c_dp_bytes:.0f} B, "
+        f"c_pp {settings.c_pp_bytes:.0f} B; each run: {' or '.join(limit for limit in limits if limit)}, one core; "
+        f"{f'seeds {first} to {last}' if last > first else f'seed {first}'}: the median cost in seconds by Eq. 1-4, "
+        "and the least and the most where they differ by a thousandth or more. Bold: proved optimal."
+    )
+    rows: list[list[str]] = []
     for network in networks:
         bound_s = max(run.bound_s for run in runs if run.network == network)
-        cells = [cell(of(runs, network, solver)) for solver in solvers]
-        lines.append(f"| {network} | {seconds(bound_s)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *against_first(runs)]) + "\n"
+        rows.append([network, seconds(bound_s), *(cell(of(runs, network, solver)) for solver in solvers)])
+    costs = markdown_table(["network", "best bound", *(f"`{solver}`" for solver in solvers)], rows)
+    return "\n".join([about, "", costs, "", against_first(runs)]) + "\n"
 
 
 def cell(runs: Sequence[BenchRun]) -> str:
@@ -101,25 +110,22 @@ def cell(runs: Sequence[BenchRun]) -> str:
     return f"**{text}**" if all(run.proved for run in runs) else text
 
 
-def against_first(runs: Sequence[BenchRun]) -> list[str]:
+def against_first(runs: Sequence[BenchRun]) -> str:
     """A table of ratios of medians: each solver to the first one, over the networks where both have a plan."""
     networks, solvers = names(runs)
     best_s = {network: min(median_s(runs, network, solver) for solver in solvers) for network in networks}
-    first = solvers[0]
-    lines = [
-        f"| solver | networks with the best median (within {EQUAL_FRAC:.1%}) | median over `{first}`'s: geometric mean "
-        "| least | most |",
-        "|---|---|---|---|---|",
-    ]
+    head = ["solver", f"networks with the best median (within {EQUAL_FRAC:.1%})"]
+    head += [f"median over `{solvers[0]}`'s: geometric mean", "least", "most"]
+    rows: list[list[str]] = []
     for solver in solvers:
         medians_s = {network: median_s(runs, network, solver) for network in networks}
         n_best = sum(medians_s[network] <= best_s[network] * (1 + EQUAL_FRAC) for network in networks)
-        ratios = [medians_s[network] / median_s(runs, network, first) for network in networks]
-        ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
+        ratios = [medians_s[network] / median_s(runs, network, solvers[0]) for network in networks]
+        ratios = [ratio for ratio in ratios if 0 < ratio < math.inf]
         found = [statistics.geometric_mean(ratios), min(ratios), max(ratios)] if ratios else []
         cells = [f"{ratio:.3f}" for ratio in found] or [NONE] * 3
-        lines.append(f"| `{solver}` | {n_best} of {len(networks)} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([f"`{solver}`", f"{n_best} of {len(networks)}", *cells])
+    return markdown_table(head, rows)
 
 
 def seconds(value_s: float) -> str:
@@ -144,18 +150,14 @@ def write_section(page: Path, text: str):
 
 def draw(runs: Sequence[BenchRun], out: Path):
     """Best cost against time of each solver's median run: one panel a network, one line a solver."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     networks, solvers = names(runs)
     across = min(3, len(networks))
     down = -(-len(networks) // across)
-    figure, panels = pyplot.subplots(
-        down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(5 * across, 3.4 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False)
     end_s = max(1e-3, *(run.time_s for run in runs))
     ticks_s = [at_s for at_s in TICKS_S if at_s <= end_s]
     for name, axes in zip(networks, panels.flat, strict=False):
@@ -181,4 +183,3 @@ def draw(runs: Sequence[BenchRun], out: Path):
     handles.append(Line2D([], [], color="black", linestyle=":", label="best bound"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     figure.savefig(out, dpi=80)
-    pyplot.close(figure)

@@ -1,14 +1,10 @@
-"""The result of `solve`, and the means by which a caller watches and ends a search."""
+"""The result of `solve`, and its progress while it runs."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from jaxdt.run.errors import BadInput
 
 if TYPE_CHECKING:
     from jaxdt.run.network import Network
@@ -16,53 +12,6 @@ if TYPE_CHECKING:
     from planner.cost.reference import Cost
     from planner.model.moves import Move
     from planner.model.prices import StepPrice
-
-DEFAULT_TIME_S = 30.0
-
-
-class Stop:
-    """The end of a search: after `time_s` seconds, after `evaluations` plans were scored, or when `interrupt` is
-    called. An optimal plan ends the search as well. With evaluations alone the same seed gives the same plan on every
-    machine; with neither, time_s is 30.
-
-    `interrupt` may be called from any thread, before or during the search, which then ends with its best plan."""
-
-    def __init__(self, time_s: float | None = None, evaluations: int | None = None):
-        for name, value in (("time_limit_s", time_s), ("evaluations", evaluations)):
-            if value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"--{name}: got {value}, expected a positive number")
-        self.time_s = DEFAULT_TIME_S if time_s is None and evaluations is None else time_s
-        self.evaluations = evaluations
-        self._interrupted = False
-        self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether somebody has asked the search to end."""
-        return self._interrupted
-
-    def interrupt(self) -> None:
-        """End the searches that have this Stop, soon."""
-        with self._lock:
-            self._interrupted = True
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback()
-
-    @contextlib.contextmanager
-    def on_interrupt(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Inside this context an interrupt calls callback(), at once if it came before."""
-        with self._lock:
-            self._callbacks.append(callback)
-            interrupted = self._interrupted
-        if interrupted:
-            callback()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._callbacks.remove(callback)
 
 
 @dataclass(frozen=True)
