@@ -547,7 +547,7 @@ MUTANTS = {
         unchanged,
         means_take_the_place_of_others,
         {HELD},
-        (6, *range(60)),
+        (52, 33, 53),
     ),
     "a snapshot takes the place of another": (unchanged, snapshots_take_the_place_of_others, {HELD}, (211,)),
     "a table is not summed": (unchanged, tables_are_not_summed, {REPLAYED}, range(60)),
