@@ -159,7 +159,7 @@ def times():
     return heard
 
 
-@pytest.mark.parametrize(("name", "lost"), zip(MOMENTS, (1, 0, 0), strict=True))
+@pytest.mark.parametrize(("name", "lost"), list(zip(MOMENTS, (1, 0, 0), strict=True)))
 def test_a_pipeline_that_loses_an_end_in_the_middle_is_lost_as_a_whole(name, lost):
     """Others continue, and measure the loss."""
     at_s = times()[name][len(times()[name]) // 2] + 1e-6
