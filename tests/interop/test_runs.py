@@ -67,7 +67,7 @@ SYNCS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "untie"), [("allreduce", False), ("groups", True), ("one stage", True), ("llama", False)]
+    ("kind", "untie"), [("allreduce", False), ("groups", True), ("one stage", False), ("llama", True)]
 )
 def test_version_0_is_the_model(checked, models, tmp_path, kind, untie):
     folder = models / ("llama" if kind == "llama" else "a")
