@@ -34,28 +34,22 @@ ROTARY = dict(positions="rotary", activation="geglu", n_heads=1)
 OPTIONS = {
     "lamb": dict(optim=LAMB),
     "growth": dict(data=GROWTH),
-    "blocks": dict(model=SHARED | ROTARY | dict(tied_head=True)),  # whose programs "all" has as well
+    "blocks": dict(model=SHARED | ROTARY | dict(tied_head=True)),
     "all": dict(model=SHARED | ROTARY | dict(tied_head=True), optim=LAMB, data=GROWTH),
 }
 
 
-def config_with(name, stages, pipelines, **options):
-    """The equivalence tests' config with some of OPTIONS. Where layers share blocks each stage has one block, as in the
-    paper, so more stages than two have twice as many layers."""
-    change = dict(OPTIONS[name])
-    config = equivalence.make_config(stages, pipelines, **options)
-    if "model" in change:
-        change["model"] = replace(config.model, **change["model"])
-        if change["model"].n_shared_blocks:
-            change["model"] = replace(change["model"], n_layers=2 * stages, n_shared_blocks=stages)
-            change["plan"] = replace(config.plan, layers="")
-    return replace(config, **change)
+def config_with(name, pipelines=1, **options):
+    """The equivalence tests' config of two stages, each of which has one shared block, as in the paper."""
+    change = OPTIONS[name]
+    config = equivalence.make_config(2, pipelines, layers="2,2", **options)
+    return replace(config, **change | {"model": replace(config.model, **change.get("model", {}))})
 
 
 @pytest.mark.parametrize("name", ["lamb", "growth", "blocks", "all"])
 def test_every_option_makes_a_difference(name, one_process):  # noqa: F811
     """Without this all could agree on ignoring it."""
-    config = config_with(name, 2, 1)
+    config = config_with(name)
     losses, _, _ = one_process(config)
     without, _, _ = one_process(equivalence.make_config(1, 1, head="tied" if config.model.tied_head else "untied"))
     assert not np.allclose(losses, without, rtol=1e-4)
@@ -64,7 +58,7 @@ def test_every_option_makes_a_difference(name, one_process):  # noqa: F811
 
 def test_all_together_with_a_newcomer_in_the_middle_of_the_growth(functions_of, one_process):  # noqa: F811
     """Stochastic wiring, held-out losses, all options: the length follows from the step, also for who was not there."""
-    config = config_with("all", 2, 2, eval_every_steps=8, eval_microbatches=5)
+    config = config_with("all", 2, eval_every_steps=8, eval_microbatches=5)
     wiring, net = run_config.WiringConfig("swarm", routers=2), run_config.NetConfig(1.0, 4.0)
     config = replace(config, wiring=wiring, net=net)
     outcome = equivalence.assert_same_training(config, functions_of, one_process, faults=[Fault(60.0, JOIN, 0)])
