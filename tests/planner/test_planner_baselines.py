@@ -167,21 +167,16 @@ def test_solvers_are_compared_by_ratios_of_medians():
     ]
 
 
-def test_bench_writes_table_picture_and_the_section_of_a_page(tmp_path, capsys):
-    """Of the networks with as many devices as the shape has."""
+def test_bench_writes_the_section_of_a_page(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench -->\nold\n<!-- end of bench -->\nafter\n")
-    names = [str(NETWORKS / f"small_{name}.json") for name in ("gaming16", "jitter16", "random24")]
+    network = str(NETWORKS / "small_gaming16.json")
     flags = ["--stages", "4", "--pipelines", "4", "--solvers", "block,random", "--evaluations", "30", "--n_seeds", "3"]
-    assert main(["bench", *names, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 0
+    assert main(["bench", network, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 0
     table = (tmp_path / "b" / "bench.md").read_text()
     assert page.read_text() == f"before\n<!-- bench -->\n\n{table}\n<!-- end of bench -->\nafter\n"
     assert "30 plans scored" in table and "seeds 0 to 2" in table
-    assert "| network | best bound | `block` | `random` |" in table
-    assert "| gaming_16_seed1 |" in table and "| jitter_16_seed1 |" in table and "random_24" not in table
-    runs = json.loads((tmp_path / "b" / "bench.json").read_text())
-    assert [(run["solver"], run["seed"]) for run in runs[:6]] == [(s, n) for s in ("block", "random") for n in range(3)]
-    assert len(runs) == 12 and (tmp_path / "b" / "bench.png").exists()
+    assert len(json.loads((tmp_path / "b" / "bench.json").read_text())) == 6
     page.write_text("no section")
-    assert main(["bench", *names, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 2
+    assert main(["bench", network, *flags, "--out", str(tmp_path / "b"), "--write", str(page)]) == 2
     assert "has no lines <!-- bench -->" in capsys.readouterr().err

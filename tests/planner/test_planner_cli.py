@@ -65,6 +65,18 @@ def test_two_plans_side_by_side(planned, tmp_path, capsys):
     assert "0 of 16 devices" in capsys.readouterr().out
 
 
+def test_bench_writes_its_table_and_picture(tmp_path, capsys):
+    names = [str(NETWORKS / f"small_{name}.json") for name in ("gaming16", "jitter16", "random24")]
+    flags = ["--stages", "4", "--pipelines", "4", "--solvers", "evolve,random", "--time_limit_s", "0.3"]
+    assert main(["bench", *names, *flags, "--out", str(tmp_path / "bench")]) == 0
+    table = (tmp_path / "bench" / "bench.md").read_text()
+    assert "| network | best bound | `evolve` | `random` |" in table
+    assert "| gaming_16_seed1 |" in table and "| jitter_16_seed1 |" in table and "random_24" not in table
+    runs = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert [(run["solver"], run["seed"]) for run in runs] == 2 * [("evolve", 0), ("random", 0)]
+    assert (tmp_path / "bench" / "bench.png").exists()
+
+
 def test_four_cities_are_two_pairs_of_neighbours(tmp_path):
     out = tmp_path / "plan.json"
     flags = ["--c_dp_bytes", "1.7e6", "--c_pp_bytes", "1.05e6", "--layers", "4", "--microbatches", "8"]

@@ -2,13 +2,14 @@
 
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
-from forks import run_scripts
 
 from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import open_data, write_tokens
@@ -45,11 +46,11 @@ def run(tmp_path):
     fields |= {"train.steps": STEPS, "train.microbatch_size": SIZE, "plan.microbatches": MICROBATCHES}
     fields |= {"sync.delay_after_steps": AFTER, "data.path": str(tmp_path / "t.tok")}
     (tmp_path / "c.py").write_text(CONFIG.format(fields=fields))
-    command = [str(SCRIPT), f"--config={tmp_path / 'c.py'}", f"--seeds={','.join(map(str, SEEDS))}"]
+    command = [sys.executable, str(SCRIPT), f"--config={tmp_path / 'c.py'}", f"--seeds={','.join(map(str, SEEDS))}"]
     command.append(f"--out={tmp_path / 'out'}")
-    ((code, out, error),) = run_scripts([command], tmp_path)
-    assert code == 0, error
-    return open_data(tmp_path / "t.tok"), out.splitlines()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return open_data(tmp_path / "t.tok"), done.stdout.splitlines()
 
 
 @jax.jit
