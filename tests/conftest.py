@@ -28,6 +28,7 @@ FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # compiles twice as fast; later versions lack the flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the caller's come last and win
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # else a twentieth of the time goes into stack traces
 
 # Functions with the same program are compiled once, also those of other tests, processes and earlier sessions. All
 # processes of a session share the folder: a program is written with one call, and who reads it before that compiles it.

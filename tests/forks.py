@@ -1,7 +1,8 @@
-"""Scripts as a user starts them, but in forks of one process that has imported what most of them need: an import of jax
-takes longer than what such a test asks of a script."""
+"""Scripts as a user starts them, but in forks of one process that has imported what they need: an import of jax takes
+longer than what such a test asks of a script."""
 
 import atexit
+import functools
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ PROGRAM = """
 import json, os, runpy, sys, tempfile
 {imports}
 for line in sys.stdin:
-    folder, (script, *arguments) = json.loads(line)
+    environment, folder, (script, *arguments) = json.loads(line)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:
@@ -23,6 +24,8 @@ for line in sys.stdin:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
             os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
             sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
             runpy.run_path(script, run_name="__main__")
             sys.exit()
@@ -30,47 +33,33 @@ for line in sys.stdin:
         result = (code, *(os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, err)))
         print(json.dumps(result), flush=True)
 """
+WITHOUT_JAX = "sys.modules['jax'] = None; import matplotlib.pyplot, jaxdt.config_file, jaxdt.sim.fault_report"
+WITH_JAX = """
+import flax, jax, matplotlib.pyplot, optax, orbax.checkpoint, ortools
+import jaxdt.api.launch, jaxdt.api.simulate, jaxdt.cli.plots, jaxdt.config_file, planner.commands.solve
+import jaxdt.runtime.coordinator_process, jaxdt.runtime.peer_process
+"""
 
 
-class Server:
-    """A process that has done its imports, and forks for each script."""
-
-    def __init__(self, imports: str, env: dict[str, str]):
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(imports=imports)]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.of = imports, env
-        self._process = subprocess.Popen(command, env=env, **pipes)
-
-    def run(self, command: Sequence[str], cwd: Path) -> list:
-        self._process.stdin.write(json.dumps([str(cwd), [*map(str, command)]]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the process of {self.of[0]} has ended"
-        return json.loads(line)
-
-    def end(self) -> None:
-        with self._process:  # closes its pipes, at which it ends
-            pass
+@functools.cache
+def _server(imports: str) -> subprocess.Popen[str]:
+    """A process that has done these imports, and forks for each script."""
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(imports=imports)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.__exit__, None, None, None)  # closes its pipes, at which it ends
+    return process
 
 
-_last: list[Server] = []  # one, which the next tests find if they need the same imports
-
-
-def run_scripts(
-    commands: Sequence[Sequence[str]], imports: str, cwd: Path, env: dict[str, str] | None = None
-) -> list[list]:
-    """Exit code, standard output and standard error of each command, a script with its arguments. `imports` are the
-    statements that the forked process begins with. Scripts that compute find their allocator's settings, so that none
-    starts itself anew."""
-    of = imports, dict((os.environ if env is None else env) | MALLOC_ENVIRONMENT)
-    of[1].pop("PYTEST_CURRENT_TEST", None)
-    if not _last or _last[0].of != of:
-        end_last()
-        _last.append(Server(*of))
-    return [_last[0].run(command, cwd) for command in commands]
-
-
-@atexit.register
-def end_last() -> None:
-    while _last:
-        _last.pop().end()
+def run_scripts(commands: Sequence[Sequence[str]], cwd: Path, without_jax: bool = False) -> list[list]:
+    """Exit code, standard output and standard error of each command, a script with its arguments. Scripts that compute
+    find their allocator's settings, so that none starts itself anew."""
+    server, results = _server(WITHOUT_JAX if without_jax else WITH_JAX), []
+    environment = dict(os.environ | MALLOC_ENVIRONMENT)
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    for command in commands:
+        server.stdin.write(json.dumps([environment, str(cwd), [*map(str, command)]]) + "\n")
+        server.stdin.flush()
+        line = server.stdout.readline()
+        assert line, "the process that forks for the scripts has ended"
+        results.append(json.loads(line))
+    return results

@@ -14,7 +14,6 @@ CONFIGS = {
     "tied": GPTConfig(**SIZES, tied_head=True, positions="rotary", activation="geglu"),
     "shared": GPTConfig(**SIZES | {"n_layers": 4}, n_shared_blocks=2),
     "bottleneck": GPTConfig(**SIZES, compression="bottleneck2", compression_after=(1, 2)),
-    "maxout": GPTConfig(**SIZES, tied_head=True, compression="maxout4", compression_after=(2,)),
     "shared_maxout": GPTConfig(
         **SIZES | {"n_layers": 4}, n_shared_blocks=2, compression="maxout2", compression_after=(1, 2)
     ),

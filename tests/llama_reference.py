@@ -13,9 +13,8 @@ from jaxdt.run.families.llama import LlamaConfig
 LLAMA = SIZES | dict(n_heads=4, n_kv_heads=2)
 CONFIGS = {
     "llama3": LlamaConfig(**LLAMA, rope_theta=500.0, rope_scaling=(4.0, 0.5, 2.0, 4.0)),
-    "qwen2": LlamaConfig(**LLAMA, qkv_bias=True, norm_eps=1e-3, tied_head=True),
     "qwen3": LlamaConfig(**LLAMA | {"n_kv_heads": 1}, d_head=6, qk_norm=True, tied_head=True),
-    "mistral": LlamaConfig(**LLAMA, window=3, o_bias=True),
+    "biased": LlamaConfig(**LLAMA, window=3, qkv_bias=True, o_bias=True, norm_eps=1e-3, tied_head=True),
 }
 
 

@@ -197,7 +197,7 @@ POOL_MUTANTS = {
         unchanged,
         patched(StepSteals, "on_arrived", keeps_gradients),
         {PROGRESS},
-        (3, *range(10)),
+        (15, 11),
     ),
     "a lost server gives other stages no other round": (
         unchanged,

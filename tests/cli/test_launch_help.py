@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import run_scripts
 
 from jaxdt.cli import config_fields, config_sources
 from jaxdt.cli.config_sources import DEFAULT, FLAG, RESUME, sourced
@@ -53,19 +54,14 @@ def test_the_help_of_launch_shows_every_flag_by_subject_and_every_field():
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_the_command_prints_it_and_ends_with_0():
-    done = subprocess.run([sys.executable, "scripts/launch.py", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Start a whole fleet on this machine") and "--config.wiring.kind=fixed" in done.stdout
-
-
-@pytest.mark.parametrize("words", ["train --help", "coordinate --help", "fleet --help", "fleet --helpfull"])
-def test_the_help_of_the_other_scripts_ends_with_0_too(words):
-    script, flag = words.split()
-    command = [sys.executable, f"scripts/{script}.py", flag]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"python scripts/{script}.py" in done.stdout
+def test_the_help_of_scripts_ends_with_0():
+    typed = ["launch --help", "train --help", "coordinate --help", "fleet --help", "fleet --helpfull"]
+    scripts = [words.split() for words in typed]
+    results = run_scripts([(f"scripts/{script}.py", flag) for script, flag in scripts], ROOT)
+    for (script, _), (code, out, error) in zip(scripts, results, strict=True):
+        assert (code, error) == (0, "") and f"python scripts/{script}.py" in out
+    assert results[0][1].startswith("Start a whole fleet on this machine")
+    assert "--config.wiring.kind=fixed" in results[0][1]
 
 
 # ---------------------------------------------------------------------------------------------- where values come from

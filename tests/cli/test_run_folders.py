@@ -44,7 +44,7 @@ def answers(cwd, *folders):
         for folder in folders
         for script, *words in COMMANDS
     ]
-    found = run_scripts(commands, "from jaxdt.cli import operator_flags, script_main", cwd)
+    found = run_scripts(commands, cwd)
     return [found[i : i + len(COMMANDS)] for i in range(0, len(found), len(COMMANDS))]
 
 
@@ -67,7 +67,7 @@ def test_either_folder_of_an_emitted_run_names_the_run(job):
 
 
 def launched(cwd, *words):
-    return run_scripts([(str(SCRIPTS / "launch.py"), *words)], "from jaxdt.api import launch", cwd)[0]
+    return run_scripts([(str(SCRIPTS / "launch.py"), *words)], cwd)[0]
 
 
 def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpoint(tmp_path):

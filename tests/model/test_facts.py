@@ -1,5 +1,6 @@
 """Facts that are read off a family's functions, against the sizes of a GPT by hand."""
 
+import functools
 import itertools
 import json
 import os
@@ -17,8 +18,7 @@ import moe_reference
 import pytest
 from gpt_reference import CONFIGS
 
-from jaxdt.model import facts_process
-from jaxdt.model.derive import facts
+from jaxdt.model import derive, facts_process
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import PRESETS, GPTConfig
@@ -27,6 +27,7 @@ from jaxdt.run.families.moe import MoeConfig
 from jaxdt.run.model import FAMILIES, options_class
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
 
+facts = functools.cache(derive.facts)  # a derivation takes half a second
 MODELS = {name: GPTConfig.of(name) for name in PRESETS} | CONFIGS
 PLAIN = [name for name, model in MODELS.items() if not model.compression_after]
 

@@ -12,6 +12,8 @@ from jaxdt.model.sample import assemble, generate
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
 
+ONE_OF_EACH_FAMILY = ["shared_maxout", "qwen3", "mixtral"]
+
 
 def tokens(config, n_samples=2, seed=0):
     return np.random.default_rng(seed).integers(0, config.vocab_size, (n_samples, config.max_len), dtype=np.int32)
@@ -34,14 +36,14 @@ def n_numbers(tree):
 
 
 # Of the others tests/model/test_stage.py and tests/test_equivalence.py compare the losses and the gradients.
-@pytest.mark.parametrize("name", ["tied", "shared", "maxout", "llama3", "qwen2"])
+@pytest.mark.parametrize("name", ["tied", "llama3", "biased", "one_expert"])
 def test_logits_equal_the_reference(name):
     config = CONFIGS[name]
     params, tokens_BT = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
     np.testing.assert_allclose(run(config, params, tokens_BT), logits(config, params, tokens_BT), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tied", "qwen2"])
+@pytest.mark.parametrize("name", ["tied", "biased"])
 def test_a_token_changes_no_earlier_logits(name):
     config = CONFIGS[name]
     params, before = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
@@ -51,7 +53,7 @@ def test_a_token_changes_no_earlier_logits(name):
     assert list(same) == [True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_init_does_not_depend_on_the_split(name):
     config = CONFIGS[name]
     whole = init_stage(config, 0, config.n_layers, seed=5)
@@ -62,7 +64,7 @@ def test_init_does_not_depend_on_the_split(name):
             jax.tree.map(np.testing.assert_array_equal, stage, {entry: whole[entry] for entry in stage})
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_init_has_as_many_numbers_as_the_config_says(name):
     config = CONFIGS[name]
     for lo, hi in ((0, config.n_layers), (0, 2), (2, config.n_layers)):

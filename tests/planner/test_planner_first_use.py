@@ -65,12 +65,11 @@ def test_the_interpreted_estimate_is_the_compiled_one(shape, monkeypatch):
     assert tune.estimate_s(work, layout) == pytest.approx(layout.step_s, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_first_search_leaves_slow_devices_out_without_a_compiler(seed, uncompiled, tmp_path, monkeypatch):
+def test_a_first_search_leaves_slow_devices_out_without_a_compiler(uncompiled, tmp_path, monkeypatch):
     network = fleet()
     job = planner.Job(RUN, None, None, planner.profile_of_kinds(RUN, network))
     start_s = time.monotonic()
-    result = planner.solve(network, job, planner.Stop(time_s=4), seed)
+    result = planner.solve(network, job, planner.Stop(time_s=4))
     assert time.monotonic() - start_s < 8  # on a busy machine; compilation takes half a minute
     rows = [{network.devices[d].kind for d in row} for row in result.plan.placement]
     assert rows == [{"RTX4090"}, {"A100"}, {"RTX4090"}]  # the best of all orders: 13 % shorter than A100s at an end

@@ -38,11 +38,7 @@ def test_a_run_with_servers_is_stopped_and_goes_on_and_equals_the_replay(launche
     assert [peer for peer, _ in members] == [0, 1] and version < 18
     assert f"{step_folder(fleet.run_dir, version)}: all" in replayed(fleet.run_dir)
 
-    config = fleet.run_dir / "config.json"
-    config.write_text(config.read_text().replace('"kind": "fixed"', '"kind": "independent"'))  # as a run of before
-    refused = launched(*SERVERS, "--resume")
-    assert refused.ended() == 2 and "is resumed with --config.wiring.kind=fixed" in refused.output, refused.output
-    fleet = launched(*SERVERS, "--config.wiring.kind=fixed", "--resume")
+    fleet = launched(*SERVERS, "--resume")
     assert fleet.ended() == 0, fleet.output
     started = step_folder(fleet.run_dir, version)
     lines = replayed(fleet.run_dir, f"--start={started}")

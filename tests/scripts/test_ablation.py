@@ -3,7 +3,6 @@
 import json
 import math
 import multiprocessing
-import os
 import queue
 import shutil
 from dataclasses import replace
@@ -32,9 +31,6 @@ START = RunStart("r")
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, max_len=16, vocab_size=64)
 N_MICROBATCHES, N_STEPS = 3, 4
-IMPORTS = (
-    "import experiments.ablation.page, experiments.ablation.picture, experiments.ablation.workers, jaxdt.cli.run_inputs"
-)
 
 
 def make_config(**model):
@@ -303,7 +299,7 @@ def test_the_time_left_is_said_once_a_model_has_done_two_steps():
 
 def ablate(*flags):
     command = [str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}", *flags]
-    ((code, _, err),) = run_scripts([command], IMPORTS, ROOT, os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/scripts"})
+    ((code, _, err),) = run_scripts([command], ROOT)
     assert code == 0, err
 
 

@@ -17,10 +17,6 @@ from jaxdt.run.plan import Plan
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARIES = """
-import jaxdt.api.launch, jaxdt.api.simulate, jaxdt.config_file, ml_collections.config_flags.config_flags
-import planner.commands.solve
-"""
 TRAIN = "launch --config=configs/quickstart.py --run_dir=new"
 # A command with a mistake, and words of the line that it prints. `planner` is python -m planner, others are in
 # scripts/.
@@ -182,7 +178,7 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
     assert __doc__.startswith(f"{len(MISTAKES)} mistakes "), "the number at the head of this file"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     commands = [typed.split() for typed, _ in MISTAKES.values()]
-    results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)
+    results = run_scripts([[script_of(name), *rest] for name, *rest in commands], folder)
     for (mistake, (typed, remedy)), (code, out, err) in zip(MISTAKES.items(), results, strict=True):
         assert (code, out) == (2, ""), (mistake, typed, out, err)
         assert remedy in err and err.count("\n") == 1 and "Traceback" not in err, (mistake, typed, err)

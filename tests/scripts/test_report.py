@@ -100,7 +100,7 @@ def test_a_run_without_a_step_has_no_picture(simulated, tmp_path):
     (tmp_path / "summary.json").write_text('{"clock_offset_s": {}}')
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
     script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
-    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], "from jaxdt.cli import plots", tmp_path)
+    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], tmp_path)
     assert code == 2 and "is of a run that has done no step" in error and error.count("\n") == 1
     assert not (tmp_path / "report.png").exists()
     assert not has_steps(tmp_path), "the coordinator then does not say how to draw the run"
@@ -136,7 +136,7 @@ def test_the_trace_of_a_newcomer_is_merged_and_one_of_an_earlier_run_is_not(simu
     (tmp_path / "summary.json").write_text('{"clock_offset_s": {}}')
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
     script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
-    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], "from jaxdt.cli import plots", tmp_path)
+    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], tmp_path)
     assert code == 0, error
     peers = {record["peer"] for record in map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())}
     assert peers == {-1, 4}
@@ -160,7 +160,7 @@ def test_a_run_on_several_hosts_says_which_traces_are_on_others(simulated, tmp_p
     FileStore(run_dir / "coordinator").put("view", serialize.write(ev.View(1, 1, 1, members, (1, 1), 4)))
     script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
     command = [str(script), "--run_dir=my run"]
-    ((code, out, error),) = run_scripts([tuple(command)], "from jaxdt.cli import plots", tmp_path)
+    ((code, out, error),) = run_scripts([tuple(command)], tmp_path)
     assert code == 0, error
     told = [line.rpartition(" from ")[2] for line in out.splitlines() if line.startswith("not in this report")]
     newcomer = "10.0.0.5, out of trace/ in the newcomer's own --run_dir"

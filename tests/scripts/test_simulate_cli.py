@@ -15,12 +15,11 @@ from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "configs/networks/dtfm_debug_8.json"
-WITHOUT_JAX = "sys.modules['jax'] = None; import matplotlib.pyplot, jaxdt.config_file, jaxdt.sim.fault_report"
 SMALL = ("--model=debug", "--flops=1e9", "--stages=2", "--pipelines=2", "--microbatches=8", "--steps=1")
 
 
 def call(script, *arguments):
-    (done,) = run_scripts([(f"scripts/{script}", *arguments)], WITHOUT_JAX, ROOT)
+    (done,) = run_scripts([(f"scripts/{script}", *arguments)], ROOT, without_jax=True)
     return subprocess.CompletedProcess(arguments, *done)
 
 
@@ -157,7 +156,7 @@ REFUSALS = [
 
 def test_bad_input_is_one_line_and_code_2():
     commands = [("scripts/simulate.py", *arguments) for arguments, _ in REFUSALS]
-    results = run_scripts(commands, WITHOUT_JAX, ROOT)
+    results = run_scripts(commands, ROOT, without_jax=True)
     for (arguments, line), (code, _, err) in zip(REFUSALS, results, strict=True):
         assert code == 2 and line in err and len(err.splitlines()) == 1, (arguments, err)
 

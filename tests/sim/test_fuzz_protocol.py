@@ -2,11 +2,10 @@
 
 More on demand: python scripts/experiments/fuzz_protocol.py --seeds=60:10000"""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_scripts
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import ReturnedReport, RollbackReport, VacantReport
@@ -76,11 +75,8 @@ def test_a_run_that_waits_sees_its_last_replicas_return_take_over_and_end():
 
 
 def test_the_script_prints_the_rate_and_refuses_what_is_no_range():
-    def call(*arguments):
-        command = [sys.executable, "scripts/experiments/fuzz_protocol.py", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-
-    done = call("--seeds=3:4", "--verbose")
-    assert done.returncode == 0 and "1 seeds, 0 with a finding" in done.stdout and "seed 3: " in done.stdout
-    refused = call("--seeds=4:3")
-    assert refused.returncode == 2 and refused.stderr == "--seeds: got '4:3', expected LOW < HIGH\n"
+    script = "scripts/experiments/fuzz_protocol.py"
+    commands = [(script, "--seeds=3:4", "--verbose"), (script, "--seeds=4:3")]
+    (code, out, _), refused = run_scripts(commands, ROOT, without_jax=True)
+    assert code == 0 and "1 seeds, 0 with a finding" in out and "seed 3: " in out
+    assert refused == [2, "", "--seeds: got '4:3', expected LOW < HIGH\n"]

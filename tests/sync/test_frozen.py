@@ -70,9 +70,8 @@ def test_forecasts_count_trained_numbers_only():
 
 def test_frozen_leaves_keep_their_bits_and_the_others_train(functions_of, one_process):  # noqa: F811
     """Two stages by two pipelines train as one process does, in which the frozen leaves are held by hand."""
-    model = equivalence.OWN["own_nnx_frozen"]
-    config = equivalence.make_config(2, 2, remat="dots", layers="1,1", head=None, model=model)
-    model = config.model
+    model = own_model("embed/", "/qkv/")
+    config = replace(equivalence.make_config(2, 2, remat="dots", layers="1,1"), model=model)
     plan = run_config.default_plan(config)
     losses, _, params, _ = equivalence.train_in_pieces(config, functions_of, plan)
     expected_losses, _, expected = one_process(config)

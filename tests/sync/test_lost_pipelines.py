@@ -45,13 +45,6 @@ def sends(kind, is_it=lambda body: True):
     return happens
 
 
-def hears(is_it):
-    """The moment at which it is told of such a group."""
-    return lambda event, actions: (
-        isinstance(event, ev.Received) and isinstance(event.body, ev.GroupFormed) and is_it(event.body.round)
-    )
-
-
 def has_run(kind):
     return lambda event, actions: isinstance(event, ev.Ran) and event.work.kind == kind
 
@@ -59,17 +52,10 @@ def has_run(kind):
 is_state = lambda round: round.kind == RoundKind.STATE  # noqa: E731
 WINDOW = dict(window_s=3.0, connectivity_groups=4)
 MOMENTS = {
-    "it has computed": (make_config("all", 3, microbatches=7), has_run(WorkKind.BACKWARD), 3),
-    "its group has formed": (make_config("window", 3, microbatches=7, **WINDOW), hears(lambda round: True), 3),
     "it has sent its parts": (make_config("pairs", 3, microbatches=7), sends(ev.Shard), 2),
     "it has the outer optimizer's step": (
         make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov"),
         has_run(WorkKind.ADOPT),
-        1,
-    ),
-    "it has told that it holds the mean": (
-        make_config("all", 3, microbatches=7, every_steps=4),
-        sends(ev.ResultHeld),
         1,
     ),
     "a mean of a fragment is pending": (

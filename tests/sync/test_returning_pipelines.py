@@ -39,15 +39,19 @@ AWAY_S = 2500.0  # longer than the time after which a silent peer is given up
 ALL = make_config("all", 3, microbatches=7, every_steps=2)
 WINDOW = make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4)
 CONFIGS = {
-    "all": ALL,
     "streaming": make_config("all", 3, microbatches=7, layers=4, **STREAMING),
-    "a mean pending but for one step": make_config("all", 3, microbatches=7, every_steps=3, lag_steps=2, mix_frac=0.5),
-    "window": WINDOW,
     "pairs": make_config("pairs", 3, microbatches=7),
     "none": make_config("none", 3, microbatches=7),
-    "tied head": make_config("window", 3, microbatches=7, head="tied", window_s=3.0, connectivity_groups=4),
-    "samples and moments": make_config(
-        "window", 3, microbatches=7, window_s=3.0, weights="samples", average_moments=True, codec="bf16"
+    "tied head": make_config(
+        "window",
+        3,
+        microbatches=7,
+        head="tied",
+        window_s=3.0,
+        connectivity_groups=4,
+        weights="samples",
+        average_moments=True,
+        codec="bf16",
     ),
 }
 

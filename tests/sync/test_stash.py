@@ -47,10 +47,8 @@ def stashing(match="all", pipelines=2, steps=20, optim=ADAMW, **groups):
 
 RULES = [
     ("all", 3, dict(every_steps=1)),
-    ("none", 2, {}),
     ("pairs", 3, dict(every_steps=1)),
     ("all", 2, dict(every_steps=4, outer="nesterov")),
-    ("window", 3, dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
     ("all", 1, dict(clip="stage")),
     ("window", 3, dict(every_steps=1, window_s=3.0, head="tied", stages=3, layers=3)),
 ]

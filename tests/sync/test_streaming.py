@@ -42,10 +42,9 @@ STREAMING = dict(every_steps=6, fragments=2, lag_steps=2, mix_frac=0.25, outer="
     ("layers", "groups"),
     [
         (4, STREAMING),
-        (2, dict(every_steps=2, lag_steps=1, outer="nesterov", mix_frac=0.25)),
         (4, dict(every_steps=4, fragments=2, lag_steps=1, head="tied")),
     ],
-    ids=["streaming", "lag", "no-outer"],
+    ids=["streaming", "no-outer"],
 )
 def test_a_run_equals_the_replay_of_its_log(layers, groups):
     """With checkpoints on the way, each of which is a mean of present parameters, whatever mean is pending."""

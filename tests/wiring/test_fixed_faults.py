@@ -84,7 +84,7 @@ def elastic(stages, pipelines, head="tied", **options):
     return replace(config, net=run_config.NetConfig(1.0, 4.0))
 
 
-@pytest.mark.parametrize(("shape", "seed"), [((2, 2), 0), ((2, 2), 1), ((2, 3), 3)])
+@pytest.mark.parametrize(("shape", "seed"), [((2, 2), 0), ((2, 3), 3)])
 def test_a_crash_at_any_moment_changes_nothing(shape, seed, functions_of, one_process):  # noqa: F811
     """One peer of each stage, at moments of their own; the run goes on without."""
     config, chance = elastic(*shape, head=("tied", "untied")[seed % 2]), random.Random(seed)

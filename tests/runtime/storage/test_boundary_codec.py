@@ -2,15 +2,18 @@
 as counted, in the simulator and on sockets."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 import test_equivalence as equivalence
-from quantised_reference import N_STEPS, in_one_process
+from test_equivalence import functions_of, one_process  # noqa: F401
 from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt.codec import base as codec
+from jaxdt.model.base import apply_stage, init_stage
+from jaxdt.model.stage import sum_sample_losses
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
 from jaxdt.run.codec import parse, wire_bytes
@@ -23,6 +26,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 pytestmark = pytest.mark.xdist_group("stage_functions")
 
 ACT = ev.Key("act", 0, 1, 0)
+N_STEPS = 6
 
 
 def config_of(name, **options):
@@ -30,29 +34,47 @@ def config_of(name, **options):
     return replace(config, codec=name, **options)
 
 
-@pytest.fixture(scope="module")
-def functions_of():
-    cache = {}
-
-    def of(config, plan, stage, devices=1):
-        key = (plan.stages[stage], devices)
-        if key not in cache:
-            cache[key] = stage_functions(config, plan, stage, devices)
-        return cache[key]
-
-    return of
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def quantised(name, x):
+    """x as the receiver has it; the gradient is quantised the same way."""
+    return codec.decode(parse(name), codec.encode(parse(name), x), x.shape, x.dtype)
 
 
-@pytest.mark.parametrize("name", ["int8:64", "int8-dynamic"])
-def test_stages_train_as_one_process_that_quantises_at_the_same_boundaries(name, functions_of):
+quantised.defvjp(lambda name, x: (quantised(name, x), None), lambda name, _, g: (quantised(name, g),))
+
+
+def loss_sum(config, plan, params, tokens_BT):
+    x = tokens_BT[:, :-1]
+    for lo, hi in plan.stages:
+        x = apply_stage(config.model, lo, hi, np.float32, params, x)
+        if hi < plan.n_layers:
+            x = quantised(config.codec, x)
+    return sum_sample_losses(x, tokens_BT[:, 1:])
+
+
+def in_one_process(config, plan):
+    """(losses, final parameters) of plain training, microbatch by microbatch, quantised at the boundaries of a plan."""
+    n, batch_size = equivalence.N_MICROBATCHES, equivalence.BATCH
+    params = init_stage(config.model, 0, config.model.n_layers, config.train.seed)
+    initial_state, update = equivalence.update_of(config.optim)
+    state, gradient_of, losses = initial_state(params), jax.jit(jax.value_and_grad(partial(loss_sum, config, plan))), []
+    for step in range(N_STEPS):
+        batch = partial(equivalence.Tokens().train_batch, config.train.seed, step)
+        parts = [gradient_of(params, batch(m, batch_size, config.seq_len, n)) for m in range(n)]
+        losses.append(sum(float(loss) for loss, _ in parts) / (n * batch_size))
+        mean = jax.tree.map(lambda *leaves: sum(leaves) / (n * batch_size), *(gradient for _, gradient in parts))
+        _, params, state = update(params, state, mean)
+    return losses, params
+
+
+def test_stages_train_as_one_process_that_quantises_at_the_same_boundaries(functions_of, one_process):  # noqa: F811
     """Sums in another order may flip a code here and there; training without the codec is much further away."""
-    config = config_of(name)
+    config = config_of("int8:64")
     plan = run_config.default_plan(config)
     losses, _, params, _ = equivalence.train_in_pieces(config, functions_of, plan)
-    expected_losses, expected = in_one_process(config, plan, name)
-    _, without = in_one_process(replace(config, codec="none"), replace(plan, codec=()), "none")
+    expected_losses, expected = in_one_process(config, plan)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    off, off_without = (equivalence.relative_l2(params, other) for other in (expected, without))
+    off, off_without = (equivalence.relative_l2(params, other) for other in (expected, one_process(config)[2]))
     assert off < 0.05 * off_without
 
 
@@ -74,7 +96,7 @@ class Weighed(Store):
         return tensor
 
 
-def test_what_leaves_a_peer_is_as_many_bytes_as_its_link_was_told(functions_of, monkeypatch):
+def test_what_leaves_a_peer_is_as_many_bytes_as_its_link_was_told(functions_of, monkeypatch):  # noqa: F811
     """Each direction of each pipeline has a codec of its own here."""
     weighed = {}
 
@@ -110,7 +132,7 @@ def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, sta
     np.testing.assert_allclose(ends[1].decode(ACT, leaf), x, atol=0.05)
 
 
-def test_a_tensor_in_another_codec_is_refused(functions_of):
+def test_a_tensor_in_another_codec_is_refused(functions_of):  # noqa: F811
     config = config_of("int8")
     plan = run_config.default_plan(config)
     store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
@@ -144,7 +166,7 @@ class Unfinished:
         (1, Work(1, WorkKind.BACKWARD, 0, 1, 0), ev.Key("grad", 0, 1, 0)),
     ],
 )
-def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):
+def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):  # noqa: F811
     config = config_of("int8")
     plan = run_config.default_plan(config)
     store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
@@ -158,7 +180,7 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     assert wire.tensor.is_ready()
 
 
-def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
+def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):  # noqa: F811
     """Its lease ran out, and came again with the same input before the first Work had begun."""
     config = config_of("int8")
     plan = run_config.default_plan(config).with_worker(7, 1)
@@ -172,7 +194,7 @@ def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
 
 
 @pytest.mark.parametrize("kind", [WorkKind.FORWARD, WorkKind.BACKWARD])
-def test_a_worker_whose_step_ends_before_its_work_begins_computes_nothing(kind, functions_of):
+def test_a_worker_whose_step_ends_before_its_work_begins_computes_nothing(kind, functions_of):  # noqa: F811
     """It was paused, and hears of its lease and of the next version at once, before the parameters of that are here.
     A tensor that is not here for another reason is an error."""
     config = equivalence.make_config(3, 1, steps=N_STEPS)
@@ -185,7 +207,7 @@ def test_a_worker_whose_step_ends_before_its_work_begins_computes_nothing(kind, 
     assert store.run(work, 1.0) == {}
 
 
-def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sends(functions_of):
+def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sends(functions_of):  # noqa: F811
     config = config_of("int8")
     plan = run_config.default_plan(config)
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
@@ -196,7 +218,7 @@ def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sen
         store.expect(ev.TaskOutput(ev.Key("grad", 0, 0, 0), 1, 1, 2, None, 0.0, 0.0), [(dtype, shape)])
 
 
-def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):
+def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):  # noqa: F811
     config = config_of("int8", error_feedback=True)
     plan = run_config.default_plan(config)
     boundary_codec = BoundaryCodec(config, plan, 0, functions_of(config, plan, 0))
@@ -209,10 +231,10 @@ def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(func
     np.testing.assert_array_equal(np.asarray(boundary_codec.encode(ACT, x)), sent[0])
 
 
-def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
+def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):  # noqa: F811
     config = config_of("int8:96")
     plan = run_config.default_plan(config)
-    one, two = functions_of(config, plan, 0), functions_of(config, plan, 0, devices=2)
+    one, two = functions_of(config, plan, 0), stage_functions(config, plan, 0, 2)
     params = one.init(0)
     tokens_BT = equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1)[:, :-1]
     y, _ = two.forward(two.place(params), tokens_BT)

@@ -74,9 +74,8 @@ def test_servers_alone(functions_of, one_process):  # noqa: F811
     train(config, functions_of, one_process)
 
 
-@pytest.mark.parametrize(("stages", "head"), [(1, "tied"), (3, "untied")])
-def test_workers_do_most_of_it(stages, head, functions_of, one_process):  # noqa: F811
-    config = pool(stages, 2, head=head, eval_every_steps=4, eval_microbatches=3)
+def test_workers_do_most_of_it(functions_of, one_process):  # noqa: F811
+    config = pool(3, 2, head="untied", eval_every_steps=4, eval_microbatches=3)
     _, n_backwards = train(config, functions_of, one_process)
     plan = default_plan(config)
     assert sum(n_backwards[worker] for worker in plan.workers) > sum(n_backwards[server] for server in plan.peers) > 0
@@ -221,10 +220,9 @@ def delayed(config, after_steps=0):
     return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
 
 
-@pytest.mark.parametrize(("stages", "workers", "after_steps"), [(1, 2, 7), (2, 0, 0), (3, 2, 0)])
+@pytest.mark.parametrize(("stages", "workers", "after_steps"), [(1, 2, 7), (3, 2, 0)])
 def test_delayed_updates(stages, workers, after_steps, functions_of, one_process):  # noqa: F811
     """Two steps are under way, each with its version, at servers and workers."""
     config = pool(stages, workers, head="tied", steps=10, eval_every_steps=4, eval_microbatches=3)
     _, n_backwards = train(delayed(config, after_steps), functions_of, one_process)
-    workers = default_plan(config).workers
-    assert not workers or sum(n_backwards[worker] for worker in workers) > n_backwards.total() / 2
+    assert sum(n_backwards[worker] for worker in default_plan(config).workers) > n_backwards.total() / 2
