@@ -130,4 +130,4 @@ def this_machine(given: Given) -> dict[str, Any]:
 
 def told(about: Any) -> str:
     """Where runs were made, for people."""
-    return about if isinstance(about, str) else "; ".join(f"{name}: {value}" for name, value in about.items())
+    return about if isinstance(about, str) else "; ".join(f"{name}: {value}" for name, value in about.items()) + "."

@@ -1,9 +1,9 @@
-"""The same over real TCP between hosts, with delay, rate, loss and jitter made by a router: 4 networks x 3 systems.
+"""Step times as predicted and as measured, over real TCP between hosts, with a router between them; needs root.
 
-Each peer is in a network namespace of its own (prediction_error/network_hosts.py). It needs root; without it the
-command says so in one line and ends with code 0. The simulator gets a network as measure.py has measured it over the
-same hosts, as a user would do. It does not get the settings of the router. The 12 cases of three runs take a quarter of
-an hour.
+4 networks, whose delay, rate, loss and jitter the router makes, x 3 systems; otherwise as `emulated`. Each peer is in a
+network namespace of its own (prediction_error/network_hosts.py). Without root the command says so in one line and ends
+with code 0. The simulator gets a network as measure.py has measured it over the same hosts, as a user would do. It does
+not get the settings of the router. The 12 cases of three runs take a quarter of an hour.
 """
 
 import itertools
