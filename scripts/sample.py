@@ -18,9 +18,7 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.interop.chat import chat_prompt
-from jaxdt.model.data import TokenFile
 from jaxdt.model.sample import assemble, generate
-from jaxdt.model.tokenizer import OF_FILE, TOKENIZER_JSON, Tokenizer, load_tokenizer
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput, require_at_least, why
 from jaxdt.run.run_folder import RunFolders
@@ -52,7 +50,7 @@ def main() -> int:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     data = run_inputs.token_file(config.data.path)
     origin = RunFolders.of(run_dir).job / IN_A_RUN / ORIGIN
-    tokenizer, ends = tokenizer_of(data, origin)
+    tokenizer, ends = run_inputs.tokenizer_of(data, origin)
     text = chat_prompt(origin, PROMPT.value) if CHAT.value else PROMPT.value
     if CHECKPOINT.value:
         entries = load_entries(Path(CHECKPOINT.value))
@@ -63,7 +61,7 @@ def main() -> int:
         entries = load_parts(found.record.checkpoint.parts, [found.folder])
     params = assemble(config.model, [{name: entry["params"]} for name, entry in entries.items()])
     try:
-        prompt = tokenizer.encode(text.encode()).tolist()
+        prompt = tokenizer.encode_prompt(text.encode()).tolist()
     except ValueError as error:
         raise BadInput(f"--prompt: {tokenizer.name} cannot encode it ({why(error)})") from None
     if not prompt:
@@ -73,24 +71,6 @@ def main() -> int:
     shown = tokens if CHAT.value else prompt + tokens
     print(tokenizer.decode(np.array(shown)).decode(errors="replace"))
     return 0
-
-
-def tokenizer_of(data: TokenFile, origin: Path) -> tuple[Tokenizer, set[int]]:
-    """The tokenizer of the text of a run, and the tokens that end a text. `origin`: what came with the model with which
-    the run began, if it did."""
-    if not data.tokenizer.startswith(OF_FILE):
-        return load_tokenizer(data.tokenizer), set()
-    if not (origin / TOKENIZER_JSON).exists():
-        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, expected it in {origin / TOKENIZER_JSON}")
-    tokenizer = load_tokenizer(str(origin))
-    if tokenizer.name != data.tokenizer:
-        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, the model of the run has {tokenizer.name}")
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (origin / name).exists():
-            found = parse_json((origin / name).read_bytes()).get("eos_token_id")
-            ends |= set(found if isinstance(found, list) else [found]) - {None}
-    return tokenizer, ends
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # Runs the test suite; arguments go to pytest. Types are checked meanwhile, and what is wrong with them is printed last.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/venv.sh "test,hf"
+source scripts/venv.sh "test,hf,data"
 unset PYTHONDONTWRITEBYTECODE # else each of some two hundred processes would compile the package anew
 echo "style, then types and some 4,800 tests at once, in about twenty minutes; the first dots come after one or two"
 python -m ruff check .

@@ -7,16 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt import build
-from jaxdt.model.data import TokenFile, open_data
+from jaxdt.model.data import TOKENIZER, TokenFile, open_data
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+from jaxdt.model.tokenizer import (
+    OF_FILE,
+    TOKENIZER_JSON,
+    Tokenizer,
+    load_tokenizer,
+    name_of_content,
+    tokenizer_of_content,
+)
 from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
-from jaxdt.runtime.storage.model_folder import open_model
+from jaxdt.run.serialize import parse_json
+from jaxdt.runtime.storage.model_folder import ORIGIN, open_model
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 
@@ -32,6 +41,8 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
             f"data.path: {data.path} is of a vocabulary of {data.vocab_size} tokens, {has}; expected a text that the "
             "tokenizer of the model has encoded"
         )
+    if begins_with_model and data.tokenizer.startswith(OF_FILE):
+        _check_tokenizer(data, fields["init"]["path"])
     config = configs.parse(fields, data.vocab_size)
     build.check_config(config)
     plan = configs.with_codec(config, plan or configs.default_plan(config))
@@ -43,6 +54,16 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.seq_len)
     return config, plan, data
+
+
+def _check_tokenizer(data: TokenFile, model: str) -> None:
+    """BadInput if the tokens are of another tokenizer.json than that which came with the model in this folder."""
+    origin = Path(model) / ORIGIN / TOKENIZER_JSON
+    name = name_of_content(origin.read_bytes()) if origin.is_file() else data.tokenizer
+    if name != data.tokenizer:
+        command = shell_line("python", "scripts/prepare_data.py", f"--tokenizer={model}")
+        found = f"{data.path} is of the tokenizer {data.tokenizer}, the model of {model} has {name}"
+        raise BadInput(f"data.path: {found}; expected tokens of that: {command} --train=... --out=...")
 
 
 def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool) -> Mapping[str, Any]:
@@ -77,6 +98,27 @@ def token_file(path: str) -> TokenFile:
         return open_data(path)
     CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)
     return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS, replaces=True)
+
+
+def tokenizer_of(data: TokenFile, origin: Path) -> tuple[Tokenizer, set[int]]:
+    """The tokenizer of the text of a run, and the tokens that end a text. `origin`: what came with the model with which
+    the run began, if it did."""
+    ends = set() if data.end_of_text is None else {data.end_of_text}
+    if not data.tokenizer.startswith(OF_FILE):
+        return load_tokenizer(data.tokenizer), ends
+    if content := data.section(TOKENIZER):
+        tokenizer = tokenizer_of_content(content, str(data.path))
+    elif (origin / TOKENIZER_JSON).exists():
+        tokenizer = load_tokenizer(str(origin))
+    else:
+        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, expected it in {origin / TOKENIZER_JSON}")
+    if tokenizer.name != data.tokenizer:
+        raise BadInput(f"{data.path}: is of the tokenizer {data.tokenizer}, the model of the run has {tokenizer.name}")
+    for name in ("config.json", "generation_config.json"):
+        if (origin / name).exists():
+            found = parse_json((origin / name).read_bytes()).get("eos_token_id")
+            ends |= set(found if isinstance(found, list) else [found]) - {None}
+    return tokenizer, ends
 
 
 def network_of(path: str, plan: Plan) -> Network:

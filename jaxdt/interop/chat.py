@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxdt.interop.hf_config import read_config
+from jaxdt.model.tokenizer import TOKENIZER_CONFIG
 from jaxdt.run.errors import BadInput
 
-TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 DEFAULT = "default"  # of several templates with names
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -1,7 +1,9 @@
 """Token files, and the batches that all peers draw from them alike.
 
 A token file is one header and then the train tokens and the held-out tokens, little-endian unsigned numbers of 2 bytes
-(vocabulary up to 65,536) or 4. It is memory-mapped, so peers on one host share its pages.
+(vocabulary up to 65,536) or 4. It is memory-mapped, so peers on one host share its pages. Behind them stand sections:
+where documents begin, and a copy of the tokenizer if that is a file; and last the contents, an object of JSON with the
+place and SHA256 of each section by its name. Files of version 1 have no sections.
 
 A training batch is a pure function of the file and of (seed, step, microbatch): re-routing a microbatch, resuming and
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
@@ -11,32 +13,40 @@ step (jaxdt.run.seq_lengths), each length has its own windows, and with them its
 """
 
 import hashlib
+import json
 import math
 import os
 import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from jaxdt.run.errors import BadInput, shell_line, why
+from jaxdt.run.serialize import parse_json
 
 MAGIC = b"JAXDTTOK"
-VERSION = 1
+VERSION = 2
 TOKENIZER_NAME_BYTES = 16
-# The fields of TokenFileHeader in order, 4 bytes of padding and the CRC-32 of both: 128 bytes, so tokens are aligned.
-HEADER = struct.Struct(f"<8sIIQQQ{TOKENIZER_NAME_BYTES}s32s32s4x")
+# The fields of TokenFileHeader in order, by version, 4 bytes of padding and the CRC-32 of both: 128 and 192 bytes, so
+# tokens are aligned.
+FIELDS = f"<8sIIQQQ{TOKENIZER_NAME_BYTES}s32s32s"
+HEADERS = {1: struct.Struct(f"{FIELDS}4x"), VERSION: struct.Struct(f"{FIELDS}QQ32s20x")}
 CRC = struct.Struct("<I")
-HEADER_BYTES = HEADER.size + CRC.size
+HEADER_BYTES = HEADERS[VERSION].size + CRC.size
+SECTION_ALIGNMENT_BYTES = 64
+DOCUMENTS, TOKENIZER = "documents", "tokenizer"  # sections: uint64 starts of train and held-out ones; a tokenizer.json
 TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+DOCUMENT_DTYPE = np.dtype("<u8")
 # Four half rounds make a Feistel network look random; two more cost a microsecond.
 HALF_ROUNDS = 6
 
 
 class TokenFileHeader(NamedTuple):
-    """The fixed part of a token file. Checksums are SHA256: of all tokens as stored, and of the source texts."""
+    """The fixed part of a token file. Checksums are SHA256: of all tokens as stored, of the source texts, and of the
+    contents, which end the file."""
 
     magic: bytes
     version: int
@@ -47,16 +57,43 @@ class TokenFileHeader(NamedTuple):
     tokenizer: bytes
     payload_sha256: bytes
     source_sha256: bytes
+    contents_start: int = 0
+    contents_bytes: int = 0
+    contents_sha256: bytes = b""
+
+    @property
+    def header_bytes(self) -> int:
+        return HEADERS[self.version].size + CRC.size
+
+    @property
+    def tokens_end(self) -> int:
+        return self.header_bytes + self.token_bytes * (self.n_train_tokens + self.n_eval_tokens)
 
     @property
     def file_bytes(self) -> int:
-        return HEADER_BYTES + self.token_bytes * (self.n_train_tokens + self.n_eval_tokens)
+        return self.contents_start + self.contents_bytes if self.contents_bytes else self.tokens_end
+
+
+class Section(NamedTuple):
+    """Where a section is in its file."""
+
+    start: int
+    n_bytes: int
+    sha256: str
+
+
+class Tokens(NamedTuple):
+    """Some token numbers of a part [n]. `starts`: where among them documents begin."""
+
+    numbers: np.ndarray
+    starts: np.ndarray
 
 
 class TokenFile:
-    """An open token file. Lengths and the header were checked at opening, the tokens were not: see verify_checksum."""
+    """An open token file. Lengths, the header and the contents were checked at opening, tokens and sections were not:
+    see verify_checksum. `end_of_text`: the token between documents; None where there is none."""
 
-    def __init__(self, path: Path, header: TokenFileHeader, tokens: np.ndarray):
+    def __init__(self, path: Path, header: TokenFileHeader, tokens: np.ndarray, contents: dict[str, Any]):
         self.path = path
         self.vocab_size = header.vocab_size
         self.tokenizer = header.tokenizer.rstrip(b"\0").decode("ascii")
@@ -65,6 +102,37 @@ class TokenFile:
         self.checksum = header.payload_sha256.hex()
         self.source_checksum = header.source_sha256.hex()
         self.tokens = tokens
+        self.end_of_text: int | None = contents["end_of_text"]
+        self.n_train_documents: int = contents["n_train_documents"]
+        self.sections: dict[str, Section] = contents["sections"]
+
+    def section(self, name: str) -> bytes:
+        """The bytes of a section, b'' where there is none. BadInput if they are not those that were written."""
+        if name not in self.sections:
+            return b""
+        found = self.sections[name]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(found.start)
+                content = file.read(found.n_bytes)
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be read ({why(error)}), expected a token file") from error
+        got = hashlib.sha256(content).hexdigest()
+        if got != found.sha256:
+            raise BadInput(f"{self.path}: section {name} has SHA256 {got:.12}, expected {found.sha256:.12}")
+        return content
+
+    @property
+    def documents(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the documents of either part begin among its tokens, uint64 [n_documents]. A file of version 1 does not
+        say so."""
+        starts = np.frombuffer(self.section(DOCUMENTS), DOCUMENT_DTYPE)
+        return starts[: self.n_train_documents], starts[self.n_train_documents :]
+
+    @property
+    def n_documents(self) -> int:
+        """Those of both parts together."""
+        return self.sections[DOCUMENTS].n_bytes // DOCUMENT_DTYPE.itemsize if DOCUMENTS in self.sections else 0
 
     def n_train_windows(self, seq_len: int) -> int:
         """Samples per epoch; neighbouring windows share one token (a target of one, an input of the next)."""
@@ -149,16 +217,36 @@ def open_data(path: str | Path) -> TokenFile:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            blob = file.read(HEADER_BYTES)
+            header = _parse_header(path, file.read(HEADER_BYTES))
             size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes != header.file_bytes:
+                raise BadInput(f"{path}: got {size_bytes} bytes, expected {header.file_bytes} as its header says")
+            file.seek(header.contents_start)
+            contents = _parse_contents(path, header, file.read(header.contents_bytes))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected a token file") from error
-    header = _parse_header(path, blob)
-    if size_bytes != header.file_bytes:
-        raise BadInput(f"{path}: got {size_bytes} bytes, expected {header.file_bytes} as its header says")
     n_tokens = header.n_train_tokens + header.n_eval_tokens
-    tokens = np.memmap(path, TOKEN_DTYPES[header.token_bytes], mode="r", offset=HEADER_BYTES, shape=(n_tokens,))
-    return TokenFile(path, header, tokens)
+    dtype = TOKEN_DTYPES[header.token_bytes]
+    tokens = np.memmap(path, dtype, mode="r", offset=header.header_bytes, shape=(n_tokens,))
+    return TokenFile(path, header, tokens, contents)
+
+
+def _parse_contents(path: Path, header: TokenFileHeader, blob: bytes) -> dict[str, Any]:
+    """`end_of_text`, `n_train_documents` and `sections`, by name."""
+    if header.version == 1:
+        return {"end_of_text": None, "n_train_documents": 0, "sections": {}}
+    if hashlib.sha256(blob).digest() != header.contents_sha256:
+        raise BadInput(f"{path}: its contents are damaged, expected those that its header names; prepare it again")
+    try:
+        found = parse_json(blob)
+        sections = {name: Section(*place) for name, place in found["sections"].items()}
+        n_bytes = sum(len(range(place.start, place.start + place.n_bytes)) for place in sections.values())
+        if n_bytes > header.contents_start:
+            raise ValueError("its sections are longer than the file")
+        end_of_text, n_train = found["end_of_text"], range(found["n_train_documents"]).stop
+        return {"end_of_text": end_of_text, "n_train_documents": n_train, "sections": sections}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: its contents are of another format ({why(error)}), prepare it again") from None
 
 
 def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
@@ -166,24 +254,28 @@ def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
         words = ("python", "scripts/prepare_data.py", f"--train={path}", f"--out={path.with_suffix('.tok')}")
         expected = f"expected a token file; to make one of a text: {shell_line(*words)}"
         raise BadInput(f"{path}: got first bytes {blob[: len(MAGIC)]!r}, {expected}")
-    if len(blob) < HEADER_BYTES:
-        raise BadInput(f"{path}: got {len(blob)} bytes, expected a header of {HEADER_BYTES}")
-    header = TokenFileHeader(*HEADER.unpack_from(blob))
-    if header.version != VERSION:
-        raise BadInput(f"{path}: got token file version {header.version}, expected {VERSION}")
-    (crc,) = CRC.unpack_from(blob, HEADER.size)
-    if crc != zlib.crc32(blob[: HEADER.size]):
-        raise BadInput(f"{path}: got header CRC {zlib.crc32(blob[: HEADER.size]):08x}, expected {crc:08x}")
+    version = int.from_bytes(blob[len(MAGIC) : len(MAGIC) + 4], "little")
+    if version not in HEADERS and len(blob) >= HEADER_BYTES:
+        raise BadInput(f"{path}: got token file version {version}, expected one up to {VERSION}")
+    fields = HEADERS.get(version, HEADERS[VERSION])
+    if len(blob) < fields.size + CRC.size:
+        raise BadInput(f"{path}: got {len(blob)} bytes, expected a header of {fields.size + CRC.size}")
+    header = TokenFileHeader(*fields.unpack_from(blob))
+    (crc,) = CRC.unpack_from(blob, fields.size)
+    if crc != zlib.crc32(blob[: fields.size]):
+        raise BadInput(f"{path}: got header CRC {zlib.crc32(blob[: fields.size]):08x}, expected {crc:08x}")
     if header.token_bytes not in TOKEN_DTYPES:
         raise BadInput(f"{path}: got {header.token_bytes} bytes per token, expected 2 or 4")
     return header
 
 
 def verify_checksum(file: TokenFile) -> None:
-    """Read the whole file; raises BadInput if the tokens are not those that were written."""
+    """Read the whole file; raises BadInput if tokens or sections are not those that were written."""
     got = hashlib.sha256(file.tokens.data).hexdigest()
     if got != file.checksum:
         raise BadInput(f"{file.path}: tokens have SHA256 {got:.12}, expected {file.checksum:.12} as its header says")
+    for name in file.sections:
+        file.section(name)
 
 
 def write_tokens(
@@ -194,21 +286,26 @@ def write_tokens(
     held_out: np.ndarray,
     source_checksum: str = "00" * 32,
 ) -> TokenFile:
-    """Write token numbers [n_train], [n_eval] as a token file and open it: see write_pieces."""
-    return write_pieces(path, tokenizer, vocab_size, [train], [held_out], source_checksum)
+    """Write token numbers [n_train], [n_eval], each of one document, as a token file and open it: see write_pieces."""
+    first = np.zeros(1, np.int64)
+    parts = [[Tokens(numbers, first[: len(numbers)])] for numbers in (train, held_out)]
+    return write_pieces(path, tokenizer, vocab_size, parts[0], parts[1], source_checksum)
 
 
 def write_pieces(
     path: str | Path,
     tokenizer: str,
     vocab_size: int,
-    train: Iterable[np.ndarray],
-    held_out: Iterable[np.ndarray],
+    train: Iterable[Tokens],
+    held_out: Iterable[Tokens],
     source_checksum: str,
+    *,
+    end_of_text: int | None = None,
+    tokenizer_json: bytes = b"",
 ) -> TokenFile:
-    """Write the token numbers of both parts, which come in pieces [n], as a token file and open it. The file appears
-    whole or not at all. Raises BadInput if there is no train token to predict, a token is outside the vocabulary or the
-    disk refuses."""
+    """Write the tokens of both parts, which come in pieces, as a token file and open it. The file appears whole or not
+    at all. `end_of_text`: what the pieces have between documents; `tokenizer_json`: the tokenizer, if it is a file.
+    Raises BadInput if there is no train token to predict, a token is outside the vocabulary or the disk refuses."""
     path = Path(path)
     if len(tokenizer) > TOKENIZER_NAME_BYTES:
         raise ValueError(f"got tokenizer name {tokenizer!r}, expected at most {TOKENIZER_NAME_BYTES} characters")
@@ -223,6 +320,7 @@ def write_pieces(
                 n_train, n_eval = writer.add("train", train), writer.add("held-out", held_out)
                 if n_train < 2:
                     raise BadInput(f"{path}: got {n_train} train tokens, expected at least 2")
+                contents = writer.sections(end_of_text, tokenizer_json)
                 header = TokenFileHeader(
                     magic=MAGIC,
                     version=VERSION,
@@ -233,8 +331,12 @@ def write_pieces(
                     tokenizer=tokenizer.encode("ascii"),
                     payload_sha256=writer.sha256.digest(),
                     source_sha256=bytes.fromhex(source_checksum),
+                    contents_start=file.tell(),
+                    contents_bytes=len(contents),
+                    contents_sha256=hashlib.sha256(contents).digest(),
                 )
-                writer.end(HEADER.pack(*header))
+                file.write(contents)
+                writer.end(HEADERS[VERSION].pack(*header))
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -251,12 +353,15 @@ class _PieceWriter:
         self.dtype = TOKEN_DTYPES[2 if vocab_size <= 1 << 16 else 4]
         self.sha256 = hashlib.sha256()
         self._path, self._file, self._vocab_size = path, file, vocab_size
+        self._starts: dict[str, list[np.ndarray]] = {}
         file.seek(HEADER_BYTES)
 
-    def add(self, part: str, pieces: Iterable[np.ndarray]) -> int:
+    def add(self, part: str, pieces: Iterable[Tokens]) -> int:
         """Write the tokens of a part; how many there are."""
         n_tokens = 0
-        for tokens in pieces:
+        found = self._starts[part] = [np.zeros(0, DOCUMENT_DTYPE)]
+        for tokens, starts in pieces:
+            found.append((starts + n_tokens).astype(DOCUMENT_DTYPE))
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
                 got, most = f"{part} tokens {tokens.min()}..{tokens.max()}", self._vocab_size - 1
                 raise BadInput(f"{self._path}: got {got}, expected 0..{most} (vocabulary)")
@@ -265,6 +370,20 @@ class _PieceWriter:
             self._file.write(stored.data)
             n_tokens += len(tokens)
         return n_tokens
+
+    def sections(self, end_of_text: int | None, tokenizer_json: bytes) -> bytes:
+        """Write the sections behind the tokens. Returns the contents."""
+        starts = {part: np.concatenate(found) for part, found in self._starts.items()}
+        contents: dict[str, Any] = {"end_of_text": end_of_text, "n_train_documents": len(starts["train"])}
+        found = {DOCUMENTS: np.concatenate(list(starts.values())).tobytes(), TOKENIZER: tokenizer_json}
+        contents["sections"] = {name: self._section(content) for name, content in found.items() if content}
+        return json.dumps(contents).encode()
+
+    def _section(self, content: bytes) -> Section:
+        self._file.write(b"\0" * (-self._file.tell() % SECTION_ALIGNMENT_BYTES))
+        start = self._file.tell()
+        self._file.write(content)
+        return Section(start, len(content), hashlib.sha256(content).hexdigest())
 
     def end(self, header: bytes) -> None:
         """Write the header; the file is durable on return."""

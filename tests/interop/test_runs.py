@@ -139,6 +139,14 @@ def test_what_does_not_fit_the_model(checked, models, tmp_path):
         BadInput, match=r"^data\.path: .+ is of a vocabulary of 300 tokens, the model of .+ has 256; exp"
     ):
         checked({"data.path": str(text)})
+    text = write_tokens(tmp_path / "other.tok", "hf:0123456789ab", 256, tokens[:250], tokens[:250]).path
+    found = (
+        r"^data\.path: .+other.tok is of the tokenizer hf:0123456789ab, the model of .+ has hf:44136fa355b3; expected "
+    )
+    with pytest.raises(
+        BadInput, match=found + "tokens of that: python scripts/prepare_data.py --tokenizer=.+/a --train"
+    ):
+        checked({"data.path": str(text)})
     with pytest.raises(BadInput, match=r"^init\.digest: got '' with init\.path 'x', expected both or neither"):
         checked({"init.path": "x"}, init_from=None)
 

