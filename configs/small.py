@@ -3,7 +3,7 @@
     python scripts/bench/bench_pipeline.py
     python scripts/measure.py profile --config=configs/small.py --out=profile.json
 
-configs/small.py is the workload of bench_pipeline.py and check_prediction.py, which make a random token file with a
+configs/small.py is the workload of bench_pipeline.py and compare.py emulated, which make a random token file with a
 vocabulary of 1024, and an example for measure.py and simulate.py. Only its step times matter, not its losses.
 
 Hardware: two otherwise idle cores. Expected: a step takes 0.9 to 3.3 s in the 72 variants of plan, codec and network in

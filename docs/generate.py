@@ -1,14 +1,17 @@
-"""Writes docs/reference/config.md and the JSON Schemas of docs/reference/schemas, all from dataclasses.
+"""Writes docs/reference/config.md and the JSON Schemas of docs/reference/schemas, all from dataclasses, and the rows of
+trials and comparisons in BUILD.md, from their files.
 
     python docs/generate.py            writes the files
     python docs/generate.py --check    writes nothing; exit code 1 if a file differs from what would be written
 
 The rows of a table come from jaxdt/cli/config_fields.py, as those of `launch.py --help` do, and the text above a table
-from the dataclass. Needs no jax.
+from the dataclass. A row of BUILD.md is the first line of a file's docstring. Needs no jax.
 """
 
 import argparse
+import ast
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,11 +19,18 @@ from jaxdt.cli import config_fields
 from jaxdt.run.model_facts import ModelSpec
 from planner.model.file_schemas import schemas
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
 from experiments.ablation.grid import AblationConfig  # noqa: E402
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
 SCHEMAS = PAGE.parent / "schemas"
+BUILD = ROOT / "BUILD.md"
+DRIVERS = {
+    "trial": "trials",
+    "compare": "comparisons",
+}  # a script of scripts/experiments, and the folder of what it plays
+ROWS = re.compile(rf"(?:^\| `python scripts/experiments/(?:{'|'.join(DRIVERS)})\.py .*\n)+", re.MULTILINE)
 
 HEAD = """# Config fields
 
@@ -42,7 +52,8 @@ ABLATION = "Only in the config of `scripts/ablate.py`."
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    files = {PAGE: page()} | {SCHEMAS / name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas().items()}
+    files = {PAGE: page(), BUILD: ROWS.sub(lambda _: played_rows(), BUILD.read_text())}
+    files |= {SCHEMAS / name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas().items()}
     if not parser.parse_args().check:
         SCHEMAS.mkdir(exist_ok=True)
         for path, text in files.items():
@@ -51,7 +62,7 @@ def main() -> int:
         return 0
     wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in wrong:
-        print(f"{path}: differs from the dataclasses, expected what `python docs/generate.py` writes", file=sys.stderr)
+        print(f"{path}: differs from its sources, expected what `python docs/generate.py` writes", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -65,6 +76,19 @@ def page() -> str:
         parts.append(presets(kind) if is_model and not kind.has_own_sources else "")
     parts += ["## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def played_rows() -> str:
+    """A row for each trial and each comparison: its command, what it does, and its page."""
+    rows = []
+    for script, folder in DRIVERS.items():
+        for path in sorted((ROOT / "scripts/experiments" / folder).glob("[a-z]*.py")):
+            text, name = path.read_text(), path.stem
+            does = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].rstrip(".")
+            of_page = re.search(r'page=ROOT / "(.*)"', text)
+            link = f" ([page]({of_page[1]}/README.md))" if of_page else ""
+            rows.append(f"| `python scripts/experiments/{script}.py {name} --run_dir=runs/{name}` | {does}{link} |\n")
+    return "".join(rows)
 
 
 def prose(kind: type) -> str:

@@ -30,6 +30,7 @@ from experiments.ablation.picture import draw
 from experiments.ablation.progress import GridProgress
 from experiments.ablation.report import cut_cases, markdown, rows, step_seconds
 from experiments.ablation.workers import SPAWN, WorkerLost, trained
+from experiments.page import append
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 
 from jaxdt import build
@@ -63,7 +64,7 @@ def main() -> int:
     progress = GridProgress(len(grid), len(grid) - len(left), config.train.steps)
     try:
         if left:
-            save = lambda record: results.append(path, record | {"config": mark})  # noqa: E731
+            save = lambda record: append(path, record | {"config": mark})  # noqa: E731
             messages = trained(config, data.path, left, ablation.workers)
             train(messages, left, ablation.workers, progress, save)
     except (KeyboardInterrupt, WorkerLost) as error:
@@ -134,7 +135,7 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
             1, mp_context=SPAWN, initializer=set_cpus, initargs=([str(allowed_cpus()[0])],)
         ) as pool:
             for case in track(left, "measuring", disable=not sys.stdout.isatty()):
-                results.append(path, pool.submit(parts_of, config, case).result() | {"config": mark})
+                append(path, pool.submit(parts_of, config, case).result() | {"config": mark})
         parts = results.load(path, mark)
     timings = {}
     for case in wanted:

@@ -25,8 +25,9 @@ import tempfile
 from pathlib import Path
 
 from absl import flags
-from experiments.reproduce.results import Results, commit, read
-from experiments.reproduce.targets import TARGETS, differences, write
+from experiments.page import commit, differences
+from experiments.reproduce.results import Results, read
+from experiments.reproduce.targets import TARGETS, write
 
 from jaxdt.cli import script_main
 from jaxdt.run.errors import BadInput

@@ -24,7 +24,7 @@ class ExitCode(enum.IntEnum):
         1,
         "something was found: a check that failed, something to mend, orders that deadlock",
         "`doctor.py`, `checkpoint.py verify`, `simulate.py --orders`, `fuzz_protocol.py`, `trial.py`, "
-        "`averaging.py kill`, `study.py`",
+        "`averaging.py kill`, `compare.py`",
     )
     BAD_INPUT = (
         2,

@@ -43,7 +43,6 @@ import math
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +54,7 @@ from pathlib import Path
 
 import rollback_proof
 from absl import flags
+from processes import clear
 
 from jaxdt.cli import environment, local_run, script_main
 from jaxdt.protocol import trace
@@ -714,7 +714,7 @@ def main() -> int:
     if RUN_DIR.value is None:
         raise BadInput("--run_dir: missing")
     folder = Path(RUN_DIR.value).resolve()
-    clear(folder)
+    clear(folder, "job", OVERWRITE.value)
     rng = random.Random(SEED.value)
     fleet = Fleet(folder)
     failures = Failures(fleet, rng)
@@ -731,15 +731,6 @@ def main() -> int:
     (folder / "failures.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
     return 1 if found["bad"] else 0
-
-
-def clear(folder: Path) -> None:
-    """Empty the folder of an earlier run if that is wanted."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not OVERWRITE.value or not (folder / "job").is_dir():
-        raise BadInput(f"run_dir: {folder} is not empty, expected a new one, or --overwrite for an earlier run's")
-    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

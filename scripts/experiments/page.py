@@ -1,4 +1,4 @@
-"""Pages: a Markdown template whose placeholders are filled with values.
+"""Pages, from raw data: a Markdown template whose placeholders are filled with values; what both are compared with.
 
 A placeholder is a Python expression in braces, as in an f-string, with a format if there is one: `{100 * share:.1f} %`.
 It may use the page's values by name, the names of the module that found them, and `listed`. A brace is written twice.
@@ -10,12 +10,29 @@ What it gives is shown by its kind:
     else                 its text
 """
 
+import itertools
+import json
+import os
+import statistics
 import string
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from matplotlib.image import imread
+
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = "page.md"
+CODE = (
+    "jaxdt",
+    "planner",
+    "scripts",
+    "configs/networks",
+    "configs/reproduce/traces",
+    "configs/reproduce/measurements",
+)  # what decides a value
 
 
 def filled(template: str, module: ModuleType, values: Mapping[str, Any]) -> str:
@@ -48,3 +65,67 @@ def listed(values: Iterable, form: str = "", between: str = ", ") -> str:
 def row(cells: Sequence) -> str:
     """A row of a table."""
     return "| " + " | ".join(map(shown, cells)) + " |"
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence]) -> str:
+    """A table with its head."""
+    return "\n".join([row(head), f"|{'---|' * len(head)}", *map(row, lines)])
+
+
+def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """Mean, and standard deviation if there are several values."""
+    deviation = f" +- {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{sign}.{digits}f}{deviation}"
+
+
+# ------------------------------------------------------------------------------------------ raw data, what is committed
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a line to a file of JSON lines and make it durable. An incomplete last line, which a crash may have left,
+    is cut off first."""
+    line = (json.dumps(record) + "\n").encode()
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether code or inputs differ from it. Empty outside a git checkout."""
+    try:
+        name, changed = (_git(*words) for words in (("rev-parse", "--short=7", "HEAD"), ("status", "-s", "--", *CODE)))
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{name} with changes" if changed else name
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def differences(committed: Path, made: Path, files: Collection[str] = ()) -> list[str]:
+    """A line for each file that is not alike in both folders, of all of them or of `files`: text and values byte for
+    byte, pictures pixel for pixel."""
+    lines = []
+    files = files or {path.name for folder in (committed, made) for path in folder.iterdir()} - {TEMPLATE}
+    for file in sorted(files):
+        old, new = committed / file, made / file
+        if not old.exists() or not new.exists():
+            lines.append(f"{old}: {'is no longer written' if old.exists() else 'is missing'}")
+        elif file.endswith(".png"):
+            if imread(old).tobytes() != imread(new).tobytes():
+                lines.append(f"{old}: the picture differs")
+        elif old.read_bytes() != new.read_bytes():
+            lines.append(f"{old}: differs from what its command writes: {first_difference(old, new)}")
+    return lines
+
+
+def first_difference(old: Path, new: Path) -> str:
+    """The first pair of lines in which two text files differ."""
+    pairs = itertools.zip_longest(*(path.read_text().split("\n") for path in (old, new)))
+    number, (was, now) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    return f"line {number} was {was!r:.200}, now {now!r:.200}"

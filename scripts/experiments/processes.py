@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -307,6 +308,18 @@ class Fleet:
     def end(self) -> None:
         self.follow_up(float("inf"))
         local_run.end(self.launcher, self.started.values())
+
+
+def clear(folder: Path, mark: str, overwrites: bool) -> None:
+    """Make the folder of a trial, without what an earlier one left there if that may go. `mark`: a file or folder by
+    which one is known."""
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrites or not (folder / mark).exists():
+            raise BadInput(
+                f"--run_dir: {folder} is not empty, expected a new one, or --overwrite for an earlier trial's"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def play(trial: Trial, run_dir: Path, rng: random.Random) -> Played:

@@ -13,15 +13,13 @@ empty.
 
 import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
-from processes import NAMES, judged, play, trial_of, with_config
+from processes import NAMES, clear, judged, play, trial_of, with_config
 
 from jaxdt.cli import environment, local_run, run_flags
-from jaxdt.run.errors import BadInput
 
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
 TRIES = flags.DEFINE_integer("tries", 0, "Fleets, one after the other; 0: as the trial says.", 0)
@@ -38,7 +36,7 @@ def main(name: str) -> int:
     trial = replace(trial, seconds=seconds, steps=steps, flags=tuple(local_run.config_flags()))
     run_flags.config_and_plan()
     folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
-    clear(folder)
+    clear(folder, "0.log", OVERWRITE.value)
     figures, bad = [], {}
     for number in range(TRIES.value or trial.tries):
         played = play(trial, folder / str(number), rng)
@@ -52,17 +50,6 @@ def main(name: str) -> int:
     (folder / "trial.json").write_text(json.dumps(result) + "\n")
     print(json.dumps(result))
     return 1 if bad else 0
-
-
-def clear(folder: Path) -> None:
-    """Make the folder, without what an earlier trial left there if that may go."""
-    if folder.exists() and any(folder.iterdir()):
-        if not OVERWRITE.value or not (folder / "0.log").exists():
-            raise BadInput(
-                f"--run_dir: {folder} is not empty, expected a new one, or --overwrite for an earlier trial's"
-            )
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from experiments.ablation.grid import AblationConfig, Case, bytes_per_step, case
 from experiments.ablation.progress import GridProgress
 from experiments.ablation.report import cost, cut_cases, quality, rows, step_seconds, steps_to, value_at
 from experiments.ablation.train import chain_of
+from experiments.page import append
 from forks import run_scripts
 from report_fields import report_fields
 
@@ -143,11 +144,11 @@ def test_results_go_on_after_a_torn_line(tmp_path):
     path = tmp_path / "results.jsonl"
     records = [{"case": vars(Case("int8", 2, 2, seed)), "config": "a", "eval": [[0, 5.0]]} for seed in range(3)]
     for record in records[:2]:
-        results.append(path, record)
+        append(path, record)
     with path.open("a") as file:
         file.write('{"case": {"method"')
     assert list(results.load(path, "a").values()) == records[:2]
-    results.append(path, records[2])
+    append(path, records[2])
     assert list(results.load(path, "a").values()) == records
     assert list(results.load(path, "a")) == [Case("int8", 2, 2, seed) for seed in range(3)]
     assert results.load(tmp_path / "none.jsonl", "a") == {}
@@ -155,7 +156,7 @@ def test_results_go_on_after_a_torn_line(tmp_path):
 
 def test_results_of_another_config_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
-    results.append(path, {"case": vars(Case("int8", 2, 2)), "config": "a"})
+    append(path, {"case": vars(Case("int8", 2, 2)), "config": "a"})
     with pytest.raises(BadInput, match="results.jsonl:1: made with config a, this one is b"):
         results.load(path, "b")
     path.write_text('{"case": 1}\n')

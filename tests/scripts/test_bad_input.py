@@ -312,7 +312,9 @@ REFUSALS = [
     ("bench/bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
     ("bench/averaging", "time --n_peers=1", "n_peers"),
     ("bench/bench_simulator", "--rounds=0", "rounds"),
-    ("experiments/delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
+    ("experiments/compare", "delay --config={dir}/good.py --run_dir={dir}/run --seeds=1", "--seeds: got 1"),
+    ("experiments/compare", "replicas --run_dir={dir}/run --steps=5", "--steps: got 5"),
+    ("experiments/compare", "emulated --check --page={dir}", "has no runs"),
 ]
 
 

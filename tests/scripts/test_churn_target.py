@@ -1,7 +1,6 @@
 """The simulated study of machines that come and go: who is spared, and what is said."""
 
 import pytest
-from churn_comparison import results
 from experiments.reproduce import churn
 
 from jaxdt.runtime.reporting.interval import SEEDS, sentence
@@ -30,12 +29,3 @@ def test_a_sentence_follows_from_the_rates(factor, verdict):
     }
     assert verdict in sentence("a", "b", rates)
     assert "no difference is shown; ahead with 0" in sentence("b", "b", rates)
-
-
-def test_ten_real_seeds_take_turns_and_are_paired():
-    names = ["fixed", "swarm", "swarm + rebalancing"]
-    firsts = [results.rotated(names, seed)[0] for seed in SEEDS]
-    assert [firsts.count(name) for name in names] == [4, 3, 3]
-    by_seed = [{name: {"samples_per_s": 2.0 + seed / 10 + names.index(name)} for name in names} for seed in SEEDS]
-    text = results.seeds_table(by_seed)
-    assert "| fixed | 2.45 +- 0.22 | 2.00 | 2.10 |" in text

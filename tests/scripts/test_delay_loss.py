@@ -1,4 +1,4 @@
-"""scripts/experiments/delay_loss.py: a small comparison, whose losses are those of a process that delays by hand."""
+"""The comparison `delay` with a small config: its losses are those of a process that delays by hand."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ from jaxdt.model.stage import sum_sample_losses
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.optim import OptimConfig
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "delay_loss.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "compare.py"
 MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64)
 GPT = GPTConfig.of("debug", **MODEL)
 OPTIM = dict(lr=1e-2, b1=0.98, gradient_frac=0.08, clip_norm=0.5)
@@ -46,8 +46,14 @@ def run(tmp_path):
     fields |= {"train.steps": STEPS, "train.microbatch_size": SIZE, "plan.microbatches": MICROBATCHES}
     fields |= {"sync.delay_after_steps": AFTER, "data.path": str(tmp_path / "t.tok")}
     (tmp_path / "c.py").write_text(CONFIG.format(fields=fields))
-    command = [sys.executable, str(SCRIPT), f"--config={tmp_path / 'c.py'}", f"--seeds={','.join(map(str, SEEDS))}"]
-    command.append(f"--out={tmp_path / 'out'}")
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "delay",
+        f"--config={tmp_path / 'c.py'}",
+        f"--seeds={','.join(map(str, SEEDS))}",
+    ]
+    command.append(f"--run_dir={tmp_path / 'out'}")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return open_data(tmp_path / "t.tok"), done.stdout.splitlines()
@@ -81,14 +87,13 @@ def by_hand(data, seed, delay):
 
 def test_both_arms_and_what_they_come_to(run, tmp_path):
     data, lines = run
-    found = json.loads(lines[-1])
-    rows = [line.split() for line in lines[1:-1]]
-    assert [(int(row[0]), row[2]) for row in rows] == [(seed, delay) for seed in SEEDS for delay in "01"]
+    found = json.loads(lines[-1])["0.01, 0.98, 0.08"]
     for delay, arm in enumerate(("delay 0", "delay 1")):
         right = [by_hand(data, seed, delay) for seed in SEEDS]
         got = list(zip(found["held_out"][arm], found["training"][arm], strict=True))
         np.testing.assert_allclose(got, right, rtol=1e-4)
-    kept = [json.loads(line) for line in (tmp_path / "out/losses.jsonl").read_text().splitlines()]
+    head, *kept = [json.loads(line) for line in (tmp_path / "out/losses.jsonl").read_text().splitlines()]
+    assert head["about"]["cores"] > 0 and head["about"]["commit"]
     assert [(line["seed"], line["delay"]) for line in kept] == [(seed, delay) for seed in SEEDS for delay in (0, 1)]
     assert all(line["config"].endswith("c.py") and line["lr"] == OPTIM["lr"] for line in kept)
     first = [round(found["held_out"][arm][0], 5) for arm in ("delay 0", "delay 1")]

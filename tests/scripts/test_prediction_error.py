@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from prediction_error import host_runs, network_hosts
+from comparison import PAGE
+from comparisons import emulated, hosts
+from prediction_error import network_hosts
 from prediction_error.network_hosts import LinkState, NetworkHosts, WanLink
-from prediction_error.page import by_cut, median_interval, page
-from prediction_error.raw import EMULATED, HOSTS, read
+from prediction_error.page import EMULATED, HOSTS, by_cut, cases_of, median_interval
 
 from jaxdt.run.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMITTED, SCRIPT = ROOT / "configs/prediction", ROOT / "scripts/experiments/check_prediction.py"
+COMMITTED, SCRIPT = ROOT / "configs/prediction", ROOT / "scripts/experiments/compare.py"
 MTU = network_hosts.MTU
 
 
@@ -27,19 +28,13 @@ def line(case: str, predicted_s: float, measured_s: float) -> dict:
     return {"case": case, "predicted_s": predicted_s, "measured_s": measured_s}
 
 
-def test_the_page_is_what_its_raw_data_give():
-    assert page(COMMITTED) == (COMMITTED / "README.md").read_text(), "check_prediction.py page --out=configs/prediction"
-
-
-def test_both_predictors_by_cut(tmp_path):
+def test_both_predictors_by_cut():
     """The constant is the median of measured seconds; a case's error is the median of its runs, not the runs' median
     seconds'."""
     runs = [line("near 2x1 1f1b", 1.1, 1.0), line("near 2x1 1f1b", 0.9, 1.0), line("near 2x1 1f1b", 1.3, 1.0)]
     whole = line("far 2x1 1f1b", 2.0, 2.0) | {"errors": [0.5, -0.02, 0.02]}
-    write(tmp_path / HOSTS, {"about": {"cores": 2}}, *runs, whole, line("far 4x1 1f1b", 3.3, 3.0))
-    series = read(tmp_path / HOSTS)
-    first, second = by_cut(series.cases)
-    assert series.about == {"cores": 2} and (first.cut, first.n_cases, second.cut) == ("2x1", 2, "4x1")
+    first, second = by_cut(cases_of([*runs, whole, line("far 4x1 1f1b", 3.3, 3.0)]))
+    assert (first.cut, first.n_cases, second.cut) == ("2x1", 2, "4x1")
     assert (first.ours, first.ours_max) == pytest.approx((0.06, 0.1))
     assert (first.constant_s, first.naive, first.naive_max) == pytest.approx((1.5, 0.375, 0.5))
     assert (second.ours, second.naive) == pytest.approx((0.1, 0.0))
@@ -51,20 +46,25 @@ def test_the_interval_of_a_median_is_that_of_the_sign_test():
     assert median_interval([5, 4, 3, 2, 1]) == (1, 5)
 
 
+def page(folder: Path) -> str:
+    emulated.COMPARISON.write(folder, folder)
+    return (folder / PAGE).read_text()
+
+
 def test_the_page_compares_the_systems_of_a_network_once_hosts_have_run(tmp_path):
     (tmp_path / EMULATED).write_text((COMMITTED / EMULATED).read_text())
     assert "No data yet" in page(tmp_path)
     seconds = {"4x1 1f1b": 1.0, "2x2 1f1b": 2.0, "2x2 swarm": 2.5}
     lines = [
-        line(str(case), 1.1 * seconds[case.system], seconds[case.system]) | {"seed": 0, "load_before": 1.25}
-        for case in host_runs.CASES
+        line(case, 1.1 * seconds[system], seconds[system]) | {"seed": 0, "load_before": 1.25}
+        for case, (_, system) in hosts.CASES.items()
     ]
     write(tmp_path / HOSTS, *lines)
     text = page(tmp_path)
-    assert "## 12 cases over real TCP" in text and text.count("1.250 on") == len(host_runs.NETWORKS)
+    assert "## 12 cases over real TCP" in text and text.count("1.250 on") == len(network_hosts.NETWORKS)
     assert "median: 1.2 (at most 1.2);" in text
     write(tmp_path / HOSTS, {"case": "near 2x1"})
-    with pytest.raises(BadInput, match="line 1: got .*, expected case, predicted_s and measured_s"):
+    with pytest.raises(BadInput, match="line 1: got .*, expected case, predicted_s, measured_s"):
         page(tmp_path)
 
 
@@ -140,13 +140,13 @@ def test_programs_in_hosts_meet_the_links():
 WITHOUT_ROOT = """
 import os, runpy, sys
 os.geteuid = lambda: 1000
-sys.argv[1:] = ["hosts", "--only=four_cities"]
+sys.argv[1:] = ["hosts", "--only=four_cities", "--run_dir=RUN_DIR"]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_user_without_root_gets_one_line():
-    code = WITHOUT_ROOT.replace("sys.argv[0]", repr(str(SCRIPT)))
+def test_a_user_without_root_gets_one_line(tmp_path):
+    code = WITHOUT_ROOT.replace("sys.argv[0]", repr(str(SCRIPT))).replace("RUN_DIR", str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "skipped: hosts on this machine need root\n", "")

@@ -5,8 +5,10 @@ import json
 import runpy
 
 import pytest
-from replica_comparison import page, systems
-from replica_comparison.page import Run
+from comparison import Given
+from comparisons import replicas, stragglers
+from comparisons.replicas import Run
+from page import ROOT
 
 from jaxdt.build import check
 from jaxdt.run import config as configs
@@ -26,37 +28,32 @@ RUNS = [
 
 
 def test_a_row_has_the_median_the_ratio_of_equal_seeds_and_the_bytes_of_a_run():
-    rows = [line for line in page.table(RUNS).splitlines() if line.startswith(("| allr", "| none", "| str"))]
+    rows = [line for line in replicas.table(RUNS).splitlines() if line.startswith(("| allr", "| none", "| str"))]
     assert rows == [
         "| allreduce | 1 | 0.600 (0.600 to 0.600) | 1.200 | 400 | 2.500 |",
         "| none | 2 | 0.450 (0.400 to 0.500) | 1.000 | 10 | 2.850 +- 0.071 |",
         "| streaming_diloco | 2 | 0.485 (0.420 to 0.550) | 1.075 | 30 | 2.650 +- 0.071 |",
     ]
-    assert "takes 1.075 times the seconds" in page.hidden(RUNS)[0] and not page.hidden(RUNS[:3])
+    assert "takes 1.075 times the seconds" in replicas.hidden(RUNS)[0] and not replicas.hidden(RUNS[:3])
 
 
 def test_without_runs_that_exchange_nothing_their_columns_stay_empty():
-    assert "| streaming_diloco | 2 | 0.485 (0.420 to 0.550) | - | 30 | 2.650 +- 0.071 |" in page.table(RUNS[3:])
-
-
-def test_a_run_is_kept_and_the_page_is_that_of_all(tmp_path):
-    for own in RUNS:
-        page.add("replicas", tmp_path, "Somewhere.", own)
-    assert page.read(tmp_path) == ("Somewhere.", RUNS)
-    assert (tmp_path / "README.md").read_text() == page.text("replicas", "Somewhere.", RUNS)
+    assert "| streaming_diloco | 2 | 0.485 (0.420 to 0.550) | - | 30 | 2.650 +- 0.071 |" in replicas.table(RUNS[3:])
 
 
 def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"placement": [[0, 2], [1, 3]]}))
     on_links = {"0->1": 1, "1->0": 2, "0->2": 10, "2->0": 20, "3->1": 40, "2->3": 4}
-    assert systems.replica_bytes(tmp_path, on_links) == 70
+    assert replicas.replica_bytes(tmp_path, on_links) == 70
 
 
-@pytest.mark.parametrize(("trial", "system"), [(n, s) for n, trial in systems.TRIALS.items() for s in trial.systems])
-def test_every_system_is_a_run_that_makes_sense(trial, system):
-    config, *flags = systems.TRIALS[trial].systems[system]
+@pytest.mark.parametrize(
+    ("setting", "system"), [(own.SETTING, name) for own in (replicas, stragglers) for name in own.SYSTEMS]
+)
+def test_every_system_is_a_run_that_makes_sense(setting, system):
+    config, *flags = setting.systems[system]
     path, *reading = config.removeprefix("--config=").split(":")
-    fields = runpy.run_path(str(systems.ROOT / path))["get_config"](*reading)
+    fields = runpy.run_path(str(ROOT / path))["get_config"](*reading)
     for flag in flags:
         name, value = flag.removeprefix("--config.").split("=")
         *groups, field = name.split(".")
@@ -66,7 +63,7 @@ def test_every_system_is_a_run_that_makes_sense(trial, system):
     check(parsed, configs.default_plan(parsed))
 
 
-def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
+def test_gains_over_all_reduce_are_those_of_equal_seeds():
     """Beside them those that the simulator predicted, where it did."""
     runs = [
         Run("allreduce", "stalling", 0, 100, 0.6, 1, 2.5, 0.66, 0.6),
@@ -75,21 +72,14 @@ def test_gains_over_all_reduce_are_those_of_equal_seeds(tmp_path):
         Run("sdpipe_p10", "stalling", 1, 100, 0.32, 1, 2.6, None, 0.3),
         Run("none", "stalling", 2, 100, 0.2, 1, 2.8, 0.2, None),
     ]
-    for own in runs:
-        page.add("sdpipe", tmp_path, "Somewhere.", own)
-    rows = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("| sdp", "| none"))]
-    assert rows == [
-        "| sdpipe_p10 | 2 | 0.310 | 1.62 (1.25 to 2.00) | +10.0% (+10.0% to +10.0%) | 2.600 +- 0.000 |",
-        "| none | 1 | 0.200 | - | - | 2.800 |",
+    assert stragglers.rows_of_gains(runs)[1:] == [
+        ["sdpipe_p10", 2, "0.310", "1.62 (1.25 to 2.00)", "+10.0% (+10.0% to +10.0%)", "2.600 +- 0.000"],
+        ["none", 1, "0.200", "-", "-", "2.800"],
     ]
-    assert page.read(tmp_path) == ("Somewhere.", runs)
 
 
-def test_the_committed_page_is_made_of_the_committed_runs():
-    folder, measured = (systems.ROOT / "configs" / name for name in ("replicas", "reproduce/sdpipe_measured"))
-    about, runs = page.read(measured)
-    assert (measured / "README.md").read_text() == page.text("sdpipe", about, runs)
-    assert {run.name for run in runs} == {("stalling", name, n) for name in systems.STRAGGLERS for n in range(5)}
-    about, runs = page.read(folder)
-    assert (folder / "README.md").read_text() == page.text("replicas", about, runs)
-    assert {run.name for run in runs} >= {("even", system, seed) for system in systems.SYSTEMS for seed in range(6)}
+def test_the_committed_runs_are_all_of_a_comparison():
+    for own in (replicas.COMPARISON, stragglers.COMPARISON):
+        lines = own.read(own.page)[1]
+        given = Given([*range(own.n_seeds)], own.steps)
+        assert not [case for case in own.cases(given) if own.lacks(case, lines)]

@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from experiments.page import differences
 from experiments.reproduce.results import FILE, Job, Results, computed, read
-from experiments.reproduce.targets import TARGETS, differences, write
+from experiments.reproduce.targets import TARGETS, write
 from matplotlib.figure import Figure
 
 from jaxdt.run.errors import BadInput

@@ -1,15 +1,17 @@
-"""scripts/experiments/study.py without processes: the schedule of a trace, the run that carries it out, the results."""
+"""The comparison `study` without processes: the schedule of a trace, the run that carries it out, the results."""
 
 import itertools
 import os
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import processes
 import pytest
-from churn_comparison import page, results
-from churn_comparison.run import played_of
+from churn_comparison import results
 from churn_comparison.setup import Setup
+from comparison import PAGE
+from comparisons import study
 
 from jaxdt.cli import local_run, plots
 from jaxdt.protocol import events as ev
@@ -117,23 +119,22 @@ class FakeMachine:
         return [dict(kind="view", t=BEGAN_S, fields=view)]
 
 
-def played(tmp_path, monkeypatch, wiring, seed=1, members=None):
+def played(tmp_path, monkeypatch, name, seed=1, members=None):
     members = members or {peer: stage for stage, peers in enumerate(STAGES) for peer in peers} | {8: 0, 9: 1}
     with monkeypatch.context() as patch:
         machine = FakeMachine(patch, members)
         faults = schedule(seed, spare=True)
-        found = played_of(tmp_path / wiring["kind"], wiring, Setup(2, 4, 24, 0.1), faults, SECONDS)
-        return found | {"trace": ""}, machine.done
+        return study.played_run(tmp_path / name, name, Setup(2, 4, 24, 0.1), faults, SECONDS), machine.done
 
 
 def test_every_run_sees_the_same_events_at_the_same_times(tmp_path, monkeypatch):
-    (one, done), (other, same) = (played(tmp_path, monkeypatch, dict(kind=kind), seed=4) for kind in ("fixed", "swarm"))
-    assert one == other and done == same
+    (one, done), (other, same) = (played(tmp_path, monkeypatch, name, seed=4) for name in ("fixed", "swarm"))
+    assert replace(one, name="swarm") == other and done == same
     faults = schedule(4, spare=True)
-    assert [at_s for at_s, *_ in one["events"]] == pytest.approx([fault.at_s for fault in faults], abs=1e-6)
-    assert [what for _, what, _ in one["events"]] == ["leave" if f.kind == CRASH else "join" for f in faults]
+    assert [at_s for at_s, *_ in one.events] == pytest.approx([fault.at_s for fault in faults], abs=1e-6)
+    assert [what for _, what, _ in one.events] == ["leave" if f.kind == CRASH else "join" for f in faults]
     assert [pid for _, what, pid in done if what == "kill"] == [f.peer for f in faults if f.kind == CRASH]
-    assert one["held_up_s"] < 0.01 and one["cores_busy"] == os.cpu_count() - 1
+    assert one.held_up_s < 0.01 and one.cores_busy == os.cpu_count() - 1
     assert done[-1][1] == "end" and done[-1][0] > BEGAN_S + SECONDS + 3
 
 
@@ -141,8 +142,8 @@ def test_who_is_alone_at_its_stage_in_the_run_itself_is_spared(tmp_path, monkeyp
     """The run has moved all others of stage 1 to stage 0."""
     crashed = [fault.peer for fault in schedule(1, spare=True) if fault.kind == CRASH]
     members = {peer: int(peer == crashed[0]) for peer in range(8)}
-    saw, done = played(tmp_path, monkeypatch, dict(kind="swarm"), members=members)
-    assert [who for _, what, who in saw["events"] if what == "spared"] == [f"peer {crashed[0]}"]
+    saw, done = played(tmp_path, monkeypatch, "swarm", members=members)
+    assert [who for _, what, who in saw.events if what == "spared"] == [f"peer {crashed[0]}"]
     assert crashed[0] not in [pid for _, what, pid in done if what == "kill"]
 
 
@@ -205,24 +206,25 @@ def test_losses_that_differ_and_events_that_differ_are_bad(tmp_path):
     assert (tmp_path / "study.png").stat().st_size < 60_000
 
 
-def test_the_committed_page_is_what_its_raw_data_give():
-    committed = ROOT / "configs/study"
-    assert page.text(*page.read_raw(committed)) == (committed / "README.md").read_text()
-
-
-def test_the_page_of_ten_seeds_comes_from_its_raw_data(tmp_path):
+def test_the_page_of_ten_seeds_comes_from_its_raw_data(tmp_path, monkeypatch):
     """A run that is a quarter faster with all seeds; with one seed a run saw another event."""
-    names = ("fixed", "swarm")
-    by_seed = [[run("fixed", (2.0 + seed / 100,) * 10), run("swarm", (1.6 + seed / 125,) * 10)] for seed in range(10)]
+    monkeypatch.setattr(study, "WIRINGS", dict.fromkeys(("fixed", "swarm")))
+    by_seed = {
+        seed: [run(step_s=(2.0 + seed / 100,) * 10), run("swarm", (1.6 + seed / 125,) * 10)] for seed in range(10)
+    }
     by_seed[3][1] = run("swarm", (1.6 + 3 / 125,) * 10, events=((3.0, "spared", "peer 1"),))
-    page.write_raw(tmp_path, by_seed, "Two cores.")
-    assert page.read_raw(tmp_path) == ("Two cores.", by_seed)
-    text = page.text(*page.read_raw(tmp_path))
+    for seed, runs in by_seed.items():
+        assert not study.COMPARISON.write(tmp_path, tmp_path)
+        for own in runs:
+            study.COMPARISON.add(tmp_path, "Two cores.", {"seed": seed, "run": asdict(own)})
+    lines = study.COMPARISON.read(tmp_path)[1]
+    assert study.by_seed(lines) == by_seed
+    assert study.result(lines)["bad"] == ["seed 3: swarm: other events than fixed"]
+    assert study.COMPARISON.write(tmp_path, tmp_path) and (tmp_path / "study.png").exists()
+    text = (tmp_path / PAGE).read_text()
     assert "`swarm` over `fixed`: 1.250 (95 % interval 1.250 to 1.250), more; ahead with 10 of 10 seeds." in text
     assert "seed 3: swarm: other events than fixed" in text and "Two cores. **Compute is emulated" in text
-    assert all(f"| {name} | " in text for name in names)
-    page.write(tmp_path)
-    assert (tmp_path / "README.md").read_text() == text and (tmp_path / "study.png").exists()
+    assert all(f"| {name} | " in text for name in ("fixed", "swarm"))
 
 
 def test_who_is_alone_is_read_off_the_last_view():

@@ -4,15 +4,14 @@ numbers are written from the rows."""
 import statistics
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from experiments.ablation.grid import BASELINE, AblationConfig
-from experiments.ablation.report import Row, markdown, markdown_table, spread
-from experiments.page import filled
+from experiments.ablation.report import Row, markdown
+from experiments.page import ROOT, filled, markdown_table, spread
 
 from jaxdt.run.config import RunConfig
 
-TEMPLATE = Path(__file__).resolve().parents[3] / "configs/ablation/page.md"
+TEMPLATE = ROOT / "configs/ablation/page.md"
 CUTS = ((2, 2), (4, 2), (2, 4), (4, 4))  # stages, ratio
 # Perplexities of SWARM's Table 8 in the order of CUTS, one seed each; App. J. Its int8 is the dynamic map.
 TABLE_8 = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.ablation.grid import BASELINE, EIGHT_BIT, LAYERS, AblationConfig, Case, bytes_per_step, kinds, run_of
+from experiments.page import markdown_table, spread
 
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
@@ -176,14 +177,3 @@ def cost(config: RunConfig, ablation: AblationConfig, table: list[Row]) -> str:
     goal = f"the held-out loss of the same seed's baseline after {ablation.target_frac:.0%} of {n_steps} steps"
     note = f"Target: {goal}. Step and target seconds are simulated from parts measured {ablation.measurements} times."
     return f"{markdown_table(head, lines)}\n\n{note}"
-
-
-def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Mean +- standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):{sign}.{digits}f} +- {deviation:.{digits}f}"
-
-
-def markdown_table(head: list[str], lines: list[list[str]]) -> str:
-    rule = ["---"] * len(head)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from experiments.ablation.grid import Case
@@ -25,18 +24,6 @@ def fingerprint(config: RunConfig, data_checksum: str) -> str:
         config.dtype,
     ]
     return hashlib.sha256(json.dumps([*parts, data_checksum], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def append(path: Path, record: dict) -> None:
-    """Append a line and make it durable. An incomplete last line, which a crash may have left, is cut off first."""
-    line = (json.dumps(record, sort_keys=True) + "\n").encode()
-    with path.open("ab+") as file:
-        file.seek(0)
-        complete_bytes = file.read().rfind(b"\n") + 1
-        file.truncate(complete_bytes)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load(path: Path, mark: str) -> dict[Case, dict]:

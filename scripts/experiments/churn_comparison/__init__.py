@@ -1,1 +1,1 @@
-"""The runs that study.py compares: what they have in common, one run, its results, the page of ten seeds."""
+"""Runs whose machines come and go as in a trace, real or simulated: what they have in common, and their results."""

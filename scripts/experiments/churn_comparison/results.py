@@ -1,4 +1,4 @@
-"""The results of the runs of scripts/experiments/study.py, from the coordinator's trace.
+"""The results of runs whose machines come and go, from the coordinator's trace.
 
 The trace's report of a step has the fields of the step's line in metrics.jsonl, and the moment of its commit.
 """
@@ -7,8 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-from jaxdt.runtime.reporting.interval import SEEDS, interval
 
 BIN_S = 5.0
 DIFFERENCE_MAX = 1e-5
@@ -59,7 +57,7 @@ class Run:
 
 
 def run_of(played: dict, records: Sequence[dict]) -> Run:
-    """The figures of a run. `played`: the result of `played_of`, with the run's name and the samples of a step.
+    """The figures of a run. `played`: what `processes.Played` says of it, the run's name, and the samples of a step.
     `records`: the coordinator's trace."""
     began_s = played["began_s"]
     seconds = played["seconds"]
@@ -168,33 +166,3 @@ def loss_difference(runs: Sequence[Run]) -> tuple[float, int]:
         losses = [run.losses[step] for run in runs]
         largest = max(largest, (max(losses) - min(losses)) / abs(min(losses)))
     return largest, len(common)
-
-
-def curves(runs: Sequence[Run]) -> dict:
-    """The curves of the picture, by the name of the run."""
-    return {
-        run.name: {"samples_per_s": run.rates, "peers": run.peers, "events": run.events, "moves_s": run.moves_s}
-        for run in runs
-    }
-
-
-# ------------------------------------------------------------------------------------------------- study.py --ten_seeds
-
-
-def rotated(names: Sequence[str], seed: int) -> list[str]:
-    """The order in which the runs of a seed are made: each name is first, second and so on equally often."""
-    first = seed % len(names)
-    return [*names[first:], *names[:first]]
-
-
-def seeds_table(by_seed: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
-    """Markdown: samples/s of each run name, over the seeds and for each."""
-    names = sorted(by_seed[0])
-    rates = {name: [runs[name]["samples_per_s"] for runs in by_seed] for name in names}
-    lines = [
-        f"| wiring | samples/s | {' | '.join(f'seed {seed}' for seed in SEEDS)} |",
-        "|" + "---|" * (2 + len(SEEDS)),
-    ]
-    for name in names:
-        lines.append(f"| {name} | {interval(rates[name])} | {' | '.join(f'{rate:.2f}' for rate in rates[name])} |")
-    return "\n".join(lines) + "\n"

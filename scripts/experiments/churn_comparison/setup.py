@@ -1,6 +1,16 @@
-"""The setup that the runs of scripts/experiments/study.py, real or simulated, have in common."""
+"""The setup that runs whose machines come and go have in common, real ones (scripts/experiments/comparisons/study.py)
+and simulated ones (scripts/experiments/reproduce/churn.py)."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdt.sim.availability import from_trace
+from jaxdt.sim.faults import Fault
+
+TRACE = Path(__file__).resolve().parents[3] / "configs/reproduce/traces/bamboo_aws_p3_v100.json"
+TRACE_BEGIN_S, TRACE_S = 24060.0, 2240.0
+TRACE_SPEED = 14.0  # seconds of the trace in one second of a run
+ROUTERS = 2
 
 
 @dataclass(frozen=True)
@@ -17,6 +27,15 @@ class Setup:
     forward_s: float
     leave_by: str = "kill"
     lose_stages: bool = False
+
+
+SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
+
+
+def schedule(seconds: float, seed: int, speed: float) -> list[Fault]:
+    """The machines that leave and join, and the moments; the same for every run of a seed."""
+    stages = [[p * SETUP.stages + s for p in range(SETUP.pipelines)] for s in range(SETUP.stages)]
+    return from_trace(TRACE, stages, seed, seconds, speed, TRACE_BEGIN_S, spare=True)
 
 
 def fields(setup: Setup, wiring: dict) -> dict:

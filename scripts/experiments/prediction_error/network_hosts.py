@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxdt.run import network as networks
+
 TUN = "/dev/net/tun"
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 9000  # bytes; with 1500 the router would handle six times as many packets
@@ -56,6 +58,27 @@ class WanLink:
     def queue_s(self) -> float:
         """A round trip, as routers are usually given."""
         return max(QUEUE_S_MIN, 2 * self.latency_s)
+
+
+CITIES = networks.load(Path(__file__).resolve().parents[3] / "configs/networks/four_cities.json")
+CITIES_GBPS = 0.2  # at most: the router is one thread
+
+
+def _same(link: WanLink) -> Callable[[int, int], WanLink]:
+    return lambda src, dst: link
+
+
+def _city(src: int, dst: int) -> WanLink:
+    link = CITIES.link(src, dst)
+    return WanLink(link.latency_s, min(link.bandwidth_gbps, CITIES_GBPS), jitter_s=5e-3, drop_prob=5e-4)
+
+
+NETWORKS: dict[str, Callable[[int, int], WanLink]] = {
+    "100mbps_20ms": _same(WanLink(20e-3, 0.1)),
+    "100mbps_20ms_jitter10ms": _same(WanLink(20e-3, 0.1, jitter_s=10e-3)),
+    "100mbps_10ms_loss0.1%": _same(WanLink(10e-3, 0.1, drop_prob=1e-3)),
+    "four_cities_jitter5ms_loss0.05%": _city,
+}
 
 
 def missing() -> str:

@@ -1,5 +1,10 @@
 """configs/prediction/README.md, from the raw data beside it: the errors of two predictors, the simulator's and a naive
-one that knows one number for each cut of the model."""
+one that knows one number for each cut of the model.
+
+A line has `case`, `predicted_s` and `measured_s`. The second word of a case is its cut, such as 2x1. In a line of a
+whole case, whose runs were not kept, the seconds are medians and `errors` holds predicted / measured - 1 of each of its
+runs.
+"""
 
 import math
 import statistics
@@ -7,14 +12,50 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from page import filled
+from comparison import Line, comparison_of, told
+from page import ROOT, filled, markdown_table
 
-from prediction_error.host_runs import CITIES_GBPS, NETWORKS, ROOT
-from prediction_error.raw import EMULATED, HOSTS, CaseRuns, Series, read
+from prediction_error.network_hosts import CITIES_GBPS, NETWORKS
 
-TEMPLATES = ROOT / "configs/prediction"
-COMMAND = "python scripts/experiments/check_prediction.py"
+EMULATED, HOSTS = "emulated.jsonl", "hosts.jsonl"
+FIELDS = ("case", "predicted_s", "measured_s")
+
+
+@dataclass(frozen=True)
+class CaseRuns:
+    """The runs of one case: medians of predicted and measured seconds, and the error of each run."""
+
+    case: str
+    predicted_s: float
+    measured_s: float
+    errors: tuple[float, ...]
+
+    @property
+    def cut(self) -> str:
+        return self.case.split()[1]
+
+    @property
+    def error(self) -> float:
+        """The median of the runs' errors."""
+        return statistics.median(self.errors)
+
+
+def cases_of(lines: Sequence[Line]) -> list[CaseRuns]:
+    """The runs of each case, in the order of the lines."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["case"], []).append(line)
+    return [_case_runs(case, own) for case, own in found.items()]
+
+
+def _case_runs(case: str, lines: list[Line]) -> CaseRuns:
+    predicted_s, measured_s = (
+        statistics.median(line[name] for line in lines) for name in ("predicted_s", "measured_s")
+    )
+    errors = [error for line in lines for error in line.get("errors", [line["predicted_s"] / line["measured_s"] - 1])]
+    return CaseRuns(case, predicted_s, measured_s, tuple(errors))
 
 
 @dataclass(frozen=True)
@@ -61,23 +102,29 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     return ordered[k], ordered[n - 1 - k]
 
 
-def page(folder: Path) -> str:
-    """The text of the page. The tables of real hosts are there once their data are."""
-    here, hosts = sys.modules[__name__], NO_HOSTS_TEXT
-    if (folder / HOSTS).exists():
-        hosts = filled((TEMPLATES / "hosts.md").read_text(), here, {"hosts": read(folder / HOSTS)})
-    values = dict(emulated=read(folder / EMULATED), hosts=hosts)
-    return filled((TEMPLATES / "page.md").read_text(), here, values)
+def values(folder: Path, out: Path) -> dict[str, Any] | None:
+    """What the page shows. The tables of real hosts are there once their data are."""
+    (about, lines), (about_hosts, lines_hosts) = (comparison_of(name).read(folder) for name in ("emulated", "hosts"))
+    if not lines:
+        return None
+    hosts = NO_HOSTS_TEXT
+    if lines_hosts:
+        shown = dict(about=told(about_hosts), lines=lines_hosts, cases=cases_of(lines_hosts))
+        hosts = filled((ROOT / "configs/prediction/hosts.md").read_text(), sys.modules[__name__], shown)
+    return dict(about=told(about), cases=cases_of(lines), hosts=hosts)
 
 
-def _about(series: Series) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in series.about.items())
+def result(lines: Sequence[Line]) -> dict[str, Any]:
+    """The median and the largest error of the cases."""
+    errors = [abs(case.error) for case in cases_of(lines)]
+    found = dict(error_median=statistics.median(errors), error_max=max(errors)) if errors else {}
+    return {"cases": len(errors)} | found
 
 
-def load_sentence(series: Series) -> str:
+def load_sentence(lines: Sequence[Line]) -> str:
     """How busy the machine was before each round of all cases; the load contains the run before."""
     loads: dict[int, list[float]] = {}
-    for line in series.lines:
+    for line in lines:
         loads.setdefault(line["seed"], []).append(line["load_before"])
     told = [f"{statistics.median(values):.1f} (at most {max(values):.1f})" for _, values in sorted(loads.items())]
     return (
@@ -99,16 +146,15 @@ def summary(cases: list[CaseRuns]) -> str:
 
 def errors_table(cases: list[CaseRuns]) -> str:
     """Both predictors by cut."""
-    lines = ["| cut | cases | ours, median | ours, worst | one constant, s | its median | its worst |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    rows = []
     for cut in by_cut(cases):
-        ours, naive = ([f"{100 * error:.1f} %" for error in pair] for pair in _pairs(cut))
-        lines.append(f"| {cut.cut} | {cut.n_cases} | {' | '.join(ours)} | {cut.constant_s:.3f} | {' | '.join(naive)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(cut) -> tuple[tuple[float, float], tuple[float, float]]:
-    return (cut.ours, cut.ours_max), (cut.naive, cut.naive_max)
+        ours, naive = (
+            [f"{100 * error:.1f} %" for error in pair]
+            for pair in ((cut.ours, cut.ours_max), (cut.naive, cut.naive_max))
+        )
+        rows.append([cut.cut, cut.n_cases, *ours, f"{cut.constant_s:.3f}", *naive])
+    head = ["cut", "cases", "ours, median", "ours, worst", "one constant, s", "its median", "its worst"]
+    return markdown_table(head, rows) + "\n"
 
 
 def naive_sentence(cases: list[CaseRuns]) -> str:
@@ -156,7 +202,9 @@ def links_text() -> list[str]:
     return told
 
 
-NO_HOSTS_TEXT = f"""## Over real TCP between hosts
+NO_HOSTS_TEXT = """## Over real TCP between hosts
 
-No data yet: `{COMMAND} hosts --runs=3 --steps=5 --out=configs/prediction` takes a quarter of an hour, as root.
+No data yet:
+`python scripts/experiments/compare.py hosts --run_dir=runs/hosts --page=configs/prediction`
+takes a quarter of an hour, as root.
 """

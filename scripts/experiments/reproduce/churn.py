@@ -1,7 +1,7 @@
 """Whole runs on a trace of spot machines: `fixed`, `swarm`, and `swarm` with two rules for rebalancing.
 
-The setup is that of scripts/experiments/study.py, which runs real processes. Here all is simulated, and 10 seeds draw
-who leaves.
+The setup is that of scripts/experiments/comparisons/study.py, which runs real processes. Here all is simulated, and 10
+seeds draw who leaves.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
-from experiments.churn_comparison.setup import Setup, fields
+from experiments.churn_comparison.setup import ROUTERS, SETUP, TRACE, TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, fields
+from experiments.churn_comparison.setup import schedule as scheduled
 from experiments.reproduce.results import Job, Results
-from experiments.reproduce.swarm_rebalancing import TRACES, read
+from experiments.reproduce.swarm_rebalancing import read
 from matplotlib.figure import Figure
 
 from jaxdt.protocol import events as ev
@@ -22,16 +23,11 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
-from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import Outcome
 
-SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
-TRACE = TRACES / "bamboo_aws_p3_v100.json"
-TRACE_BEGIN_S, TRACE_S = 24060.0, 2240.0
-SPEED = 14.0  # seconds of the trace in one of a run, as in the measured study
-PERIOD_S, ROUTERS = 8.0, 2
+PERIOD_S = 8.0
 BEGIN_S = 10.0  # of the simulation, when the trace begins
 LINK = Link(1e-4, 10.0)  # loopback
 N_BINS = 32
@@ -72,7 +68,7 @@ def values_of(case: Case) -> list[float]:
 
 
 def played(case: Case) -> tuple[Run, int]:
-    """The run, and how many machines were spared because they were alone at their stage, as study.py spares them."""
+    """The run, and how many machines were spared because they were alone at their stage, as the study spares them."""
     faults = schedule(case)
     n_spared = 0
     while True:
@@ -88,8 +84,7 @@ def played(case: Case) -> tuple[Run, int]:
 
 def schedule(case: Case) -> list[Fault]:
     """The machines that leave and join, and the moments; the same for all arms."""
-    stages = [[p * SETUP.stages + s for p in range(SETUP.pipelines)] for s in range(SETUP.stages)]
-    faults = from_trace(TRACE, stages, case.seed, case.seconds, case.speed, TRACE_BEGIN_S, spare=True)
+    faults = scheduled(case.seconds, case.seed, case.speed)
     return [replace(fault, at_s=BEGIN_S + fault.at_s) for fault in faults]
 
 
@@ -171,8 +166,8 @@ class Arm:
 
 def run(out: Path, results: Results) -> dict[str, Any]:
     """What the page shows. The picture is written to `out`."""
-    results.fill(Case(arm, SPEED, seed).job() for arm in ARMS for seed in SEEDS)
-    arms = {arm: Arm([results.get(Case(arm, SPEED, seed).job()) for seed in SEEDS]) for arm in ARMS}
+    results.fill(Case(arm, TRACE_SPEED, seed).job() for arm in ARMS for seed in SEEDS)
+    arms = {arm: Arm([results.get(Case(arm, TRACE_SPEED, seed).job()) for seed in SEEDS]) for arm in ARMS}
     draw(out / "churn.png", arms)
     return dict(arms=arms, SEEDS=SEEDS)
 
@@ -202,7 +197,7 @@ def compared(one: str, other: str, arms: dict[str, Arm]) -> str:
 def draw(path: Path, arms: dict[str, Arm]) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     curves, ratios = figure.subplots(1, 2, width_ratios=(2, 1))
-    edges = [n * TRACE_S / SPEED / N_BINS for n in range(N_BINS + 1)]
+    edges = [n * TRACE_S / TRACE_SPEED / N_BINS for n in range(N_BINS + 1)]
     for i, (name, arm) in enumerate(arms.items()):
         means = [value.mean for value in arm.bins]
         curves.step(edges, [*means, means[-1]], f"C{i}", where="post", label=name)

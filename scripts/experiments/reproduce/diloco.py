@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.results import ROOT, Job, Results, described
+from experiments.page import ROOT
+from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
 from jaxdt.run import config as configs

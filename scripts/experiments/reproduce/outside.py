@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.results import ROOT, Job, Results
+from experiments.page import ROOT
+from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
 from jaxdt.api.simulate import SimulateOptions, scenario_of

@@ -8,7 +8,6 @@ line names the commit at which its values were simulated; a value that was added
 
 import itertools
 import json
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import MISSING, dataclass, fields
@@ -19,15 +18,6 @@ from jaxdt.run.cpus import usable_cores
 from jaxdt.run.errors import BadInput
 
 FILE = "results.jsonl"
-ROOT = Path(__file__).resolve().parents[3]
-CODE = (
-    "jaxdt",
-    "planner",
-    "scripts",
-    "configs/networks",
-    "configs/reproduce/traces",
-    "configs/reproduce/measurements",
-)  # what decides a value
 POOL_WORKS_MIN = 50_000  # in less time than these take a process hardly starts
 DIGITS = 9  # of a value. The last bits of a sum differ between Python 3.11 and 3.12
 
@@ -110,20 +100,6 @@ def read(folder: Path, adds: str = "") -> Results:
     head, *entries = map(json.loads, (folder / FILE).read_text().splitlines())
     added = {entry["of"]: entry["commit"] for entry in entries if "commit" in entry}
     return Results({entry["of"]: entry["values"] for entry in entries}, head["commit"], added, adds)
-
-
-def commit() -> str:
-    """The commit that is checked out, and whether code or inputs differ from it. Empty outside a git checkout."""
-    try:
-        name, changed = (_git(*words) for words in (("rev-parse", "--short=7", "HEAD"), ("status", "-s", "--", *CODE)))
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return f"{name} with changes" if changed else name
-
-
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def computed(jobs: Sequence[Job]) -> dict[str, list[float]]:

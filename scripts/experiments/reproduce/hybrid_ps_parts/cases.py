@@ -21,7 +21,7 @@ from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
 
-HYBRID, SWARM_PRINTED, DAPPLE, PIPEDREAM = PRINTED_SYSTEMS = ("Hybrid PS", "Swarm", "Dapple", "PipeDream")
+HYBRID, SWARM_PRINTED, DAPPLE, PIPEDREAM = ("Hybrid PS", "Swarm", "Dapple", "PipeDream")
 XXLARGE, LLAMA = MODELS = ("ALBERT-xxlarge", "Llama-33B")
 PRINTED_MIN = {  # minutes of a batch in Cases 1 to 4
     XXLARGE: {

@@ -1,7 +1,9 @@
-"""Runs over real TCP between the hosts of network_hosts.py: twelve cases, and the links as measure.py finds them.
+"""Step times as predicted and as measured, over real TCP between hosts, with a router between them; needs root.
 
-The simulator gets a network as measure.py has measured it over the same hosts, as a user would do. It does not get the
-settings of the router.
+4 networks, whose delay, rate, loss and jitter the router makes, x 3 systems; otherwise as `emulated`. Each peer is in a
+network namespace of its own (prediction_error/network_hosts.py). Without root the command says so in one line and ends
+with code 0. The simulator gets a network as measure.py has measured it over the same hosts, as a user would do. It does
+not get the settings of the router. The 12 cases of three runs take a quarter of an hour.
 """
 
 import itertools
@@ -10,25 +12,29 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from comparison import Given, Line
+from page import ROOT
+from prediction_error import page
+from prediction_error.network_hosts import NETWORKS, NetworkHosts, missing
+
+from comparisons import emulated
+from comparisons.emulated import prepare
+from jaxdt.cli import environment
 from jaxdt.run import network as networks
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
-from prediction_error.network_hosts import NetworkHosts, WanLink
 
-ROOT = Path(__file__).resolve().parents[3]
 N_HOSTS = 4
 PORT = 7700
 MACHINE = "here"
 TRANSFER_S = 0.5  # of measuring a link
 RUN_S = 240.0  # a run that takes longer is given up
-CITIES = networks.load(ROOT / "configs/networks/four_cities.json")
-CITIES_GBPS = 0.2  # at most: the router is one thread
 SYSTEMS = {  # of each network; the last two have four microbatches in flight each
     "4x1 1f1b": {"plan.stages": 4, "plan.pipelines": 1},
     "2x2 1f1b": {"plan.stages": 2, "plan.pipelines": 2, "plan.in_flight": "2,1"},
@@ -36,46 +42,27 @@ SYSTEMS = {  # of each network; the last two have four microbatches in flight ea
 }
 
 
-def _same(link: WanLink) -> Callable[[int, int], WanLink]:
-    return lambda src, dst: link
+CASES = {f"{network} {system}": (network, system) for network in NETWORKS for system in SYSTEMS}
 
 
-def _city(src: int, dst: int) -> WanLink:
-    link = CITIES.link(src, dst)
-    return WanLink(link.latency_s, min(link.bandwidth_gbps, CITIES_GBPS), jitter_s=5e-3, drop_prob=5e-4)
+def cases(given: Given) -> list[Line]:
+    return [dict(case=case, seed=seed) for seed in given.seeds for case in CASES]
 
 
-NETWORKS: dict[str, Callable[[int, int], WanLink]] = {
-    "100mbps_20ms": _same(WanLink(20e-3, 0.1)),
-    "100mbps_20ms_jitter10ms": _same(WanLink(20e-3, 0.1, jitter_s=10e-3)),
-    "100mbps_10ms_loss0.1%": _same(WanLink(10e-3, 0.1, drop_prob=1e-3)),
-    "four_cities_jitter5ms_loss0.05%": _city,
-}
-
-
-@dataclass(frozen=True)
-class HostCase:
-    """A system on a network."""
-
-    network: str
-    system: str
-
-    def __str__(self) -> str:
-        return f"{self.network} {self.system}"
-
-
-CASES = [HostCase(network, system) for network in NETWORKS for system in SYSTEMS]
-
-
-def run_all(network: str, systems: Sequence[str], steps: int, seed: int, tokens: Path) -> list[dict[str, Any]]:
-    """One run of each system on a network of new hosts, after its links were measured. Returns the lines of raw data.
-    `router` in each: what the router has counted in all of these runs, and the processor seconds that it took."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with NetworkHosts(N_HOSTS, NETWORKS[network], seed) as hosts:
-            measured = measure(hosts, folder)
-            lines = [run(HostCase(network, system), steps, hosts, measured, tokens) for system in systems]
-    return [line | {"seed": seed, "router": hosts.counted} for line in lines]
+def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:
+    """The systems of one network and seed run on the same new hosts, after their links were measured. `router` in each
+    line: what the router has counted in all of these runs, and the processor seconds that it took."""
+    environment.compute_on_cpu()
+    if lacks := missing():
+        print(f"skipped: hosts on this machine need {lacks}")
+        return
+    with tempfile.TemporaryDirectory() as tokens:
+        data = prepare(Path(tokens))
+        for (seed, network), group in itertools.groupby(left, lambda line: (line["seed"], CASES[line["case"]][0])):
+            with tempfile.TemporaryDirectory() as name, NetworkHosts(N_HOSTS, NETWORKS[network], seed) as hosts:
+                measured = measure(hosts, Path(name))
+                lines = [run(line["case"], given.steps, hosts, measured, data) for line in group]
+            yield from (line | {"seed": seed, "router": hosts.counted} for line in lines)
 
 
 def measure(hosts: NetworkHosts, folder: Path) -> Path:
@@ -97,10 +84,10 @@ def measure(hosts: NetworkHosts, folder: Path) -> Path:
     return measured
 
 
-def run(case: HostCase, steps: int, hosts: NetworkHosts, measured: Path, tokens: Path) -> dict[str, Any]:
+def run(case: str, steps: int, hosts: NetworkHosts, measured: Path, tokens: Path) -> dict[str, Any]:
     """One run of a case. Returns its line of raw data."""
     job = measured.parent / "job"
-    settings = {**SYSTEMS[case.system], "train.steps": steps, "data.path": tokens}
+    settings = {**SYSTEMS[CASES[case][1]], "train.steps": steps, "data.path": tokens}
     flags = [f"--config={ROOT / 'configs/small.py'}", f"--emit={job}", f"--hosts={','.join(hosts.addresses)}"]
     flags += [f"--port={PORT}", f"--network={measured}", "--overwrite"]
     load_before = os.getloadavg()[0]
@@ -113,7 +100,7 @@ def run(case: HostCase, steps: int, hosts: NetworkHosts, measured: Path, tokens:
     network = networks.load(measured)
     links = [network.link(src, dst) for src, dst in itertools.permutations(range(N_HOSTS), 2)]
     return {
-        "case": str(case),
+        "case": case,
         "predicted_s": summary["step_s_predicted"],
         "measured_s": summary["step_s_measured"],
         "steps_s": [round(seconds, 4) for seconds in steps_s],
@@ -146,3 +133,6 @@ def _wait(processes: Sequence[subprocess.Popen]) -> None:
             process.wait()
     if any(codes):
         raise BadInput(f"hosts: exit codes {codes}, expected 0 of each process; the reason stands above")
+
+
+COMPARISON = replace(emulated.COMPARISON, cases=cases, made=made, n_seeds=3, steps=5, file=page.HOSTS)
