@@ -1,6 +1,7 @@
 """Shared by the tests of the transport: nodes whose callbacks fill queues, raw senders, and the check for leaks."""
 
 import contextlib
+import gc
 import os
 import queue
 import socket
@@ -140,7 +141,9 @@ def start(monkeypatch):
         node.gate.set()
         node.transport.close(0.0)
     assert threads_of_transports() == []
-    assert n_fds() == fds
+    if n_fds() != fds:
+        gc.collect()  # what a test before left in a cycle may go only now
+    assert n_fds() <= fds
 
 
 class RunCredentials:

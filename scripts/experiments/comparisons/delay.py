@@ -26,7 +26,7 @@ from comparison import Comparison, Given, Line
 from ml_collections import config_flags
 from page import ROOT, markdown_table
 
-from jaxdt.cli import run_flags, run_inputs
+from jaxdt.cli import run_inputs
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import by_role, optimizer
@@ -49,6 +49,8 @@ T95 = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}  # two-sided 95 % of Stud
 @functools.cache
 def configs() -> list[tuple[str, RunConfig, TokenFile]]:
     """(file, config, tokens) of each row that is made."""
+    from jaxdt.cli import run_flags  # defines flags, of which other scripts have some: only for a run of compare.py
+
     if config_flags.get_config_filename(run_flags.FLAGS["config"]):
         config, _, data = run_flags.config_and_plan()
         return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), config, data)]

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 
-from jaxdt.model.data import write_tokens
+from jaxdt.model.data import HEADER_BYTES, write_tokens
 from jaxdt.run.network import Network, uniform
 from jaxdt.runtime.calibrate import doctor
 from jaxdt.runtime.identity import authority
@@ -86,7 +86,7 @@ def test_damaged_tokens_are_found(tmp_path):
     (finding,) = doctor.tokens(file)
     assert finding.seen.endswith("300 of bytes, whole") and not finding.mend
     content = bytearray(file.path.read_bytes())
-    content[-1] ^= 1
+    content[HEADER_BYTES] ^= 1
     file.path.write_bytes(content)
     (finding,) = doctor.tokens(file)
     assert "tokens have SHA256" in finding.seen and finding.mend
