@@ -240,11 +240,11 @@ def _parse_contents(path: Path, header: TokenFileHeader, blob: bytes) -> dict[st
     try:
         found = parse_json(blob)
         sections = {name: Section(*place) for name, place in found["sections"].items()}
-        n_bytes = sum(len(range(place.start, place.start + place.n_bytes)) for place in sections.values())
-        if n_bytes > header.contents_start:
-            raise ValueError("its sections are longer than the file")
-        end_of_text, n_train = found["end_of_text"], range(found["n_train_documents"]).stop
-        return {"end_of_text": end_of_text, "n_train_documents": n_train, "sections": sections}
+        n_train = found["n_train_documents"]
+        numbers = [n_train, *(number for place in sections.values() for number in place[:2])]
+        if not all(isinstance(number, int) and 0 <= number <= header.contents_start for number in numbers):
+            raise ValueError("a place or number is not of this file")
+        return {"end_of_text": found["end_of_text"], "n_train_documents": n_train, "sections": sections}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path}: its contents are of another format ({why(error)}), prepare it again") from None
 

@@ -77,7 +77,8 @@ def pieces(tokenizer: Tokenizer, path: str | Path, rule: Rule = FILE) -> Iterato
         if not text:
             start = span.start
         text += span.text
-        if tokenizer.end_of_text is not None and b"\0" in span.text:
+        is_text = tokenizer.name != BYTES or tokenizer.end_of_text is not None
+        if is_text and b"\0" in span.text:
             number = span.start + span.text.index(b"\0")
             raise BadInput(f"{path}: {place(span.place, number)} is zero, expected text; other bytes take "
                            f"--tokenizer={BYTES} --end_of_text=none")  # fmt: skip

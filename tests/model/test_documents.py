@@ -149,8 +149,9 @@ def test_bytes_that_are_no_text_are_refused_unless_asked_for(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\0two" * 100)
     reason = "a.txt: byte 3 is zero, expected text; other bytes take --tokenizer=bytes --end_of_text=none"
-    with pytest.raises(BadInput, match=reason):
-        prepare.prepare([path], [], "bytes", tmp_path / "a.tok")
+    for tokenizer in (load_tokenizer("bytes"), load_tokenizer("bytes")._replace(name="other", end_of_text=None)):
+        with pytest.raises(BadInput, match=reason):
+            prepare.prepare([path], [], tokenizer, tmp_path / "a.tok")
     nothing = with_end_of_text(load_tokenizer("bytes"), "none")
     assert prepare.prepare([path], [], nothing, tmp_path / "a.tok").n_train_tokens == 700
 
