@@ -33,6 +33,7 @@ def get_config():
     config.data.path = ""  # the committed corpus in bytes
     config.data.seq_start = 0
     config.data.seq_growth_steps = 0
+    config.data.borders = "join"
     config.plan.stages = 2
     config.plan.pipelines = 2
     config.plan.layers = ""

@@ -17,7 +17,7 @@ from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
 from jaxdt.run.codec import EXCHANGED_BYTES, NONE
-from jaxdt.run.config import RunConfig, WiringConfig, check_plan
+from jaxdt.run.config import JOIN, MASK, RunConfig, WiringConfig, check_plan
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import MemoryOptions, StageMemory, most_retained
 from jaxdt.run.memory import stage_memory as memory_of_layers
@@ -88,6 +88,11 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"sync.codec: got {config.sync.codec}, expected {NONE} with sync.kind {config.sync.kind}, which is exact, "
             f"and wiring {wiring.kind}, which has no workers"
+        )
+    if config.data.borders == MASK and config.model.has_own_sources:
+        raise BadInput(
+            f"data.borders: got {MASK}, expected {JOIN} with a model of one's own, whose parts do not hear where "
+            "documents begin"
         )
     _refuse_settings_of_others(config, sync.settings)
 

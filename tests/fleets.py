@@ -16,6 +16,7 @@ import pytest
 from fork_server import Forked
 
 from jaxdt.api.config import fields_of
+from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import write_tokens
 from jaxdt.run import config as configs
@@ -282,9 +283,9 @@ def trained_in_one_process(run):
         job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
         names = [entry.name for entry in config.model.facts.entries]
         chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names)}]
-    batch = functools.partial(run.data.train_batch, train.seed)
-    size, seq_len = train.microbatch_size, config.seq_len
-    losses = [chain.step([batch(step, m, size, seq_len, n) for m in range(n)]) for step in range(train.steps)]
+    samples = functools.partial(Samples(run.data, train, n, config.data.borders).train, train.seed)
+    together, seq_len = range(n), config.seq_len
+    losses = [chain.step([samples(step, m, seq_len, together) for m in together]) for step in range(train.steps)]
     return losses, chain.params[0]
 
 

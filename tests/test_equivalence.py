@@ -94,6 +94,8 @@ GRID += [
 class Tokens:
     """Random text in which a token follows from the one before it more often than not, so that the loss falls."""
 
+    counts_all = True
+
     def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
         rng = np.random.default_rng((seed, step, microbatch))
         jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
@@ -268,6 +270,7 @@ def train_in_pieces(
     requests=(),
     link=None,
     seconds_of=lambda peer: 1 + peer / 3,
+    data=None,
 ):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits, or as
     `are_equal` asserts. `requests`: what an operator asks for, each with its time. Links are slow and unequal, unless
@@ -279,7 +282,7 @@ def train_in_pieces(
         """A process of its own each time; newcomers are told their stage."""
         here = plan if stage is None else plan.with_newcomer(peer, stage)
         stage_of[peer] = here.seat(peer)[0]
-        stores[peer] = Store(config, here, peer, Tokens(), functions_of(config, plan, stage_of[peer]))
+        stores[peer] = Store(config, here, peer, data or Tokens(), functions_of(config, plan, stage_of[peer]))
         is_worker = plan.is_worker(peer)
         build = build_worker if is_worker else build_peer
         newcomer = None if stage is None else build_newcomer(config, plan, peer, stage, START)

@@ -19,7 +19,7 @@ from jaxdt.model.tokenizer import (
 )
 from jaxdt.run import config as configs
 from jaxdt.run import network as networks
-from jaxdt.run.config import RunConfig
+from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
@@ -50,6 +50,11 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
         build.check(config, plan)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
+    if config.data.borders == MASK and not data.n_documents:
+        raise BadInput(
+            f"data.borders: got {MASK}, {data.path} does not say where documents begin; expected a file that "
+            "scripts/prepare_data.py made of them, or join"
+        )
     data.n_train_windows(config.seq_len)
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.seq_len)

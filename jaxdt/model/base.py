@@ -7,6 +7,9 @@ and the head on the last.
 A new family is two files of its name, with a MODEL in jaxdt/model/families and OPTIONS in jaxdt/run/families, which
 needs no jax, and its name in the table of jaxdt.run.model. Everything else asks for its facts (jaxdt.model.derive).
 
+Samples may be made of several documents: `begins` [B,T] says of each token where in its sample the document begins; a
+token sees no earlier ones, and learned positions count from there. None: a sample is one document.
+
 B samples, T tokens, V vocabulary, W boundary width, E experts."""
 
 from collections.abc import Callable
@@ -23,6 +26,7 @@ Params = dict[str, Any]
 Tokens = Int[Array, "B T"]
 Boundary = Float[Array, "B T W"]
 Logits = Float[Array, "B T V"]
+Begins = Int[Array, "B T"] | None
 Half = tuple[Callable[[Any, Boundary], Boundary], str]
 
 
@@ -53,9 +57,10 @@ class Model(NamedTuple):
     init: Callable[[Any, str, jax.Array], Any]
     # (entry, path of a leaf, its shape) -> its role (jaxdt.run.model_facts)
     role: Callable[[str, str, tuple[int, ...]], str]
-    embed: Callable[[Any, jnp.dtype, Params, Tokens], Boundary]  # (options, dtype, params, tokens) -> x in this dtype
-    # (options, layer, params, x) -> y, or (y, what the layer gives beside it)
-    layer: Callable[[Any, int, Params, Boundary], Boundary | tuple[Boundary, Auxiliary]]
+    # (options, dtype, params, tokens, begins=None) -> x in this dtype
+    embed: Callable[..., Boundary]
+    # (options, layer, params, x, begins=None) -> y, or (y, what the layer gives beside it)
+    layer: Callable[..., Boundary | tuple[Boundary, Auxiliary]]
     head: Callable[[Any, Params, Boundary], Logits]  # (options, params, y) -> logits in fp32
     # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
     # first `layer` layers; None for a family that has none
@@ -86,29 +91,43 @@ def init_stage(options: ModelSpec, lo: int, hi: int, seed: int) -> Params:
     return {name: model.init(options, name, key) for name in stage_entries(options, lo, hi)}
 
 
-def apply_layer(options: ModelSpec, layer: int, params: Params, x: Boundary) -> tuple[Boundary, tuple[Auxiliary, ...]]:
+def apply_layer(
+    options: ModelSpec, layer: int, params: Params, x: Boundary, begins_BT: Begins = None
+) -> tuple[Boundary, tuple[Auxiliary, ...]]:
     """(y, what the layer gives beside it, if it does)."""
-    result = model_of(options).layer(options, layer, params, x)
+    result = model_of(options).layer(options, layer, params, x, begins_BT)
     return (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
 
 
 def stage_outputs(
-    options: ModelSpec, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
+    options: ModelSpec,
+    lo: int,
+    hi: int,
+    dtype: jnp.dtype,
+    params: Params,
+    x: Tokens | Boundary,
+    begins_BT: Begins = None,
 ) -> tuple[Boundary | Logits, tuple[Auxiliary, ...]]:
     """(the output of layers lo..hi-1, what those of them that give something beside it give). x is tokens [B,T] int32
     on the first stage, else [B,T,W] in `dtype` with W the boundary width at lo. The output is logits [B,T,V] fp32 on
     the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
     model = model_of(options)
-    y: Any = model.embed(options, dtype, params, x) if lo == 0 else x
+    y: Any = model.embed(options, dtype, params, x, begins_BT) if lo == 0 else x
     found: tuple[Auxiliary, ...] = ()
     for layer in range(lo, hi):
-        y, beside = apply_layer(options, layer, params, y)
+        y, beside = apply_layer(options, layer, params, y, begins_BT)
         found += beside
     return (model.head(options, params, y) if hi == options.facts.n_layers else y), found
 
 
 def apply_stage(
-    options: ModelSpec, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
+    options: ModelSpec,
+    lo: int,
+    hi: int,
+    dtype: jnp.dtype,
+    params: Params,
+    x: Tokens | Boundary,
+    begins_BT: Begins = None,
 ) -> Boundary | Logits:
     """The output alone."""
-    return stage_outputs(options, lo, hi, dtype, params, x)[0]
+    return stage_outputs(options, lo, hi, dtype, params, x, begins_BT)[0]

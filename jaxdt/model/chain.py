@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32
 
 from jaxdt.model.base import Params
+from jaxdt.model.batches import Batch
 from jaxdt.model.stage import Scalar, StageFunctions, Vectors
 from jaxdt.model.vectors import TIED_GROUP
 
@@ -43,36 +44,36 @@ class Chain:
         self._transmit = transmit
 
     def accumulate(
-        self, tokens_BT: Int[np.ndarray, "B T+1"], accs: list[Params], params_of: Sequence[Params] | None = None
+        self, batch: Batch, accs: list[Params], params_of: Sequence[Params] | None = None
     ) -> tuple[Scalar, list[Params]]:
-        """Forward and backward of one microbatch; tokens are [B, T+1]. Returns (loss sum, accumulators); `accs` are
-        donated. `params_of`: the parameters of each stage, if not its own."""
+        """Forward and backward of one microbatch. Returns (loss sum, accumulators); `accs` are donated. `params_of`:
+        the parameters of each stage, if not its own."""
         params_of = params_of or self.params
-        x: Any = tokens_BT[:, :-1]
+        x: Any = None
         residuals = []
         for stage, params in zip(self.stages[:-1], params_of, strict=False):
             assert stage.forward is not None
-            y, residual = stage.forward(params, x)
+            y, residual = stage.forward(params, x, batch)
             residuals.append(residual)
             x = self._transmit(y)
         loss_backward = self.stages[-1].loss_backward
         assert loss_backward is not None
-        loss, gx, accs[-1] = loss_backward(params_of[-1], x, tokens_BT[:, 1:], accs[-1])
+        loss, gx, accs[-1] = loss_backward(params_of[-1], x, batch, accs[-1])
         for s in reversed(range(len(residuals))):
             backward = self.stages[s].backward
             assert backward is not None and gx is not None
             gx, accs[s] = backward(params_of[s], residuals[s], self._transmit(gx), accs[s])
         return loss, accs
 
-    def step(self, microbatches: list[Int[np.ndarray, "B T+1"]], params_of: Sequence[Params] | None = None) -> float:
+    def step(self, microbatches: list[Batch], params_of: Sequence[Params] | None = None) -> float:
         """One update. Returns the mean loss of its samples before the update. `params_of`: the parameters of each stage
         whose gradient is applied, if not its own."""
         accs = [stage.zeros() for stage in self.stages]
         losses = []
-        for tokens_BT in microbatches:
-            loss, accs = self.accumulate(tokens_BT, accs, params_of)
+        for batch in microbatches:
+            loss, accs = self.accumulate(batch, accs, params_of)
             losses.append(loss)
-        n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
+        n_samples = _n_samples(microbatches)
         vectors = [stage.gradient_vectors(acc) for stage, acc in zip(self.stages, accs, strict=True)]
         del accs
         self._update(_with_tied_sum(vectors), n_samples)
@@ -90,17 +91,21 @@ class Chain:
         for s, stage in enumerate(self.stages):
             self.params[s], self.states[s] = stage.update(self.params[s], self.states[s], vectors[s], scale)
 
-    def evaluate(self, batches: list[Int[np.ndarray, "B T+1"]]) -> float:
+    def evaluate(self, batches: list[Batch]) -> float:
         """Mean held-out loss, nats per token. Boundaries are the same as in training."""
         eval_loss = self.stages[-1].eval_loss
         assert eval_loss is not None
         total = 0.0
-        for tokens_BT in batches:
-            x: Any = tokens_BT[:, :-1]
+        for batch in batches:
+            x: Any = None
             for stage, params in zip(self.stages[:-1], self.params, strict=False):
-                x = self._transmit(stage.evaluate(params, x))
-            total += float(eval_loss(self.params[-1], x, tokens_BT[:, 1:]))
-        return total / sum(len(tokens_BT) for tokens_BT in batches)
+                x = self._transmit(stage.evaluate(params, x, batch))
+            total += float(eval_loss(self.params[-1], x, batch))
+        return total / _n_samples(batches)
+
+
+def _n_samples(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.tokens) for batch in batches if batch.tokens is not None)
 
 
 def _with_tied_sum(vectors: list[Vectors]) -> list[Vectors]:

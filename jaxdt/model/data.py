@@ -37,7 +37,9 @@ HEADERS = {1: struct.Struct(f"{FIELDS}4x"), VERSION: struct.Struct(f"{FIELDS}QQ3
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADERS[VERSION].size + CRC.size
 SECTION_ALIGNMENT_BYTES = 64
-DOCUMENTS, TOKENIZER = "documents", "tokenizer"  # sections: uint64 starts of train and held-out ones; a tokenizer.json
+# Sections: uint64 starts of train and held-out documents; a bit for each token, 1 where it counts as a target, and none
+# where all do; a tokenizer.json.
+DOCUMENTS, COUNTED, TOKENIZER = "documents", "counted", "tokenizer"
 TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 DOCUMENT_DTYPE = np.dtype("<u8")
 # Four half rounds make a Feistel network look random; two more cost a microsecond.
@@ -105,6 +107,16 @@ class TokenFile:
         self.end_of_text: int | None = contents["end_of_text"]
         self.n_train_documents: int = contents["n_train_documents"]
         self.sections: dict[str, Section] = contents["sections"]
+        self._starts = self._mapped(DOCUMENTS, DOCUMENT_DTYPE)
+        self._counted = self._mapped(COUNTED, np.dtype(np.uint8))
+
+    def _mapped(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """A section as numbers, which peers of one host share as they share the tokens; empty where there is none."""
+        if name not in self.sections:
+            return np.zeros(0, dtype)
+        found = self.sections[name]
+        n_numbers = found.n_bytes // dtype.itemsize
+        return np.memmap(self.path, dtype, mode="r", offset=found.start, shape=(n_numbers,))
 
     def section(self, name: str) -> bytes:
         """The bytes of a section, b'' where there is none. BadInput if they are not those that were written."""
@@ -126,13 +138,17 @@ class TokenFile:
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the documents of either part begin among its tokens, uint64 [n_documents]. A file of version 1 does not
         say so."""
-        starts = np.frombuffer(self.section(DOCUMENTS), DOCUMENT_DTYPE)
-        return starts[: self.n_train_documents], starts[self.n_train_documents :]
+        return self._starts[: self.n_train_documents], self._starts[self.n_train_documents :]
 
     @property
     def n_documents(self) -> int:
         """Those of both parts together."""
-        return self.sections[DOCUMENTS].n_bytes // DOCUMENT_DTYPE.itemsize if DOCUMENTS in self.sections else 0
+        return len(self._starts)
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether every token counts as a target."""
+        return not len(self._counted)
 
     def n_train_windows(self, seq_len: int) -> int:
         """Samples per epoch; neighbouring windows share one token (a target of one, an input of the next)."""
@@ -148,12 +164,18 @@ class TokenFile:
     ) -> np.ndarray:
         """Tokens int32 [microbatch_size, seq_len + 1] of microbatch 0..n_microbatches-1 of a step: inputs are all but
         the last column, targets all but the first. Raises BadInput if the train part holds no window."""
+        places = self.train_places(seed, step, microbatch, microbatch_size, seq_len, n_microbatches)
+        return self._samples(places, seq_len)
+
+    def train_places(
+        self, seed: int, step: int, microbatch: int, microbatch_size: int, seq_len: int, n_microbatches: int
+    ) -> list[int]:
+        """The number of the first token of each sample of that batch."""
         if not 0 <= microbatch < n_microbatches or step < 0:
             raise ValueError(f"got step {step}, microbatch {microbatch} of {n_microbatches}")
         n_windows = self.n_train_windows(seq_len)
         first = (step * n_microbatches + microbatch) * microbatch_size
-        windows = [window_of(seed, first + i, n_windows) for i in range(microbatch_size)]
-        return self._windows(0, windows, seq_len)
+        return [window_of(seed, first + i, n_windows) * seq_len for i in range(microbatch_size)]
 
     def n_eval_batches(self, microbatch_size: int, seq_len: int) -> int:
         """Full batches of held-out windows; the rest that fills no batch is left out. Raises BadInput if none fits."""
@@ -167,15 +189,45 @@ class TokenFile:
 
     def eval_batch(self, index: int, microbatch_size: int, seq_len: int) -> np.ndarray:
         """Tokens int32 [microbatch_size, seq_len + 1]: consecutive held-out windows, the same for every run."""
+        return self._samples(self.eval_places(index, microbatch_size, seq_len), seq_len)
+
+    def eval_places(self, index: int, microbatch_size: int, seq_len: int) -> list[int]:
+        """The number of the first token of each sample of that batch, counted from the first train token on."""
         n_batches = self.n_eval_batches(microbatch_size, seq_len)
         if not 0 <= index < n_batches:
             raise IndexError(f"{self.path}: got evaluation batch {index}, expected 0..{n_batches - 1}")
         windows = range(index * microbatch_size, (index + 1) * microbatch_size)
-        return self._windows(self.n_train_tokens, windows, seq_len)
+        return [self.n_train_tokens + window * seq_len for window in windows]
 
-    def _windows(self, start: int, windows: Iterable[int], seq_len: int) -> np.ndarray:
-        firsts = [start + window * seq_len for window in windows]
-        tokens = np.stack([self.tokens[first : first + seq_len + 1] for first in firsts])
+    def begins(self, place: int, seq_len: int) -> np.ndarray:
+        """int32 [seq_len]: of each token from `place` on, how far behind `place` its document begins; 0 for a document
+        that began before."""
+        begins = np.zeros(seq_len, np.int32)
+        found = self._document_starts(place, seq_len)
+        begins[found] = found
+        return np.maximum.accumulate(begins)
+
+    def counted_targets(self, place: int, seq_len: int, *, within_documents: bool) -> np.ndarray:
+        """bool [seq_len]: of each token from place + 1 on, whether it counts as a target; with `within_documents` none
+        does that begins a document."""
+        first = place + 1
+        counted = np.ones(seq_len, bool)
+        if not self.counts_all:
+            bits = np.unpackbits(self._counted[first // 8 : -(-(first + seq_len) // 8)], bitorder="little")
+            counted &= bits[first % 8 :][:seq_len].astype(bool)
+        if within_documents:
+            counted[self._document_starts(first, seq_len)] = False
+        return counted
+
+    def _document_starts(self, place: int, n_tokens: int) -> np.ndarray:
+        """Which of the tokens from `place` on begin a document, counted from there."""
+        train, held_out = self.documents
+        starts, start = (train, place) if place < self.n_train_tokens else (held_out, place - self.n_train_tokens)
+        lo, hi = np.searchsorted(starts, np.array([start, start + n_tokens], DOCUMENT_DTYPE))
+        return starts[lo:hi].astype(np.int64) - start
+
+    def _samples(self, places: Iterable[int], seq_len: int) -> np.ndarray:
+        tokens = np.stack([self.tokens[first : first + seq_len + 1] for first in places])
         largest = tokens.max()
         if largest >= self.vocab_size:  # a gather on a device would take another token's row without an error
             raise BadInput(f"{self.path}: got token {largest}, expected less than the vocabulary {self.vocab_size}")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxdt.model.base import Auxiliary, Boundary, Entries, Logits, Model, Params, Tokens
+from jaxdt.model.base import Auxiliary, Begins, Boundary, Entries, Logits, Model, Params, Tokens
 from jaxdt.model.layers import (
     INIT_STD,
     TABLES,
@@ -45,7 +45,7 @@ def onto_residual(c: Options) -> Callable:
     return nn.initializers.normal(INIT_STD / (2 * c.n_layers) ** 0.5)
 
 
-def with_attention(c: Options, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def with_attention(c: Options, x_BTD: Float[Array, "B T D"], begins_BT: Begins) -> Float[Array, "B T D"]:
     """x and the attention of the normalised x. Its layers are those of the module that calls this."""
     norm = partial(RMSNorm, c.norm_eps)
     h_BTD = norm(name="ln1")(x_BTD)
@@ -55,12 +55,13 @@ def with_attention(c: Options, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B 
     )
     if c.qk_norm:
         q_BHTK, k_BGTK = norm(name="q_norm")(q_BHTK), norm(name="k_norm")(k_BGTK)
-    mixed = attend(_turned(c, q_BHTK), _turned(c, k_BGTK), v_BGTK, c.window)
+    mixed = attend(_turned(c, q_BHTK), _turned(c, k_BGTK), v_BGTK, begins_BT, c.window)
     return x_BTD + Dense(c.d_model, onto_residual(c), use_bias=c.o_bias, name="o")(mixed)
 
 
 def _turned(c: Options, x: Float[Array, "B H T K"]) -> Float[Array, "B H T K"]:
-    """With rotary positions. They are computed in fp32: bf16 has too few digits for the angles of late tokens."""
+    """With rotary positions, counted from the start of the sample: only differences of positions matter. They are
+    computed in fp32: bf16 has too few digits for the angles of late tokens."""
     return rotate(x.astype(jnp.float32), _frequencies(c)).astype(x.dtype)
 
 
@@ -78,8 +79,10 @@ def _frequencies(c: Options) -> np.ndarray:
 def decoder(block: Callable[[Options], nn.Module]) -> Model:
     """The functions of a model of such blocks, options -> module."""
 
-    def apply_layer(config: Options, layer: int, params: Params, x: Boundary) -> Boundary | tuple[Boundary, Auxiliary]:
-        result: Any = block(config).apply({"params": params[block_name(layer)]}, x)
+    def apply_layer(
+        config: Options, layer: int, params: Params, x: Boundary, begins_BT: Begins = None
+    ) -> Boundary | tuple[Boundary, Auxiliary]:
+        result: Any = block(config).apply({"params": params[block_name(layer)]}, x, begins_BT)
         return result
 
     def init_entry(config: Options, name: str, key: jax.Array) -> Any:
@@ -102,8 +105,9 @@ def _head(c: Options) -> Head:
     return Head(c.vocab_size, partial(RMSNorm, c.norm_eps))
 
 
-def _embed(config: Options, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
-    """tokens [B,T] int32 -> [B,T,D] in `dtype`."""
+def _embed(config: Options, dtype: jnp.dtype, params: Params, tokens_BT: Tokens, begins_BT: Begins = None) -> Boundary:
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`; there are no positions here."""
+    del begins_BT
     x_BTD: Any = _embedding(config, dtype).apply({"params": {"tok": params["tok"]}}, tokens_BT)
     return x_BTD
 

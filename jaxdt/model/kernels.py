@@ -279,17 +279,23 @@ maxout.defvjp(_maxout_forward, _maxout_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def causal_softmax(scores_BHTT: Float[Array, "B H T T"], window: int = 0) -> Float[Array, "B H T T"]:
-    """Softmax over the last axis, where query t sees the keys 0..t only; with a window the last `window` of them."""
-    return _causal_softmax_forward(scores_BHTT, window)[0]
+def causal_softmax(
+    scores_BHTT: Float[Array, "B H T T"], window: int = 0, begins_BT: Int[Array, "B T"] | None = None
+) -> Float[Array, "B H T T"]:
+    """Softmax over the last axis, where query t sees the keys 0..t only, or those from begins[t] on; with a window the
+    last `window` of them."""
+    return _causal_softmax_forward(scores_BHTT, window, begins_BT)[0]
 
 
-def _causal_softmax_forward(scores_BHTT, window: int):
+def _causal_softmax_forward(scores_BHTT, window: int, begins_BT):
     s = scores_BHTT.astype(jnp.float32)
     visible = jnp.tril(jnp.ones(s.shape[-2:], bool))
     if 0 < window < s.shape[-1]:
         visible = jnp.triu(visible, 1 - window)
-    s = jnp.where(jnp.reshape(visible, (1, 1, *s.shape[-2:])), s, -jnp.inf)
+    visible = jnp.reshape(visible, (1, 1, *s.shape[-2:]))
+    if begins_BT is not None:
+        visible = visible & (jnp.arange(s.shape[-1])[None, None, None] >= begins_BT[:, None, :, None])
+    s = jnp.where(visible, s, -jnp.inf)
     e = jnp.exp(s - jnp.max(s, axis=-1, keepdims=True))
     y = (e / jnp.sum(e, axis=-1, keepdims=True)).astype(scores_BHTT.dtype)
     return y, y
@@ -299,7 +305,7 @@ def _causal_softmax_backward(window: int, y_BHTT, g_BHTT):
     # Where a key is hidden, y and its gradient are 0, so the mask is not needed again.
     del window
     y, g = y_BHTT.astype(jnp.float32), g_BHTT.astype(jnp.float32)
-    return ((y * (g - jnp.sum(g * y, axis=-1, keepdims=True))).astype(g_BHTT.dtype),)
+    return (y * (g - jnp.sum(g * y, axis=-1, keepdims=True))).astype(g_BHTT.dtype), None
 
 
 causal_softmax.defvjp(_causal_softmax_forward, _causal_softmax_backward)

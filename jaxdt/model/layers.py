@@ -100,7 +100,8 @@ class RMSNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens [B,T] int32 -> [B,T,D] in `dtype`; with learned positions for any T up to `n_positions`."""
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`; with learned positions for any T up to `n_positions`. They count from
+    where a document begins."""
 
     vocab_size: int
     d_model: int
@@ -108,12 +109,16 @@ class Embedding(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def __call__(self, tokens_BT: Int[Array, "B T"], begins_BT: Any = None) -> Float[Array, "B T D"]:
         normal = nn.initializers.normal(INIT_STD)
         x_BTD = self.param("tok", normal, (self.vocab_size, self.d_model), jnp.float32)[tokens_BT]
         if self.n_positions:
             pos = self.param("pos", normal, (self.n_positions, self.d_model), jnp.float32)
-            x_BTD = x_BTD + pos[None, : tokens_BT.shape[1]]
+            seq_len = tokens_BT.shape[1]
+            if begins_BT is None:
+                x_BTD = x_BTD + pos[None, :seq_len]
+            else:
+                x_BTD = x_BTD + pos[jnp.arange(seq_len)[None] - begins_BT]
         return x_BTD.astype(self.dtype)
 
 
@@ -144,15 +149,20 @@ def split_heads(x_BTD: Float[Array, "B T D"], n_heads: int) -> Float[Array, "B H
 
 
 def attend(
-    q_BHTK: Float[Array, "B H T K"], k_BGTK: Float[Array, "B G T K"], v_BGTK: Float[Array, "B G T K"], window: int = 0
+    q_BHTK: Float[Array, "B H T K"],
+    k_BGTK: Float[Array, "B G T K"],
+    v_BGTK: Float[Array, "B G T K"],
+    begins_BT: Int[Array, "B T"] | None,
+    window: int = 0,
 ) -> Float[Array, "B T HK"]:
-    """Causal attention. Each head of keys and values serves H / G consecutive heads of queries, whose rows stand below
-    one another in the products. With a window, a token sees so many, itself included."""
+    """Causal attention, from where a token's document begins. Each head of keys and values serves H / G consecutive
+    heads of queries, whose rows stand below one another in the products. With a window, a token sees so many, itself
+    included."""
     b, h, t, k = q_BHTK.shape
     g = k_BGTK.shape[1]
     q_BGRK = (q_BHTK * k**-0.5).reshape(b, g, h // g * t, k)
     scores_BHTT = jnp.einsum("bgrk,bgtk->bgrt", q_BGRK, k_BGTK).reshape(b, h, t, t)
-    weights_BHTT: Any = kernels.causal_softmax(scores_BHTT, window)
+    weights_BHTT: Any = kernels.causal_softmax(scores_BHTT, window, begins_BT)
     mixed_BGRK = jnp.einsum("bgrt,bgtk->bgrk", weights_BHTT.reshape(b, g, h // g * t, t), v_BGTK)
     mixed_BHTK = mixed_BGRK.reshape(b, h, t, k)
     return jnp.transpose(mixed_BHTK, (0, 2, 1, 3)).reshape(b, t, h * k)

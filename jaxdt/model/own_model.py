@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdt.model.base import Boundary, Entries, Logits, Model, Params, Tokens
+from jaxdt.model.base import Begins, Boundary, Entries, Logits, Model, Params, Tokens
 from jaxdt.model.layers import block_name
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model_facts import MATRIX, TABLE, UNKNOWN, VECTOR, derived
@@ -241,16 +241,18 @@ def is_trained(options: OwnModel, entry: str, path: str) -> bool:
     return found
 
 
-def embed(options: OwnModel, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
+def embed(options: OwnModel, dtype: jnp.dtype, params: Params, tokens_BT: Tokens, begins_BT: Begins = None) -> Boundary:
     """tokens [B,T] int32 -> [B,T,W] in `dtype`. BadInput for another shape."""
+    assert begins_BT is None, "the config is refused: parts know no documents"
     x = _built(options).apply(EMBED, params, tokens_BT, dtype)
     if x.ndim != 3 or x.shape[:2] != tokens_BT.shape:
         raise BadInput(f"model: the embedding makes {list(x.shape)} of {list(tokens_BT.shape)}, expected [B, T, W]")
     return x.astype(dtype)
 
 
-def apply_layer(options: OwnModel, layer: int, params: Params, x: Boundary) -> Boundary:
+def apply_layer(options: OwnModel, layer: int, params: Params, x: Boundary, begins_BT: Begins = None) -> Boundary:
     """One block. BadInput if the result has another dtype or length."""
+    assert begins_BT is None, "the config is refused: parts know no documents"
     y = _built(options).apply(block_name(layer), params, x, x.dtype)
     if y.ndim != 3 or (*y.shape[:2], y.dtype) != (*x.shape[:2], x.dtype):
         raise BadInput(

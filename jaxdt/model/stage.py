@@ -1,8 +1,9 @@
 """The jitted functions of one stage: layers lo..hi-1, with the embedding on the first stage, head and loss on the last.
 
-Loss convention: a sample's loss is the mean cross-entropy of its tokens; `loss_sum` adds the samples of a microbatch;
-an accumulator holds the gradient of everything summed so far. Dividing by the number of samples at the update then
-gives the batch mean, however the microbatches were shared out.
+Loss convention: a sample's loss is the sum of the cross-entropy of its targets by their weights (1 / T, or those of the
+batch: jaxdt.model.batches); `loss_sum` adds the samples of a microbatch; an accumulator holds the gradient of
+everything summed so far. Dividing by the number of samples at the update then gives the mean over the targets of the
+step that count, however the microbatches were shared out.
 
 An auxiliary loss of a layer (jaxdt.model.base) is a sum over the same samples. The backward of the layer's own stage
 adds its gradient, so it costs no message; no loss here contains it. The accumulator counts it, beside the gradient.
@@ -19,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float32, Int
+from jaxtyping import Array, Float32
 
 from jaxdt.model import kernels
-from jaxdt.model.base import Auxiliary, Boundary, Logits, Params, Tokens, apply_stage, init_stage, stage_outputs
+from jaxdt.model.base import Auxiliary, Boundary, Logits, Params, apply_stage, init_stage, stage_outputs
+from jaxdt.model.batches import Batch
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, own_params, trained, with_trained
 from jaxdt.protocol.events import EXPERTS
@@ -75,9 +77,9 @@ class StageFunctions:
     """Everything that a peer computes. Parameters, their gradients and accumulators are fp32 trees of one structure
     (jaxdt.model.base); gradients and accumulators lack the leaves that are not trained (jaxdt.model.vectors),
     and an accumulator of experts has an entry AUXILIARY beside. x is
-    tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y and gy have `out_shape`, all in
-    `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have a smaller T in place of
-    seq_len; each T is compiled once.
+    None on the first stage, which reads the tokens of the batch, else an activation of `in_shape`, as is gx; y and gy
+    have `out_shape`, all in `boundary_dtype`. Inputs may be numpy arrays. All of them may have a smaller T in place of
+    seq_len; each T is compiled once, with each set of fields that a batch has.
 
     With a shared table the last stage's `init`, `init_optimizer` and `update` know its own parameters only, all others
     know the table too.
@@ -99,15 +101,16 @@ class StageFunctions:
     place: Callable[[Any], Any]  # (tree) -> the same tree on this stage's devices; for state from a file or a peer
     init_optimizer: Callable[[Params], OptState]
     zeros: Callable[[], Params]  # () -> acc
-    # (params, x) -> (y, residual); None on the last stage, and so is backward
-    forward: Callable[[Params, Any], tuple[Boundary, Residual]] | None
+    # (params, x, batch) -> (y, residual); None on the last stage, and so is backward
+    forward: Callable[[Params, Any, Batch], tuple[Boundary, Residual]] | None
     # (params, residual, gy, acc) -> (gx, acc); gx is None on the first stage
     backward: Callable[[Params, Residual, Any, Params], tuple[Boundary | None, Params]] | None
-    # (params, x, targets, acc) -> (loss_sum, gx, acc); on the last stage only
-    loss_backward: Callable[[Params, Any, Any, Params], tuple[Scalar, Boundary | None, Params]] | None
-    evaluate: Callable[[Params, Any], Boundary | Logits]  # (params, x) -> y, on the last stage logits [B,T,V] fp32
-    # (params, x, targets) -> loss_sum, fp32; on the last stage only
-    eval_loss: Callable[[Params, Any, Any], Scalar] | None
+    # (params, x, batch, acc) -> (loss_sum, gx, acc); on the last stage only
+    loss_backward: Callable[[Params, Any, Batch, Params], tuple[Scalar, Boundary | None, Params]] | None
+    # (params, x, batch) -> y, on the last stage logits [B,T,V] fp32
+    evaluate: Callable[[Params, Any, Batch], Boundary | Logits]
+    # (params, x, batch) -> loss_sum, fp32; on the last stage only
+    eval_loss: Callable[[Params, Any, Batch], Scalar] | None
     gradient_vectors: Callable[[Params], Vectors]  # (acc) -> {sync group: [n] fp32}
     add_vectors: Callable[[Params, Any], Params]  # (acc, some vectors of another gradient) -> acc; donates acc
     # (params, opt_state, vectors, scale) -> (params, opt_state), by the gradient vectors * scale of these params
@@ -142,18 +145,21 @@ def build_stage(
         params = init_stage(config, lo, hi, seed)
         return own_params(config, lo, hi, params) if options.is_table_shared else params
 
-    def run(params: Params, x: Tokens | Boundary) -> Outputs:
-        return stage_outputs(config, lo, hi, dtype, params, x)
+    def entering(x: Boundary | None, batch: Batch) -> Any:
+        return _tokens(batch)[:, :-1] if first else x
 
-    def evaluate(params: Params, x: Tokens | Boundary) -> Boundary | Logits:
-        return apply_stage(config, lo, hi, dtype, params, x)
+    def run(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
+        return stage_outputs(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
 
-    def losses(params: Params, x: Tokens | Boundary, targets_BT: Int[Array, "B T"]) -> Outputs:
-        logits_BTV, beside = run(params, x)
-        return sum_sample_losses(logits_BTV, targets_BT), beside
+    def evaluate(params: Params, x: Boundary | None, batch: Batch) -> Boundary | Logits:
+        return apply_stage(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
 
-    def loss_sum(params: Params, x: Tokens | Boundary, targets_BT: Int[Array, "B T"]) -> Scalar:
-        return losses(params, x, targets_BT)[0]
+    def losses(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
+        logits_BTV, beside = run(params, x, batch)
+        return sum_sample_losses(logits_BTV, batch), beside
+
+    def loss_sum(params: Params, x: Boundary | None, batch: Batch) -> Scalar:
+        return losses(params, x, batch)[0]
 
     def zeros() -> Params:
         shapes = trained(config, jax.eval_shape(lambda: init_stage(config, lo, hi, 0)))
@@ -202,10 +208,10 @@ def build_stage(
         place=devices.place,
         init_optimizer=jit(lambda params: optimizer.init(trained(config, params)), (whole,), whole),
         zeros=jit(zeros, (), whole),
-        forward=None if last else jit(forward, (whole, batch), (batch, None)),
+        forward=None if last else jit(forward, (whole, batch, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
         loss_backward=jit(fused, (whole, batch, batch, whole), (whole, batch, whole), donate=3) if last else None,
-        evaluate=jit(evaluate, (whole, batch), batch),
+        evaluate=jit(evaluate, (whole, batch, batch), batch),
         eval_loss=jit(loss_sum, (whole, batch, batch), whole) if last else None,
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
         add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
@@ -213,10 +219,15 @@ def build_stage(
     )
 
 
-def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], targets_BT: Int[Array, "B T"]) -> Scalar:
-    """Sum over samples of the mean cross-entropy (nats) over a sample's tokens."""
-    losses_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logits_BTV, targets_BT)
-    return jnp.sum(jnp.mean(losses_BT, axis=-1))
+def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], batch: Batch) -> Scalar:
+    """Sum over samples of the cross-entropy (nats) of their targets, by their weights; without them of its mean."""
+    losses_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logits_BTV, _tokens(batch)[:, 1:])
+    return jnp.sum(jnp.mean(losses_BT, axis=-1) if batch.weights is None else losses_BT * batch.weights)
+
+
+def _tokens(batch: Batch) -> Any:
+    assert batch.tokens is not None, "only a stage between the first and the last does without"
+    return batch.tokens
 
 
 def auxiliary_figures(acc: Params) -> dict[str, float]:
@@ -241,18 +252,19 @@ def _no_auxiliary(config: ModelSpec, lo: int, hi: int) -> dict[str, Any]:
 def _forward_and_backward(run: Callable, remat: str, first: bool, accumulate: Callable) -> tuple[Callable, Callable]:
     """The forward and the backward of a stage that is not the last, as two programs joined by the residual."""
 
-    def forward_recompute(params, x):
-        return run(params, x)[0], x
+    def forward_recompute(params, x, batch):
+        return run(params, x, batch)[0], (x, batch)
 
-    def backward_recompute(params, x, gy_BTW, acc):
-        (_, beside), pullback = _pullback(run, params, x, first)
-        return accumulate(pullback, gy_BTW, beside, acc, len(x))
+    def backward_recompute(params, residual, gy_BTW, acc):
+        x, batch = residual
+        (_, beside), pullback = _pullback(run, params, x, batch, first)
+        return accumulate(pullback, gy_BTW, beside, acc, len(gy_BTW))
 
     # The recomputed part runs in another program than the original, so nothing has to keep the two apart.
     saving_dots = jax.checkpoint(run, policy=_is_weight_product, prevent_cse=False)
 
-    def forward_dots(params, x):
-        (y_BTW, beside), pullback = _pullback(saving_dots, params, x, first)
+    def forward_dots(params, x, batch):
+        (y_BTW, beside), pullback = _pullback(saving_dots, params, x, batch, first)
         return y_BTW, (take_weights_out(pullback, params), beside)
 
     def backward_dots(params, residual, gy_BTW, acc):
@@ -271,19 +283,19 @@ def _is_weight_product(primitive: Any, *operands: Any, **params: Any) -> bool:
 def _loss_and_backward(losses: Callable, first: bool, accumulate: Callable) -> Callable:
     """Forward, loss and backward of the last stage in one program, in which XLA chooses what to save."""
 
-    def loss_backward(params, x, targets_BT, acc):
-        (loss, beside), pullback = _pullback(lambda params, x: losses(params, x, targets_BT), params, x, first)
-        gx_BTW, acc = accumulate(pullback, jnp.ones_like(loss), beside, acc, len(x))
+    def loss_backward(params, x, batch, acc):
+        (loss, beside), pullback = _pullback(losses, params, x, batch, first)
+        gx_BTW, acc = accumulate(pullback, jnp.ones_like(loss), beside, acc, len(batch.tokens))
         return loss, gx_BTW, acc
 
     return loss_backward
 
 
-def _pullback(function: Callable, params: Params, x: Any, first: bool) -> tuple[Any, Callable]:
-    """(value, its pullback). The pullback gives the cotangent of params, and that of x unless x is tokens."""
+def _pullback(function: Callable, params: Params, x: Any, batch: Batch, first: bool) -> tuple[Any, Callable]:
+    """(value, its pullback). The pullback gives the cotangent of params, and of x on other stages than the first."""
     if first:
-        return jax.vjp(lambda params: function(params, x), params)
-    return jax.vjp(function, params, x)
+        return jax.vjp(lambda params: function(params, None, batch), params)
+    return jax.vjp(lambda params, x: function(params, x, batch), params, x)
 
 
 def computes_on(n_devices: int | None = None) -> str:

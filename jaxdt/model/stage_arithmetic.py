@@ -5,15 +5,16 @@ n numbers of a stage's parameters."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
 from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.base import Params
+from jaxdt.model.batches import Samples, TokenSource
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
@@ -25,18 +26,10 @@ from jaxdt.run.plan import Plan
 State = tuple[Params, Any]  # parameters and the optimizer's state, with anchor and momentum of an outer one
 
 
-class Tokens(Protocol):
-    """The source of microbatches, such as a TokenFile."""
-
-    def train_batch(
-        self, seed: int, step: int, microbatch: int, microbatch_size: int, seq_len: int, n_microbatches: int
-    ) -> Int[np.ndarray, "B T+1"]: ...
-
-
 class StageArithmetic:
     """`functions`: of each stage."""
 
-    def __init__(self, config: RunConfig, plan: Plan, functions: Sequence[StageFunctions], data: Tokens):
+    def __init__(self, config: RunConfig, plan: Plan, functions: Sequence[StageFunctions], data: TokenSource):
         if any(codec != "none" for codec in plan.codec):
             raise BadInput(f"plan.codec: got {', '.join(plan.codec)}, a replay expects none")
         self.n_samples = config.train.microbatch_size
@@ -44,7 +37,7 @@ class StageArithmetic:
         self._groups = config.sync.groups
         self._plan = plan
         self._functions = functions
-        self._data = data
+        self._samples = Samples(data, config.train, plan.n_microbatches, config.data.borders)
         self._chain = Chain(functions, config.train.seed, config.optim.clip_norm)
         self._fragments = [fragment_entries(config.model, lo, hi, self._groups.fragments) for lo, hi in plan.stages]
 
@@ -67,13 +60,14 @@ class StageArithmetic:
     def gradient(
         self, pipeline: int, step: int, params_of: Sequence[Params]
     ) -> tuple[list[Vectors], list[float], float]:
-        train, n, seq_len = self._config.train, self._plan.n_microbatches, self._config.seq_lengths.at(step)
+        seed, seq_len = self._config.train.seed, self._config.seq_lengths.at(step)
+        together = self._plan.microbatches(pipeline)
         params_of = with_shared_table(self._functions, params_of)
         accs = [functions.zeros() for functions in self._functions]
         losses: list[float] = []
-        for m in self._plan.microbatches(pipeline):
-            tokens_BT = self._data.train_batch(train.seed, step, m, train.microbatch_size, seq_len, n)
-            loss, accs = self._chain.accumulate(tokens_BT, accs, params_of)
+        for m in together:
+            batch = self._samples.train(seed, step, m, seq_len, together)
+            loss, accs = self._chain.accumulate(batch, accs, params_of)
             losses.append(float(loss))
         vectors = [functions.gradient_vectors(acc) for functions, acc in zip(self._functions, accs, strict=True)]
         if len(vectors) > 1 and TIED_GROUP in vectors[0]:

@@ -45,6 +45,7 @@ REBALANCE_RULES = ("bottleneck", "algorithm2")
 OUTERS = ("none", "sgd", "nesterov")
 EQUAL, SAMPLES = WEIGHTS = ("equal", "samples")
 PIPELINE, STAGE = CLIPS = ("pipeline", "stage")
+JOIN, MASK = BORDERS = ("join", "mask")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
 BOTH_OR_NEITHER = in_context("both or neither; launch.py --init_from=DIR sets both")
@@ -75,7 +76,11 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What a run trains on. Samples may grow over its first steps (jaxdt.run.seq_lengths)."""
+    """What a run trains on. Samples may grow over its first steps (jaxdt.run.seq_lengths).
+
+    `borders`: a sample may hold the end of a document and others behind it. With "join" a token sees all before it in
+    its sample, the end of text included. With "mask" it sees its own document only, learned positions count from where
+    that begins, and no document's first token is foreseen from another document: as if each stood alone."""
 
     path: str = option("", "a token file of prepare_data.py; empty: the committed corpus in bytes")
     seq_len: int = option(0, "tokens of a sample; 0: model.max_len", in_context("0 (model.max_len) to model.max_len"))
@@ -85,6 +90,7 @@ class DataConfig:
         in_context("0 (no growth) to data.seq_len"),
     )
     seq_growth_steps: int = option(0, "steps until a sample has the full length", in_context("0 with data.seq_start 0"))
+    borders: str = option(JOIN, "whether the tokens of a sample see other documents in it", one_of(BORDERS))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxdt.model import kernels
 from jaxdt.model.base import apply_stage, init_stage, stage_entries
+from jaxdt.model.batches import Batch
 from jaxdt.model.families.gpt import MODEL
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
@@ -204,10 +205,10 @@ def test_what_a_stage_sends_and_takes_is_narrow(compression, dtype, remat):
     rule = optimizer(OptimConfig())
     options = StageOptions(2, remat, dtype)
     first, last = (build_stage(config, lo, hi, rule, options) for lo, hi in ((0, 1), (1, 2)))
-    tokens_BT = np.arange(8, dtype=np.int32).reshape(2, 4)
+    batch = Batch(np.arange(10, dtype=np.int32).reshape(2, 5))
     params, below = (filled(jax.eval_shape(stage.zeros)) for stage in (first, last))
-    y, residual = first.forward(params, tokens_BT)
-    _, gx, _ = last.loss_backward(below, y, tokens_BT, last.zeros())
+    y, residual = first.forward(params, None, batch)
+    _, gx, _ = last.loss_backward(below, y, batch, last.zeros())
     gradient, acc = first.backward(params, residual, gx, first.zeros())
     narrow = (2, 4, D // config.compression_ratio)
     assert first.out_shape == last.in_shape == y.shape == gx.shape == narrow

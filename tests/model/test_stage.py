@@ -11,6 +11,7 @@ import reference_models as reference
 from moe_reference import least_margin
 
 from jaxdt.model.base import apply_stage, init_stage
+from jaxdt.model.batches import Batch
 from jaxdt.model.optim import optimizer
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.sample import assemble
@@ -42,7 +43,7 @@ def build_split(config, cuts, **options):
 def microbatches(config, n=2):
     rng = np.random.default_rng(7)
     rows = rng.integers(0, config.vocab_size, (n, N_SAMPLES, config.max_len + 1), dtype=np.int32)
-    return [(row[:, :-1], row[:, 1:]) for row in rows]
+    return [Batch(row) for row in rows]
 
 
 def train(stages, params, batch):
@@ -50,14 +51,14 @@ def train(stages, params, batch):
     forwards all come before its successor's backwards, as in a pipeline."""
     accs = [stage.zeros() for stage in stages]
     total, waiting = 0.0, []
-    for tokens_BT, targets_BT in batch:
-        x, residuals = tokens_BT, []
+    for one in batch:
+        x, residuals = None, []
         for stage, p in zip(stages[:-1], params, strict=False):
-            x, residual = stage.forward(p, x)
+            x, residual = stage.forward(p, x, one)
             residuals.append(residual)
-        waiting.append((x, targets_BT, residuals))
-    for x, targets_BT, residuals in waiting:
-        loss, gx, accs[-1] = stages[-1].loss_backward(params[-1], x, targets_BT, accs[-1])
+        waiting.append((x, one, residuals))
+    for x, one, residuals in waiting:
+        loss, gx, accs[-1] = stages[-1].loss_backward(params[-1], x, one, accs[-1])
         total += float(loss)
         for i in reversed(range(len(stages) - 1)):
             gx, accs[i] = stages[i].backward(params[i], residuals[i], gx, accs[i])
@@ -74,8 +75,8 @@ def reference_loss_and_gradient(config, params, tokens_BT, targets_BT):
 
 def expected(config, params, batch):
     """The same by autodiff of the reference model over all samples at once."""
-    tokens_BT, targets_BT = (np.concatenate(part) for part in zip(*batch, strict=True))
-    return reference_loss_and_gradient(config, params, tokens_BT, targets_BT)
+    tokens_BT = np.concatenate([one.tokens for one in batch])
+    return reference_loss_and_gradient(config, params, tokens_BT[:, :-1], tokens_BT[:, 1:])
 
 
 def merged(config, trees):
@@ -114,12 +115,12 @@ def test_stages_give_the_loss_and_gradient_of_the_reference(name, cuts, remat):
 def test_evaluation_equals_training_without_its_gradients():
     config = CONFIGS["tied"]
     first, last = build_split(config, [0, 1, 2])
-    params, ((tokens_BT, targets_BT),) = [first.init(3), last.init(3)], microbatches(config, n=1)
-    y_BTD, _ = first.forward(params[0], tokens_BT)
-    np.testing.assert_allclose(first.evaluate(params[0], tokens_BT), y_BTD, rtol=1e-5, atol=1e-6)
-    loss, _, _ = last.loss_backward(params[1], y_BTD, targets_BT, last.zeros())
-    assert float(last.eval_loss(params[1], y_BTD, targets_BT)) == pytest.approx(float(loss), rel=1e-5)
-    assert last.evaluate(params[1], y_BTD).shape == (N_SAMPLES, config.max_len, config.vocab_size)
+    params, (batch,) = [first.init(3), last.init(3)], microbatches(config, n=1)
+    y_BTD, _ = first.forward(params[0], None, batch)
+    np.testing.assert_allclose(first.evaluate(params[0], None, batch), y_BTD, rtol=1e-5, atol=1e-6)
+    loss, _, _ = last.loss_backward(params[1], y_BTD, batch, last.zeros())
+    assert float(last.eval_loss(params[1], y_BTD, batch)) == pytest.approx(float(loss), rel=1e-5)
+    assert last.evaluate(params[1], y_BTD, batch).shape == (N_SAMPLES, config.max_len, config.vocab_size)
 
 
 def test_a_stage_knows_its_place_and_its_boundary():
@@ -179,10 +180,10 @@ def test_updates_by_stage_equal_optax_on_the_whole_model():
 
 def test_only_accumulator_and_optimizer_state_are_given_away():
     config = CONFIGS["tied"]
-    stage, ((tokens_BT, targets_BT),) = build(config, 0, 2), microbatches(config, n=1)
+    stage, (batch,) = build(config, 0, 2), microbatches(config, n=1)
     params, before = stage.init(0), stage.zeros()
     opt_state = stage.init_optimizer(params)
-    _, _, acc = stage.loss_backward(params, tokens_BT, targets_BT, before)
+    _, _, acc = stage.loss_backward(params, None, batch, before)
     vectors = stage.gradient_vectors(acc)
     stage.update(params, opt_state, vectors, 1.0)
 
@@ -215,7 +216,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_masters(name):
     cuts = [0, 1, config.n_layers]
     stages, batch = build_split(config, cuts, remat="dots", dtype="bfloat16"), microbatches(config)
     params = [stage.init(3) for stage in stages]
-    y_BTD, residual = stages[0].forward(params[0], batch[0][0])
+    y_BTD, residual = stages[0].forward(params[0], None, batch[0])
     loss, accs = train(stages, params, batch)
     wanted_loss, wanted_gradient = expected(config, assemble(config, params), batch)
     assert y_BTD.dtype == jnp.bfloat16
@@ -242,7 +243,9 @@ def test_auxiliary_losses_and_loads_are_the_same_for_every_cut():
         assert [float(acc[AUXILIARY]["n_samples"]) for acc in accs] == [2 * N_SAMPLES] * len(stages)
         found.append([layer for acc in accs for layer in acc[AUXILIARY]["layers"]])
         figures = [auxiliary_figures(acc) for acc in accs]
-    _, wanted, _ = experts_of_reference(config, assemble(config, params), np.concatenate([row for row, _ in batch]))
+    _, wanted, _ = experts_of_reference(
+        config, assemble(config, params), np.concatenate([one.tokens[:, :-1] for one in batch])
+    )
     for layers in found:
         assert sum(float(layer.loss) for layer in layers) == pytest.approx(float(wanted), rel=1e-5)
         for layer, first in zip(layers, found[0], strict=True):
@@ -268,7 +271,7 @@ def test_bfloat16_sends_tokens_to_the_same_experts_where_none_is_near_another():
                     stage_params[name] = stage_params[name] | {"router": 40 * stage_params[name]["router"]}
         if not results:
             batch, whole = microbatches(config, 40), assemble(config, params)
-            margins = [float(experts_of_reference(config, whole, row)[2]) for row, _ in batch]
+            margins = [float(experts_of_reference(config, whole, one.tokens[:, :-1])[2]) for one in batch]
             assert max(margins) > 0.1
             batch = [batch[int(np.argmax(margins))]]
         results.append(train(stages, params, batch))
@@ -289,7 +292,7 @@ def test_residuals_of_dots_do_not_hold_the_weights(dtype):
     """On the wide, short WIDE a layer's weights are 10 times its activations, so that one of them would show."""
     stage = build(WIDE, 1, 2, remat="dots", dtype=dtype)
     params = stage.init(0)
-    _, residual = stage.forward(params, np.ones((N_SAMPLES, 2, 32), stage.boundary_dtype))
+    _, residual = stage.forward(params, np.ones((N_SAMPLES, 2, 32), stage.boundary_dtype), Batch())
     n_saved, n_weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (residual, params))
     n_rows = N_SAMPLES * WIDE.max_len
     assert n_saved <= n_rows * (32 + 3 * 32 + 32 + 32 + 128 + 32) < n_weights / 5

@@ -17,7 +17,7 @@ STABLE_NAMES = {
         "n_experts", "n_experts_per_token", "norm_topk", "router_aux_coef",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
-    "data": {"path", "seq_len", "seq_start", "seq_growth_steps"},
+    "data": {"path", "seq_len", "seq_start", "seq_growth_steps", "borders"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
         "keep_checkpoints", "checkpoint_copies", "checkpoint_on_stop", "on_nonfinite",

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from jaxdt.build import worker_vectors
+from jaxdt.model.batches import Batch
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.run.config import default_plan, parse
@@ -33,7 +34,9 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
     model = GPTConfig.of("small", activation=activation, **SHAPE)
     stage = build_stage(model, lo, hi, optimizer(OptimConfig()), StageOptions(2, remat, dtype))
     params = jax.eval_shape(lambda: stage.init(0))
-    _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
+    _, residual = jax.eval_shape(
+        stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype), Batch()
+    )
     n_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residual))
     assert residual_bytes(model, lo, hi, MicrobatchShape(2, 16), dtype, remat) == n_bytes
 

@@ -20,6 +20,7 @@ from forks import run_scripts
 from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
+from jaxdt.model.batches import Batch
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
@@ -108,6 +109,8 @@ def test_a_wrong_grid_is_refused(change, message):
 class Tokens:
     """Random text in which a token often follows from the one before it."""
 
+    counts_all = True
+
     def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
         rng = np.random.default_rng((seed, step, microbatch))
         shape = (microbatch_size, seq_len + 1)
@@ -132,7 +135,7 @@ def test_a_chain_does_the_arithmetic_of_a_real_run():
     chain, data, losses = chain_of(config, case), Tokens(), []
     for step in range(N_STEPS):
         batch = [data.train_batch(case.seed, step, m, 2, 16, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
-        losses.append(chain.step(batch))
+        losses.append(chain.step([Batch(tokens_BT) for tokens_BT in batch]))
     np.testing.assert_allclose(losses, engine_losses(*run_of(config, case), chain.stages), rtol=1e-6)
     assert losses[-1] < losses[0]
 

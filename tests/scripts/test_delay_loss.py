@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from jaxdt.model.base import apply_stage, init_stage
+from jaxdt.model.batches import Batch
 from jaxdt.model.data import open_data, write_tokens
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import sum_sample_losses
@@ -62,7 +63,7 @@ def run(tmp_path):
 @jax.jit
 def mean_loss(params, tokens_BT):
     logits_BTV = apply_stage(GPT, 0, 1, np.float32, params, tokens_BT[:, :-1])
-    return sum_sample_losses(logits_BTV, tokens_BT[:, 1:]) / len(tokens_BT)
+    return sum_sample_losses(logits_BTV, Batch(tokens_BT)) / len(tokens_BT)
 
 
 GRADIENT_OF = jax.jit(jax.value_and_grad(mean_loss))

@@ -33,6 +33,8 @@ DILOCO = dict(match="all", every_steps=5, outer="nesterov", outer_lr=0.7, outer_
 class Tokens:
     """Random text in which a token follows from the one before it more often than not."""
 
+    counts_all = True
+
     def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
         return self._text((seed, step, microbatch), microbatch_size, seq_len)
 

@@ -52,6 +52,8 @@ MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len
 class Tokens:
     """Random text in which a token follows from the one before it more often than not."""
 
+    counts_all = True
+
     def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
         rng = np.random.default_rng((seed, step, microbatch))
         jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxdt.model import kernels
-from jaxdt.model.base import Boundary, Entries, Half, Logits, Model, Params, Tokens
+from jaxdt.model.base import Begins, Boundary, Entries, Half, Logits, Model, Params, Tokens
 from jaxdt.model.layers import (
     INIT_STD,
     TABLES,
@@ -51,24 +51,25 @@ class Block(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], begins_BT: Begins = None) -> Float[Array, "B T D"]:
         c = self.config
         # The two projections onto the residual stream start smaller, so its variance does not grow with depth
         # (Radford et al. 2019, GPT-2, Sec. 2.3).
         narrow = INIT_STD / (2 * c.n_layers) ** 0.5
         qkv = Dense(3 * c.d_model, name="qkv")(LayerNorm(name="ln1")(x_BTD))
-        x_BTD = x_BTD + Dense(c.d_model, nn.initializers.normal(narrow), name="proj")(_attend(c, qkv))
+        mixed_BTD = _attend(c, qkv, begins_BT)
+        x_BTD = x_BTD + Dense(c.d_model, nn.initializers.normal(narrow), name="proj")(mixed_BTD)
         up = Dense(c.d_ff * (2 if c.activation == "geglu" else 1), name="up")(LayerNorm(name="ln2")(x_BTD))
         return x_BTD + Dense(c.d_model, nn.initializers.normal(narrow), name="down")(_activate(c, up))
 
 
-def _attend(c: GPTConfig, qkv_BT3D):
+def _attend(c: GPTConfig, qkv_BT3D, begins_BT: Begins):
     """Causal attention of all heads, [B,T,3D] -> [B,T,D]."""
     q_BHTK, k_BHTK, v_BHTK = (split_heads(part_BTD, c.n_heads) for part_BTD in jnp.split(qkv_BT3D, 3, axis=-1))
     if c.positions == "rotary":
         turns = frequencies(c.d_model // c.n_heads, ROTARY_BASE)
         q_BHTK, k_BHTK = rotate(q_BHTK, turns), rotate(k_BHTK, turns)
-    return attend(q_BHTK, k_BHTK, v_BHTK)
+    return attend(q_BHTK, k_BHTK, v_BHTK, begins_BT)
 
 
 def _activate(c: GPTConfig, up):
@@ -108,19 +109,19 @@ def _embedding(c: GPTConfig, dtype: jnp.dtype) -> Embedding:
     return Embedding(c.vocab_size, c.d_model, c.max_len if c.positions == "learned" else 0, dtype)
 
 
-def embed(config: GPTConfig, dtype: jnp.dtype, params: Params, tokens_BT: Tokens) -> Boundary:
+def embed(config: GPTConfig, dtype: jnp.dtype, params: Params, tokens_BT: Tokens, begins_BT: Begins = None) -> Boundary:
     """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to max_len."""
     tables = {name: params[name] for name in TABLES if name in params}
-    x_BTD: Any = _embedding(config, dtype).apply({"params": tables}, tokens_BT)
+    x_BTD: Any = _embedding(config, dtype).apply({"params": tables}, tokens_BT, begins_BT)
     return x_BTD
 
 
-def apply_layer(config: GPTConfig, layer: int, params: Params, x: Boundary) -> Boundary:
+def apply_layer(config: GPTConfig, layer: int, params: Params, x: Boundary, begins_BT: Begins = None) -> Boundary:
     """One layer, with the half of a compression pair on either side of it."""
     y: Any = x
     if layer in config.compression_after:
         y = _receiver(config).apply({"params": params[receiver_name(layer)]}, y)
-    y = Block(config).apply({"params": params[block_name(config.block_of(layer))]}, y)
+    y = Block(config).apply({"params": params[block_name(config.block_of(layer))]}, y, begins_BT)
     if layer + 1 in config.compression_after:
         y = _sender(config).apply({"params": params[sender_name(layer + 1)]}, y)
     return y

@@ -9,6 +9,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from jaxdt.model import kernels
+from jaxdt.model.base import Begins
 from jaxdt.model.decoder import decoder, onto_residual, with_attention
 from jaxdt.model.layers import Dense, RMSNorm
 from jaxdt.run.families.llama import LlamaConfig
@@ -20,10 +21,10 @@ class Block(nn.Module):
     config: LlamaConfig
 
     @nn.compact
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], begins_BT: Begins = None) -> Float[Array, "B T D"]:
         c = self.config
         dense = partial(Dense, use_bias=False)
-        x_BTD = with_attention(c, x_BTD)
+        x_BTD = with_attention(c, x_BTD, begins_BT)
         h_BTD = RMSNorm(c.norm_eps, name="ln2")(x_BTD)
         up_BTF = kernels.swiglu(dense(c.d_ff, name="gate")(h_BTD), dense(c.d_ff, name="up")(h_BTD))
         return x_BTD + dense(c.d_model, onto_residual(c), name="down")(up_BTF)

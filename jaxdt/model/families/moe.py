@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxdt.model import kernels
-from jaxdt.model.base import Auxiliary
+from jaxdt.model.base import Auxiliary, Begins
 from jaxdt.model.decoder import decoder, onto_residual, with_attention
 from jaxdt.model.layers import INIT_STD, RMSNorm
 from jaxdt.run.families.moe import MoeConfig
@@ -23,9 +23,11 @@ class Block(nn.Module):
     config: MoeConfig
 
     @nn.compact
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], begins_BT: Begins = None
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
         c, normal = self.config, nn.initializers.normal(INIT_STD)
-        x_BTD = with_attention(c, x_BTD)
+        x_BTD = with_attention(c, x_BTD, begins_BT)
         h_BTD = RMSNorm(c.norm_eps, name="ln2")(x_BTD)
         router_DE = self.param("router", normal, (c.d_model, c.n_experts), jnp.float32)
         probs_BTE = jax.nn.softmax(kernels.product(h_BTD.astype(jnp.float32), router_DE), axis=-1)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxdt.build import replicas_may_differ
 from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.base import stage_entries
-from jaxdt.model.data import TokenFile
+from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_role, optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
@@ -27,7 +27,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import codec as codecs
-from jaxdt.run.config import RunConfig
+from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements
@@ -83,7 +83,7 @@ class Store:
         config: RunConfig,
         plan: Plan,
         peer: int,
-        data: TokenFile,
+        data: TokenSource,
         functions: StageFunctions,
         load_entries: LoadEntries | None = None,
     ):
@@ -98,6 +98,7 @@ class Store:
         self._versions = ParameterVersions(functions, config.delay, config.train.seed, has_outer)
         self._is_worker = plan.is_worker(peer)
         lo, hi = plan.stages[plan.seat(peer)[0]]
+        self._is_between = not (functions.first or functions.last)
         self._table_entries = group_entries(config.model, lo, hi).get(TIED_GROUP, [])
         is_borrowed = replicas_may_differ(config) and lo > 0  # the first stage's, with which this one computes
         self._table = self._table_of(functions.zeros()) if is_borrowed else {}
@@ -106,7 +107,7 @@ class Store:
         self.n_words = self._state_vector.n_words
         self._config = config
         self._plan = plan
-        self._data = data
+        self._samples = Samples(data, config.train, plan.n_microbatches, config.data.borders)
         self._load_entries = load_entries
         self._stage, pipeline = plan.seat(peer)
         self._fetched = FetchedStates(self.n_words)
@@ -129,9 +130,10 @@ class Store:
         self._frees_held_out = are_equal
         self._mean: tuple[RoundId, Any] | None = None  # for a held-out loss
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
-        self._n_evals = 1
+        # Over the targets of these microbatches a step's loss is the mean.
+        self._together = range(plan.n_microbatches) if are_equal else plan.microbatches(pipeline)
         if config.train.eval_every_steps:
-            self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.seq_len)
+            self._samples.n_held_out(config.seq_len)  # BadInput if there are too few
 
     @property
     def parameter_versions(self) -> ParameterVersions:
@@ -381,7 +383,7 @@ class Store:
         if not self.functions.last:
             assert self.functions.forward is not None, "only the last stage has none"
             x = self._input(work)
-            y, residual = self.functions.forward(self._params(work), x)
+            y, residual = self.functions.forward(self._params(work), x, self._batch(work))
             self._residuals[self._key("act", work)] = residual
             self._encode_boundary("act", work, 1, y)
         return {}
@@ -414,8 +416,8 @@ class Store:
         values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
         if functions.last:
             assert functions.loss_backward is not None, "the last stage has it"
-            targets = self._tokens(work)[:, 1:]
-            loss, gx, accumulator = functions.loss_backward(params, self._input(work), targets, accumulator)
+            batch = self._batch(work)
+            loss, gx, accumulator = functions.loss_backward(params, self._input(work), batch, accumulator)
             values["loss_sum"] = float(loss)
         else:
             assert functions.backward is not None, "only the last stage has none"
@@ -442,13 +444,13 @@ class Store:
         return params | self._received_table(tables[0]) if tables else params
 
     def _evaluate(self, work: Work, params: Any) -> dict[str, float]:
-        x = self._input(work, "eval")
+        x, batch = self._input(work, "eval"), self._batch(work)
         if not self.functions.last:
-            y = self.functions.evaluate(params, x)
+            y = self.functions.evaluate(params, x, batch)
             self._encode_boundary("eval", work, 1, y)
             return {}
         assert self.functions.eval_loss is not None, "the last stage has it"
-        loss = self.functions.eval_loss(params, x, self._tokens(work)[:, 1:])
+        loss = self.functions.eval_loss(params, x, batch)
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
@@ -493,9 +495,7 @@ class Store:
         return params | self._table if self._table else params
 
     def _input(self, work: Work, kind: str = "act"):
-        if self.functions.first:
-            return self._tokens(work)[:, :-1]
-        return self._received(self._key(kind, work))
+        return None if self.functions.first else self._received(self._key(kind, work))
 
     def _received(self, key: ev.Key):
         """Decode a received boundary tensor, and drop it. Only a pool's worker holds the tensor until the step has
@@ -517,18 +517,19 @@ class Store:
         and is given away when it is used."""
         return key.step <= step and (self._frees_held_out or key.kind != HELD_OUT)
 
-    def _tokens(self, work: Work) -> np.ndarray:
-        """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the
+    def _batch(self, work: Work) -> Batch:
+        """What this stage needs of a microbatch, whose samples have the length of its step. It depends only on the
         microbatch's number, its step, the number of reseeds and the config."""
-        assert work.step is not None and work.microbatch is not None, "tokens are those of a microbatch of a step"
-        train = self._config.train
+        assert work.step is not None and work.microbatch is not None, "samples are those of a microbatch of a step"
+        if self._is_between and self._config.data.borders != MASK:
+            return Batch()
         lengths = self._config.seq_lengths
         if work.kind == WorkKind.EVALUATE:
-            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
-        n = self._plan.n_microbatches
-        seed = train.seed + RESEED_STRIDE * self.n_reseeds
-        seq_len = lengths.at(work.step)
-        return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
+            batch = self._samples.held_out(work.microbatch, lengths.full)
+        else:
+            seed = self._config.train.seed + RESEED_STRIDE * self.n_reseeds
+            batch = self._samples.train(seed, work.step, work.microbatch, lengths.at(work.step), self._together)
+        return Batch(begins=batch.begins) if self._is_between else batch
 
     def _key(self, kind: str, work: Work, offset: int = 0) -> ev.Key:
         assert work.step is not None and work.microbatch is not None, "boundary tensors are of a microbatch of a step"

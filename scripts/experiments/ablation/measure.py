@@ -11,6 +11,7 @@ from experiments.ablation.train import chain_of
 
 from jaxdt.codec.base import decode, encode
 from jaxdt.model.base import model_of
+from jaxdt.model.batches import Batch
 from jaxdt.model.chain import Chain
 from jaxdt.model.stage import StageFunctions
 from jaxdt.run.config import RunConfig
@@ -32,40 +33,41 @@ def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
     """Seconds of stage s by kind of Work. The last stage's forward is part of its backward."""
     stage = chain.stages[s]
     params = chain.params[s]
-    x = _tokens(stage) if stage.first else _noise(stage.in_shape, stage.boundary_dtype)
-    backward_s = _loss_backward_seconds(stage, params, x) if stage.last else _backward_seconds(stage, params, x)
+    x = None if stage.first else _noise(stage.in_shape, stage.boundary_dtype)
+    batch = _batch(stage)
+    seconds_of_backward = _loss_backward_seconds if stage.last else _backward_seconds
     vectors = stage.gradient_vectors(stage.zeros())
     return {
-        WorkKind.FORWARD: _forward_seconds(stage, params, x),
-        WorkKind.BACKWARD: backward_s,
-        WorkKind.EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
+        WorkKind.FORWARD: _forward_seconds(stage, params, x, batch),
+        WorkKind.BACKWARD: seconds_of_backward(stage, params, x, batch),
+        WorkKind.EVALUATE: _seconds(lambda: stage.evaluate(params, x, batch)),
         WorkKind.GATHER: _seconds(lambda: stage.gradient_vectors(params)),
         WorkKind.UPDATE: _update_seconds(stage, params, vectors),
     }
 
 
-def _forward_seconds(stage: StageFunctions, params, x) -> float:
+def _forward_seconds(stage: StageFunctions, params, x, batch: Batch) -> float:
     forward = stage.forward
-    return 0.0 if forward is None else _seconds(lambda: forward(params, x))
+    return 0.0 if forward is None else _seconds(lambda: forward(params, x, batch))
 
 
-def _loss_backward_seconds(stage: StageFunctions, params, x) -> float:
+def _loss_backward_seconds(stage: StageFunctions, params, x, batch: Batch) -> float:
     loss_backward = stage.loss_backward
     assert loss_backward is not None  # this is the last stage
     acc = [stage.zeros()]
 
     def run():
-        loss, gx, acc[0] = loss_backward(params, x, _tokens(stage), acc[0])
+        loss, gx, acc[0] = loss_backward(params, x, batch, acc[0])
         return loss, gx, acc[0]
 
     return _seconds(run)
 
 
-def _backward_seconds(stage: StageFunctions, params, x) -> float:
+def _backward_seconds(stage: StageFunctions, params, x, batch: Batch) -> float:
     forward = stage.forward
     backward = stage.backward
     assert forward is not None and backward is not None  # this is not the last stage
-    _, residual = forward(params, x)
+    _, residual = forward(params, x, batch)
     gy = _noise(stage.out_shape, stage.boundary_dtype)
     acc = [stage.zeros()]
 
@@ -126,6 +128,7 @@ def _noise(shape: tuple[int, ...], dtype) -> jax.Array:
     return jax.random.normal(jax.random.key(0), shape, dtype)
 
 
-def _tokens(stage: StageFunctions) -> np.ndarray:
-    shape = stage.in_shape[:2]
-    return np.random.default_rng(0).integers(0, stage.config.facts.vocab_size, shape, dtype=np.int32)
+def _batch(stage: StageFunctions) -> Batch:
+    n_samples, seq_len, _ = stage.in_shape
+    vocab_size = stage.config.facts.vocab_size
+    return Batch(np.random.default_rng(0).integers(0, vocab_size, (n_samples, seq_len + 1), dtype=np.int32))

@@ -8,6 +8,7 @@ import jax
 from experiments.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
 
 from jaxdt.codec.base import decode, encode
+from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import by_role, optimizer
@@ -42,16 +43,16 @@ def train(config: RunConfig, case: Case, data: TokenFile, on_step: Callable[[int
     called with the number of each step that is done."""
     chain = chain_of(config, case)
     steps = config.train.steps
-    size = config.train.microbatch_size
-    n_microbatches = config.plan.microbatches
-    n_evals = min(config.train.eval_microbatches, data.n_eval_batches(size, config.seq_len))
-    held_out = [data.eval_batch(index, size, config.seq_len) for index in range(n_evals)]
+    together = range(config.plan.microbatches)
+    samples = Samples(data, config.train, len(together), config.data.borders)
+    n_evals = min(config.train.eval_microbatches, samples.n_held_out(config.seq_len))
+    held_out = [samples.held_out(index, config.seq_len) for index in range(n_evals)]
     curve = []
     for step in range(steps):
         if config.train.eval_every_steps and step % config.train.eval_every_steps == 0:
             curve.append([step, chain.evaluate(held_out)])
         seq_len = config.seq_lengths.at(step)
-        chain.step([data.train_batch(case.seed, step, m, size, seq_len, n_microbatches) for m in range(n_microbatches)])
+        chain.step([samples.train(case.seed, step, m, seq_len, together) for m in together])
         on_step(step)
     curve.append([steps, chain.evaluate(held_out)])
     return {"case": vars(case), "eval": curve, "bytes_per_step": bytes_per_step(config, case)}

@@ -27,6 +27,7 @@ from ml_collections import config_flags
 from page import ROOT, markdown_table
 
 from jaxdt.cli import run_inputs
+from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import by_role, optimizer
@@ -99,20 +100,18 @@ def whole_model(config: RunConfig) -> StageFunctions:
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:
     """(held-out loss after all updates, training loss of the last steps), nats per token. The gradient of a step is
     that of the version that the delay prescribes; the update is applied to the newest version."""
-    train, n_microbatches = config.train, config.plan.microbatches
+    train, together = config.train, range(config.plan.microbatches)
+    samples = Samples(data, train, len(together), config.data.borders)
     chain = Chain([functions], train.seed, config.optim.clip_norm)
     before, losses = list(chain.params), list[float]()
     for step in range(train.steps):
         params = list(chain.params)
-        microbatches = [
-            data.train_batch(train.seed, step, m, train.microbatch_size, config.seq_lengths.at(step), n_microbatches)
-            for m in range(n_microbatches)
-        ]
+        seq_len = config.seq_lengths.at(step)
+        microbatches = [samples.train(train.seed, step, m, seq_len, together) for m in together]
         losses.append(chain.step(microbatches, params if config.delay.version_of(step) == step else before))
         before = params
-    size, seq_len = train.microbatch_size, config.seq_len
-    n_batches = min(train.eval_microbatches, data.n_eval_batches(size, seq_len))
-    held_out = chain.evaluate([data.eval_batch(index, size, seq_len) for index in range(n_batches)])
+    n_batches = min(train.eval_microbatches, samples.n_held_out(config.seq_len))
+    held_out = chain.evaluate([samples.held_out(index, config.seq_len) for index in range(n_batches)])
     return held_out, statistics.mean(losses[-LAST_STEPS:])
 
 

@@ -13,6 +13,7 @@ from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt.codec import base as codec
 from jaxdt.model.base import apply_stage, init_stage
+from jaxdt.model.batches import Batch
 from jaxdt.model.stage import sum_sample_losses
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as run_config
@@ -49,7 +50,7 @@ def loss_sum(config, plan, params, tokens_BT):
         x = apply_stage(config.model, lo, hi, np.float32, params, x)
         if hi < plan.n_layers:
             x = quantised(config.codec, x)
-    return sum_sample_losses(x, tokens_BT[:, 1:])
+    return sum_sample_losses(x, Batch(tokens_BT))
 
 
 def in_one_process(config, plan):
@@ -236,8 +237,8 @@ def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):  # no
     plan = run_config.default_plan(config)
     one, two = functions_of(config, plan, 0), stage_functions(config, plan, 0, 2)
     params = one.init(0)
-    tokens_BT = equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1)[:, :-1]
-    y, _ = two.forward(two.place(params), tokens_BT)
+    batch = Batch(equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1))
+    y, _ = two.forward(two.place(params), None, batch)
     assert len(y.sharding.device_set) == 2
     wires = [np.asarray(BoundaryCodec(config, plan, 0, made).encode(ACT, y)) for made in (one, two)]
     wires.append(np.asarray(codec.encode(parse("int8:96"), np.asarray(y))))
