@@ -2,8 +2,9 @@
 
 A token file is one header and then the train tokens and the held-out tokens, little-endian unsigned numbers of 2 bytes
 (vocabulary up to 65,536) or 4. It is memory-mapped, so peers on one host share its pages. Behind them stand sections:
-where documents begin, and a copy of the tokenizer if that is a file; and last the contents, an object of JSON with the
-place and SHA256 of each section by its name. Files of version 1 have no sections.
+where documents begin, which tokens count as targets if not all do, and a copy of the tokenizer if that is a file; and
+last the contents, an object of JSON with the place and SHA256 of each section by its name. Files of version 1 have no
+sections.
 
 A training batch is a pure function of the file and of (seed, step, microbatch): re-routing a microbatch, resuming and
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
@@ -37,7 +38,9 @@ HEADERS = {1: struct.Struct(f"{FIELDS}4x"), VERSION: struct.Struct(f"{FIELDS}QQ3
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADERS[VERSION].size + CRC.size
 SECTION_ALIGNMENT_BYTES = 64
-DOCUMENTS, TOKENIZER = "documents", "tokenizer"  # sections: uint64 starts of train and held-out ones; a tokenizer.json
+# Sections. DOCUMENTS: uint64 starts of train and held-out ones. COUNTED: a bit a token of train and held-out ones, the
+# first in the lowest bit of a byte; 1 if the token counts as a target. TOKENIZER: a tokenizer.json.
+DOCUMENTS, COUNTED, TOKENIZER = "documents", "counted", "tokenizer"
 TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 DOCUMENT_DTYPE = np.dtype("<u8")
 # Four half rounds make a Feistel network look random; two more cost a microsecond.
@@ -83,10 +86,12 @@ class Section(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Some token numbers of a part [n]. `starts`: where among them documents begin."""
+    """Some token numbers of a part [n]. `starts`: where among them documents begin. `counted`: which of them count as
+    targets, bool [n]; None for all."""
 
     numbers: np.ndarray
     starts: np.ndarray
+    counted: np.ndarray | None = None
 
 
 class TokenFile:
@@ -128,6 +133,17 @@ class TokenFile:
         say so."""
         starts = np.frombuffer(self.section(DOCUMENTS), DOCUMENT_DTYPE)
         return starts[: self.n_train_documents], starts[self.n_train_documents :]
+
+    @property
+    def counted(self) -> np.ndarray | None:
+        """Which tokens count as targets: uint8 [ceil(n_tokens / 8)], where token i, of train and then held-out ones, is
+        bit i % 8 of number i // 8. None if all of them count."""
+        if COUNTED not in self.sections:
+            return None
+        bits, expected = np.frombuffer(self.section(COUNTED), np.uint8), -(-len(self.tokens) // 8)
+        if len(bits) != expected:
+            raise BadInput(f"{self.path}: section {COUNTED} has {len(bits)} bytes, expected {expected}, a bit a token")
+        return bits
 
     @property
     def n_documents(self) -> int:
@@ -354,13 +370,14 @@ class _PieceWriter:
         self.sha256 = hashlib.sha256()
         self._path, self._file, self._vocab_size = path, file, vocab_size
         self._starts: dict[str, list[np.ndarray]] = {}
+        self._counted = _Bits()
         file.seek(HEADER_BYTES)
 
     def add(self, part: str, pieces: Iterable[Tokens]) -> int:
         """Write the tokens of a part; how many there are."""
         n_tokens = 0
         found = self._starts[part] = [np.zeros(0, DOCUMENT_DTYPE)]
-        for tokens, starts in pieces:
+        for tokens, starts, counted in pieces:
             found.append((starts + n_tokens).astype(DOCUMENT_DTYPE))
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
                 got, most = f"{part} tokens {tokens.min()}..{tokens.max()}", self._vocab_size - 1
@@ -368,6 +385,7 @@ class _PieceWriter:
             stored = tokens.astype(self.dtype)
             self.sha256.update(stored.data)
             self._file.write(stored.data)
+            self._counted.add(counted, len(tokens))
             n_tokens += len(tokens)
         return n_tokens
 
@@ -375,7 +393,8 @@ class _PieceWriter:
         """Write the sections behind the tokens. Returns the contents."""
         starts = {part: np.concatenate(found) for part, found in self._starts.items()}
         contents: dict[str, Any] = {"end_of_text": end_of_text, "n_train_documents": len(starts["train"])}
-        found = {DOCUMENTS: np.concatenate(list(starts.values())).tobytes(), TOKENIZER: tokenizer_json}
+        documents = np.concatenate(list(starts.values())).tobytes()
+        found = {DOCUMENTS: documents, COUNTED: self._counted.packed(), TOKENIZER: tokenizer_json}
         contents["sections"] = {name: self._section(content) for name, content in found.items() if content}
         return json.dumps(contents).encode()
 
@@ -391,3 +410,29 @@ class _PieceWriter:
         self._file.write(header + CRC.pack(zlib.crc32(header)))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+class _Bits:
+    """Bits that come in pieces. They take no memory as long as all of them are 1."""
+
+    def __init__(self) -> None:
+        self._n_ones = 0  # before the others
+        self._packed: list[bytes] = []
+        self._rest = np.zeros(0, bool)  # fills no byte yet
+
+    def add(self, bits: np.ndarray | None, n: int) -> None:
+        """`bits`: bool [n]; None for n ones."""
+        is_first = not self._packed and not len(self._rest)
+        if is_first and (bits is None or bits.all()):
+            self._n_ones += n
+            return
+        if is_first:
+            self._packed, self._rest = [b"\xff" * (self._n_ones // 8)], np.ones(self._n_ones % 8, bool)
+        self._rest = np.concatenate([self._rest, np.ones(n, bool) if bits is None else bits])
+        whole = len(self._rest) // 8 * 8
+        self._packed.append(np.packbits(self._rest[:whole], bitorder="little").tobytes())
+        self._rest = self._rest[whole:]
+
+    def packed(self) -> bytes:
+        """All of them, 8 a byte, the first in its lowest bit; b"" if all are 1."""
+        return b"".join([*self._packed, np.packbits(self._rest, bitorder="little").tobytes()])
