@@ -75,13 +75,9 @@ def written(path, counted):
     def part(n_tokens):
         numbers = np.cumsum(rng.integers(0, 3, n_tokens)) % VOCABULARY
         starts = np.cumsum(np.concatenate([[0], rng.integers(1, 40, n_tokens)]))
-        bits.append(counted(n_tokens))
-        return [Tokens(numbers, starts[starts < n_tokens])]
+        return [Tokens(numbers, starts[starts < n_tokens], counted(n_tokens))]
 
-    bits = []
-    file = write_pieces(path, "x", VOCABULARY, part(SEQ_LEN * 160 + 1), part(SEQ_LEN * 32 + 1), "00" * 32)
-    file._counted = np.packbits(np.concatenate(bits), bitorder="little")
-    return file
+    return write_pieces(path, "x", VOCABULARY, part(SEQ_LEN * 160 + 1), part(SEQ_LEN * 32 + 1), "00" * 32)
 
 
 def alone(file, places):
@@ -89,7 +85,7 @@ def alone(file, places):
     document a row, with zeros behind it."""
     train, held_out = file.documents
     starts = {int(start) for start in train} | {file.n_train_tokens + int(start) for start in held_out}
-    bits = np.unpackbits(file._counted, bitorder="little")
+    bits = np.unpackbits(file.counted, bitorder="little")
     rows, counts = [], []
     for place in places:
         for i in range(SEQ_LEN + 1):

@@ -2,8 +2,9 @@
 
 A token file is one header and then the train tokens and the held-out tokens, little-endian unsigned numbers of 2 bytes
 (vocabulary up to 65,536) or 4. It is memory-mapped, so peers on one host share its pages. Behind them stand sections:
-where documents begin, and a copy of the tokenizer if that is a file; and last the contents, an object of JSON with the
-place and SHA256 of each section by its name. Files of version 1 have no sections.
+where documents begin, which tokens count as targets if not all do, and a copy of the tokenizer if that is a file; and
+last the contents, an object of JSON with the place and SHA256 of each section by its name. Files of version 1 have no
+sections.
 
 A training batch is a pure function of the file and of (seed, step, microbatch): re-routing a microbatch, resuming and
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
@@ -12,6 +13,7 @@ epoch) reads every window once, in an order drawn from the seed and the number o
 step (jaxdt.run.seq_lengths), each length has its own windows, and with them its own epochs.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -37,8 +39,8 @@ HEADERS = {1: struct.Struct(f"{FIELDS}4x"), VERSION: struct.Struct(f"{FIELDS}QQ3
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADERS[VERSION].size + CRC.size
 SECTION_ALIGNMENT_BYTES = 64
-# Sections: uint64 starts of train and held-out documents; a bit for each token, 1 where it counts as a target, and none
-# where all do; a tokenizer.json.
+# Sections. DOCUMENTS: uint64 starts of train and held-out ones. COUNTED: a bit a token of train and held-out ones, the
+# first in the lowest bit of a byte; 1 if the token counts as a target. TOKENIZER: a tokenizer.json.
 DOCUMENTS, COUNTED, TOKENIZER = "documents", "counted", "tokenizer"
 TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 DOCUMENT_DTYPE = np.dtype("<u8")
@@ -85,10 +87,12 @@ class Section(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Some token numbers of a part [n]. `starts`: where among them documents begin."""
+    """Some token numbers of a part [n]. `starts`: where among them documents begin. `counted`: which of them count as
+    targets, bool [n]; None for all."""
 
     numbers: np.ndarray
     starts: np.ndarray
+    counted: np.ndarray | None = None
 
 
 class TokenFile:
@@ -107,16 +111,6 @@ class TokenFile:
         self.end_of_text: int | None = contents["end_of_text"]
         self.n_train_documents: int = contents["n_train_documents"]
         self.sections: dict[str, Section] = contents["sections"]
-        self._starts = self._mapped(DOCUMENTS, DOCUMENT_DTYPE)
-        self._counted = self._mapped(COUNTED, np.dtype(np.uint8))
-
-    def _mapped(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """A section as numbers, which peers of one host share as they share the tokens; empty where there is none."""
-        if name not in self.sections:
-            return np.zeros(0, dtype)
-        found = self.sections[name]
-        n_numbers = found.n_bytes // dtype.itemsize
-        return np.memmap(self.path, dtype, mode="r", offset=found.start, shape=(n_numbers,))
 
     def section(self, name: str) -> bytes:
         """The bytes of a section, b'' where there is none. BadInput if they are not those that were written."""
@@ -129,26 +123,52 @@ class TokenFile:
                 content = file.read(found.n_bytes)
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be read ({why(error)}), expected a token file") from error
-        got = hashlib.sha256(content).hexdigest()
-        if got != found.sha256:
-            raise BadInput(f"{self.path}: section {name} has SHA256 {got:.12}, expected {found.sha256:.12}")
+        self._check_section(name, content)
         return content
 
-    @property
+    def _mapped(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """A section as numbers, whose memory the peers of a host share; empty where there is none. BadInput if they are
+        not those that were written."""
+        if name not in self.sections:
+            return np.zeros(0, dtype)
+        found = self.sections[name]
+        n_numbers = found.n_bytes // dtype.itemsize
+        numbers = np.memmap(self.path, dtype, mode="r", offset=found.start, shape=(n_numbers,))
+        self._check_section(name, numbers.data)
+        return numbers
+
+    def _check_section(self, name: str, content: Any) -> None:
+        got, expected = hashlib.sha256(content).hexdigest(), self.sections[name].sha256
+        if got != expected:
+            raise BadInput(f"{self.path}: section {name} has SHA256 {got:.12}, expected {expected:.12}")
+
+    @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the documents of either part begin among its tokens, uint64 [n_documents]. A file of version 1 does not
         say so."""
-        return self._starts[: self.n_train_documents], self._starts[self.n_train_documents :]
+        starts = self._mapped(DOCUMENTS, DOCUMENT_DTYPE)
+        return starts[: self.n_train_documents], starts[self.n_train_documents :]
+
+    @functools.cached_property
+    def counted(self) -> np.ndarray | None:
+        """Which tokens count as targets: uint8 [ceil(n_tokens / 8)], where token i, of train and then held-out ones, is
+        bit i % 8 of number i // 8. None if all of them count."""
+        if COUNTED not in self.sections:
+            return None
+        bits, expected = self._mapped(COUNTED, np.dtype(np.uint8)), -(-len(self.tokens) // 8)
+        if len(bits) != expected:
+            raise BadInput(f"{self.path}: section {COUNTED} has {len(bits)} bytes, expected {expected}, a bit a token")
+        return bits
 
     @property
     def n_documents(self) -> int:
         """Those of both parts together."""
-        return len(self._starts)
+        return self.sections[DOCUMENTS].n_bytes // DOCUMENT_DTYPE.itemsize if DOCUMENTS in self.sections else 0
 
     @property
     def counts_all(self) -> bool:
         """Whether every token counts as a target."""
-        return not len(self._counted)
+        return COUNTED not in self.sections
 
     def n_train_windows(self, seq_len: int) -> int:
         """Samples per epoch; neighbouring windows share one token (a target of one, an input of the next)."""
@@ -212,8 +232,8 @@ class TokenFile:
         does that begins a document."""
         first = place + 1
         counted = np.ones(seq_len, bool)
-        if not self.counts_all:
-            bits = np.unpackbits(self._counted[first // 8 : -(-(first + seq_len) // 8)], bitorder="little")
+        if self.counted is not None:
+            bits = np.unpackbits(self.counted[first // 8 : -(-(first + seq_len) // 8)], bitorder="little")
             counted &= bits[first % 8 :][:seq_len].astype(bool)
         if within_documents:
             counted[self._document_starts(first, seq_len)] = False
@@ -296,6 +316,8 @@ def _parse_contents(path: Path, header: TokenFileHeader, blob: bytes) -> dict[st
         numbers = [n_train, *(number for place in sections.values() for number in place[:2])]
         if not all(isinstance(number, int) and 0 <= number <= header.contents_start for number in numbers):
             raise ValueError("a place or number is not of this file")
+        if any(place.start + place.n_bytes > header.contents_start for place in sections.values()):
+            raise ValueError("a section reaches beyond its end")
         return {"end_of_text": found["end_of_text"], "n_train_documents": n_train, "sections": sections}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path}: its contents are of another format ({why(error)}), prepare it again") from None
@@ -406,13 +428,14 @@ class _PieceWriter:
         self.sha256 = hashlib.sha256()
         self._path, self._file, self._vocab_size = path, file, vocab_size
         self._starts: dict[str, list[np.ndarray]] = {}
+        self._counted = _Bits()
         file.seek(HEADER_BYTES)
 
     def add(self, part: str, pieces: Iterable[Tokens]) -> int:
         """Write the tokens of a part; how many there are."""
         n_tokens = 0
         found = self._starts[part] = [np.zeros(0, DOCUMENT_DTYPE)]
-        for tokens, starts in pieces:
+        for tokens, starts, counted in pieces:
             found.append((starts + n_tokens).astype(DOCUMENT_DTYPE))
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
                 got, most = f"{part} tokens {tokens.min()}..{tokens.max()}", self._vocab_size - 1
@@ -420,6 +443,7 @@ class _PieceWriter:
             stored = tokens.astype(self.dtype)
             self.sha256.update(stored.data)
             self._file.write(stored.data)
+            self._counted.add(counted, len(tokens))
             n_tokens += len(tokens)
         return n_tokens
 
@@ -427,7 +451,8 @@ class _PieceWriter:
         """Write the sections behind the tokens. Returns the contents."""
         starts = {part: np.concatenate(found) for part, found in self._starts.items()}
         contents: dict[str, Any] = {"end_of_text": end_of_text, "n_train_documents": len(starts["train"])}
-        found = {DOCUMENTS: np.concatenate(list(starts.values())).tobytes(), TOKENIZER: tokenizer_json}
+        documents = np.concatenate(list(starts.values())).tobytes()
+        found = {DOCUMENTS: documents, COUNTED: self._counted.packed(), TOKENIZER: tokenizer_json}
         contents["sections"] = {name: self._section(content) for name, content in found.items() if content}
         return json.dumps(contents).encode()
 
@@ -443,3 +468,29 @@ class _PieceWriter:
         self._file.write(header + CRC.pack(zlib.crc32(header)))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+class _Bits:
+    """Bits that come in pieces. They take no memory as long as all of them are 1."""
+
+    def __init__(self) -> None:
+        self._n_ones = 0  # before the others
+        self._packed: list[bytes] = []
+        self._rest = np.zeros(0, bool)  # fills no byte yet
+
+    def add(self, bits: np.ndarray | None, n: int) -> None:
+        """`bits`: bool [n]; None for n ones."""
+        is_first = not self._packed and not len(self._rest)
+        if is_first and (bits is None or bits.all()):
+            self._n_ones += n
+            return
+        if is_first:
+            self._packed, self._rest = [b"\xff" * (self._n_ones // 8)], np.ones(self._n_ones % 8, bool)
+        self._rest = np.concatenate([self._rest, np.ones(n, bool) if bits is None else bits])
+        whole = len(self._rest) // 8 * 8
+        self._packed.append(np.packbits(self._rest[:whole], bitorder="little").tobytes())
+        self._rest = self._rest[whole:]
+
+    def packed(self) -> bytes:
+        """All of them, 8 a byte, the first in its lowest bit; b"" if all are 1."""
+        return b"".join([*self._packed, np.packbits(self._rest, bitorder="little").tobytes()])

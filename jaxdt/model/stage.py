@@ -149,10 +149,10 @@ def build_stage(
         return _tokens(batch)[:, :-1] if first else x
 
     def run(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
-        return stage_outputs(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
+        return stage_outputs(config, lo, hi, dtype, params, entering(x, batch), _begins(batch))
 
     def evaluate(params: Params, x: Boundary | None, batch: Batch) -> Boundary | Logits:
-        return apply_stage(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
+        return apply_stage(config, lo, hi, dtype, params, entering(x, batch), _begins(batch))
 
     def losses(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
         logits_BTV, beside = run(params, x, batch)
@@ -223,6 +223,10 @@ def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], batch: Batch) -> Scal
     """Sum over samples of the cross-entropy (nats) of their targets, by their weights; without them of its mean."""
     losses_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logits_BTV, _tokens(batch)[:, 1:])
     return jnp.sum(jnp.mean(losses_BT, axis=-1) if batch.weights is None else losses_BT * batch.weights)
+
+
+def _begins(batch: Batch) -> Any:
+    return batch.begins
 
 
 def _tokens(batch: Batch) -> Any:

@@ -2,12 +2,15 @@
 
 import hashlib
 import os
+import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxdt.model.data import (
     CRC,
@@ -165,6 +168,46 @@ def test_sections_say_where_documents_begin_and_hold_the_tokenizer(tmp_path):
     assert start % 64 == 0
     with pytest.raises(BadInput, match="x.tok: section documents has SHA256"):
         verify_checksum(open_data(damaged(file.path, start)))
+
+
+def written(path, *parts):
+    """A token file of parts, each a list of pieces with the bits of their tokens, None for all ones and a number."""
+
+    def piece(bits, n):
+        counted = None if bits is None else np.array(bits, bool)
+        return Tokens(np.zeros(n if bits is None else len(bits)), np.array([0]), counted)
+
+    made = [[piece(bits, n) for bits, n in pieces] for pieces in parts]
+    return write_pieces(path, "bytes", 256, *made, "00" * 32)
+
+
+SOME_BITS = st.lists(st.booleans(), max_size=20).map(lambda bits: (bits, 0))
+ALL_ONES = st.integers(0, 20).map(lambda n: (None, n))
+
+
+@given(st.lists(st.lists(st.one_of(SOME_BITS, ALL_ONES), max_size=6), min_size=2, max_size=2))
+def test_tokens_that_count_are_bits_of_the_file_unless_all_do(parts):
+    expected = [bit for pieces in parts for bits, n in pieces for bit in ([True] * n if bits is None else bits)]
+    with tempfile.TemporaryDirectory() as folder:
+        parts[0].insert(0, (None, 2))
+        file = written(f"{folder}/x.tok", *parts)
+        verify_checksum(file)
+        if all(expected):
+            assert file.counted is None and "counted" not in file.sections
+        else:
+            found = np.unpackbits(file.counted, count=len(file.tokens), bitorder="little")
+            assert found.tolist() == [1, 1, *expected]
+            assert len(file.counted) == -(-len(file.tokens) // 8)
+
+
+def test_bits_that_are_not_one_a_token_are_refused(tmp_path):
+    file = written(tmp_path / "x.tok", [([1, 0] * 10, 0)], [])
+    file.tokens = file.tokens[:-5]
+    with pytest.raises(BadInput, match="x.tok: section counted has 3 bytes, expected 2, a bit a token"):
+        _ = file.counted
+    file = open_data(damaged(file.path, file.sections["counted"].start))
+    with pytest.raises(BadInput, match="x.tok: section counted has SHA256"):
+        verify_checksum(file)
 
 
 def test_damaged_contents_are_found_at_opening(counted):
