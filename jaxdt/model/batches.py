@@ -9,22 +9,26 @@ B samples, T tokens."""
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Int32
 
 from jaxdt.run.config import MASK, TrainConfig
 
 
 class Batch(NamedTuple):
-    """Some samples. A stage between the first and the last reads `begins` alone, and may lack the tokens. Without
-    `begins` a sample is one document. Without `weights` each target weighs 1 / T, so a sample's loss is the mean over
-    its tokens."""
+    """Some samples, as arrays of numpy or of jax.
 
-    tokens: Int32[np.ndarray, "B T+1"] | None = None  # inputs are all but the last, targets all but the first
-    begins: Int32[np.ndarray, "B T"] | None = None  # of each input, where in its sample the document begins
-    weights: Float32[np.ndarray, "B T"] | None = None  # of each target, in the sum of the losses of the samples
+    - `tokens`: int32 [B, T+1]. The inputs are all but the last, the targets all but the first. Only a stage between the
+      first and the last does without.
+    - `begins`: int32 [B, T], where in its sample the document of each input begins. None: a sample is one document.
+    - `weights`: float32 [B, T], of each target in the sum of the losses of the samples. None: each weighs 1 / T, so a
+      sample's loss is the mean over its tokens."""
+
+    tokens: Any = None
+    begins: Any = None
+    weights: Any = None
 
 
 class TokenSource(Protocol):

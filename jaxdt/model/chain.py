@@ -105,7 +105,7 @@ class Chain:
 
 
 def _n_samples(batches: Sequence[Batch]) -> int:
-    return sum(len(batch.tokens) for batch in batches if batch.tokens is not None)
+    return sum(len(batch.tokens) for batch in batches)
 
 
 def _with_tied_sum(vectors: list[Vectors]) -> list[Vectors]:

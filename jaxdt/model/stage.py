@@ -146,13 +146,13 @@ def build_stage(
         return own_params(config, lo, hi, params) if options.is_table_shared else params
 
     def entering(x: Boundary | None, batch: Batch) -> Any:
-        return _tokens(batch)[:, :-1] if first else x
+        return batch.tokens[:, :-1] if first else x
 
     def run(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
-        return stage_outputs(config, lo, hi, dtype, params, entering(x, batch), _begins(batch))
+        return stage_outputs(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
 
     def evaluate(params: Params, x: Boundary | None, batch: Batch) -> Boundary | Logits:
-        return apply_stage(config, lo, hi, dtype, params, entering(x, batch), _begins(batch))
+        return apply_stage(config, lo, hi, dtype, params, entering(x, batch), batch.begins)
 
     def losses(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
         logits_BTV, beside = run(params, x, batch)
@@ -221,12 +221,8 @@ def build_stage(
 
 def sum_sample_losses(logits_BTV: Float32[Array, "B T V"], batch: Batch) -> Scalar:
     """Sum over samples of the cross-entropy (nats) of their targets, by their weights; without them of its mean."""
-    losses_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logits_BTV, _tokens(batch)[:, 1:])
+    losses_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logits_BTV, batch.tokens[:, 1:])
     return jnp.sum(jnp.mean(losses_BT, axis=-1) if batch.weights is None else losses_BT * batch.weights)
-
-
-def _begins(batch: Batch) -> Any:
-    return batch.begins
 
 
 def _tokens(batch: Batch) -> Any:
