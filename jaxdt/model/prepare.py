@@ -14,13 +14,12 @@ import numpy as np
 
 from jaxdt.model import documents
 from jaxdt.model.data import TokenFile, Tokens, open_data, verify_checksum, write_pieces
-from jaxdt.model.documents import Rule
+from jaxdt.model.documents import Block, Rule
 from jaxdt.model.tokenizer import BYTES, Tokenizer, load_tokenizer
 from jaxdt.run.cpus import usable_cores
 from jaxdt.run.errors import BadInput, why
 
 PIECE_BYTES = 1 << 18  # the expression that splits GPT-2's text takes no run of 1,000,000 spaces
-BATCH_BYTES = 1 << 20  # a thread encodes as much at a time
 CORPUS = Path(__file__).resolve().parents[2] / "configs" / "corpus"
 TRAIN_TEXTS = (CORPUS / "train.txt.xz",)
 EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
@@ -28,12 +27,17 @@ FILE = Rule()
 
 
 class Piece(NamedTuple):
-    """Some text of a document, whose tokens do not depend on what is around it. `place`: where it is in its file;
-    `ends`: it ends the document."""
+    """Some text of a document, or several whole documents; the tokens of none depend on what is around it. `begins`,
+    `ends`: it begins the first document, it ends the last. `path`, `block`: where it is."""
 
-    text: bytes
-    place: str
+    texts: list[bytes]
+    begins: bool
     ends: bool
+    path: str | Path
+    block: Block
+
+    def place(self, index: int) -> str:
+        return f"{self.path}: {self.block.place(index, self.block.start, self.block.start + len(self.texts[index]))}"
 
 
 def prepare(
@@ -72,35 +76,44 @@ def prepare(
 def pieces(tokenizer: Tokenizer, path: str | Path, rule: Rule = FILE) -> Iterator[Piece]:
     """The documents of a file in pieces of at most twice PIECE_BYTES. Their tokens one after another are those of the
     documents."""
-    text, start = b"", 0
-    for span in documents.spans(path, rule, PIECE_BYTES):
-        if not text:
-            start = span.start
-        text += span.text
+    rest = b""  # of a long document, whose tokens depend on what follows
+    for block in documents.blocks(path, rule, PIECE_BYTES):
         is_text = tokenizer.name != BYTES or tokenizer.end_of_text is not None
-        if is_text and b"\0" in span.text:
-            number = span.start + span.text.index(b"\0")
-            raise BadInput(f"{path}: {place(span.place, number)} is zero, expected text; other bytes take "
-                           f"--tokenizer={BYTES} --end_of_text=none")  # fmt: skip
-        if not span.ends and len(text) < PIECE_BYTES:
+        if is_text and b"\0" in b"".join(block.texts):
+            index = next(index for index, text in enumerate(block.texts) if b"\0" in text)
+            where = block.place(index, block.start + block.texts[index].index(b"\0"))
+            raise BadInput(
+                f"{path}: {where} is zero, expected text; other bytes take --tokenizer={BYTES} --end_of_text=none"
+            )
+        if len(block.texts) > 1:
+            _require_text(tokenizer, path, block)
+            yield Piece(block.texts, True, True, path, block)
             continue
-        end = start + len(text)
-        try:
-            size = tokenizer.cut(text, span.ends)
-        except UnicodeDecodeError as error:
-            where = place(span.place, start + error.start)
-            raise BadInput(f"{path}: {where} is not UTF-8, expected UTF-8 for {tokenizer.name}") from error
+        text, start = rest + block.texts[0], block.start - len(rest)
+        rest = text
+        if not block.ends and len(text) < PIECE_BYTES:
+            continue
+        block = block._replace(texts=[text], start=start)
+        size = _require_text(tokenizer, path, block)
         if not size:
-            where = f"{place(span.place, start, end)} are all of one word, number or white space"
+            where = f"{block.place(0, start, start + len(text))} are all of one word, number or white space"
             raise BadInput(f"{path}: {where}, expected less than {PIECE_BYTES} bytes for {tokenizer.name}")
-        yield Piece(text[:size], place(span.place, start, start + size), span.ends)
-        start, text = start + size, text[size:]
+        yield Piece([text[:size]], start == 0, block.ends, path, block)
+        rest = text[size:]
 
 
-def place(document: str, start: int, end: int | None = None) -> str:
-    """Where a byte or bytes are in a file."""
-    found = f"byte {start}" if end is None else f"bytes {start} to {end}"
-    return f"{document}: {found}" if document else found
+def _require_text(tokenizer: Tokenizer, path: str | Path, block: Block) -> int:
+    """How much of a block may be encoded alone: of several documents all. BadInput for what is no UTF-8."""
+    try:
+        return tokenizer.cut(b"\n".join(block.texts), block.ends)
+    except UnicodeDecodeError:
+        for index, text in enumerate(block.texts):
+            try:
+                tokenizer.cut(text, block.ends)
+            except UnicodeDecodeError as error:
+                where = block.place(index, block.start + error.start)
+                raise BadInput(f"{path}: {where} is not UTF-8, expected UTF-8 for {tokenizer.name}") from error
+        raise
 
 
 def source_checksum(
@@ -115,11 +128,12 @@ def source_checksum(
         for path in paths:
             text, lengths, n_bytes, n_documents = hashlib.sha256(), hashlib.sha256(), 0, 0
             for piece in pieces(tokenizer, path, rule):
-                text.update(piece.text)
-                n_bytes += len(piece.text)
-                if piece.ends:
-                    lengths.update(b"%d " % n_bytes)
-                    n_bytes, n_documents = 0, n_documents + 1
+                text.update(b"".join(piece.texts))
+                sizes = list(map(len, piece.texts))
+                sizes[0] += n_bytes  # of a document that began in an earlier piece
+                n_bytes = 0 if piece.ends else sizes.pop()
+                lengths.update(b"".join([b"%d " % size for size in sizes]))
+                n_documents += len(sizes)
             lines.append(f"{part} {text.hexdigest()}\n")
             lines += [f"documents {lengths.hexdigest()}\n"] if n_documents > 1 else []
             n_in_part += n_documents
@@ -131,53 +145,40 @@ def _encoded(tokenizer: Tokenizer, paths: Sequence[str | Path], rule: Rule) -> I
     """The tokens of a part, encoded on all cores."""
     n_threads = max(1, round(usable_cores()))
     pending: deque[Future[Tokens]] = deque()
+    is_first = True
     with ThreadPoolExecutor(n_threads) as pool:
-        for batch in _batches(tokenizer, paths, rule):
-            pending.append(pool.submit(_encode, tokenizer, batch))
-            if len(pending) > 2 * n_threads:
-                yield pending.popleft().result()
+        for path in paths:
+            for piece in pieces(tokenizer, path, rule):
+                pending.append(pool.submit(_encode, tokenizer, piece, is_first))
+                is_first = False
+                if len(pending) > 2 * n_threads:
+                    yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
-class Numbered(NamedTuple):
-    """A piece, with its file and the number of its document in the part. `begins`: the document begins with it."""
-
-    piece: Piece
-    path: str | Path
-    document: int
-    begins: bool
-
-
-def _batches(tokenizer: Tokenizer, paths: Sequence[str | Path], rule: Rule) -> Iterator[list[Numbered]]:
-    batch: list[Numbered] = []
-    n_bytes, document, begins = 0, 0, True
-    for path in paths:
-        for piece in pieces(tokenizer, path, rule):
-            batch.append(Numbered(piece, path, document, begins))
-            document, begins = document + piece.ends, piece.ends
-            n_bytes += len(piece.text)
-            if n_bytes >= BATCH_BYTES:
-                yield batch
-                batch, n_bytes = [], 0
-    if batch:
-        yield batch
+def _encode(tokenizer: Tokenizer, piece: Piece, is_first: bool) -> Tokens:
+    """The tokens of a piece, with the end of text before each document but the part's first one."""
+    try:
+        numbers, lengths = tokenizer.encode_texts(piece.texts)
+    except ValueError as error:
+        raise _cannot_be_encoded(tokenizer, piece, error) from error
+    starts = np.cumsum(lengths) - lengths
+    if not piece.begins:
+        return Tokens(numbers, starts[1:])
+    if tokenizer.end_of_text is not None:
+        behind = starts[1:] if is_first else starts
+        numbers = np.insert(numbers, behind, tokenizer.end_of_text)
+        starts = starts + np.arange(len(starts)) + (0 if is_first else 1)
+    return Tokens(numbers, starts)
 
 
-def _encode(tokenizer: Tokenizer, batch: list[Numbered]) -> Tokens:
-    """The tokens of these pieces, with the end of text before each document but the part's first one."""
-    between = [] if tokenizer.end_of_text is None else [np.array([tokenizer.end_of_text])]
-    arrays: list[np.ndarray] = []
-    starts: list[int] = []
-    n_tokens = 0
-    for piece, path, document, begins in batch:
-        if begins:
-            arrays += between if document else []
-            n_tokens += len(between) if document else 0
-            starts.append(n_tokens)
+def _cannot_be_encoded(tokenizer: Tokenizer, piece: Piece, error: ValueError) -> BadInput:
+    """What to say of a piece that the tokenizer refuses: the first document that it refuses alone."""
+    for index, text in enumerate(piece.texts):
         try:
-            arrays.append(tokenizer.encode(piece.text))
-        except ValueError as error:
-            raise BadInput(f"{path}: {piece.place} cannot be encoded by {tokenizer.name} ({why(error)})") from error
-        n_tokens += len(arrays[-1])
-    return Tokens(np.concatenate(arrays), np.array(starts, np.int64))
+            tokenizer.encode_texts([text])
+        except ValueError as of_one:
+            reason = why(of_one)
+            return BadInput(f"{piece.place(index)} cannot be encoded by {tokenizer.name} ({reason})")
+    return BadInput(f"{piece.place(0)} and what follows cannot be encoded by {tokenizer.name} ({why(error)})")

@@ -3,6 +3,7 @@ came in, from its tokenizer.json."""
 
 import codecs
 import hashlib
+import itertools
 import json
 import re
 import unicodedata
@@ -34,10 +35,11 @@ GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256db
 
 
 class Tokenizer(NamedTuple):
-    """`encode` takes UTF-8 bytes and gives unsigned token numbers [n_tokens] < vocab_size; `decode` takes them back.
+    """`encode_texts` takes texts as UTF-8 bytes and gives unsigned token numbers < vocab_size, those of one text after
+    those of another, and how many each text has; `decode` takes them back.
     A long text is encoded in pieces: `cut(text, is_end)` says how many of the first bytes are encoded alike whatever
     follows them, 0 if none are known to be; at the text's end all of them. For what is no text of this tokenizer `cut`
-    raises UnicodeDecodeError, and `encode` a ValueError.
+    raises UnicodeDecodeError, and `encode_texts` a ValueError.
 
     A special token that is written out in a text is text; `encode_prompt` takes it for the token, as templates of chats
     need it. `end_of_text`: what stands between documents, None for nothing. `content`: of the tokenizer.json, if it is
@@ -46,12 +48,16 @@ class Tokenizer(NamedTuple):
     name: str
     vocab_size: int
     cut: Callable[[bytes, bool], int]
-    encode: Callable[[bytes], np.ndarray]
+    encode_texts: Callable[[Sequence[bytes]], tuple[np.ndarray, np.ndarray]]
     decode: Callable[[np.ndarray], bytes]
     encode_prompt: Callable[[bytes], np.ndarray]
     number: Callable[[str], int | None]  # of the token with this text
     end_of_text: int | None = None
     content: bytes = b""
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens of one text."""
+        return self.encode_texts([text])[0]
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -110,19 +116,19 @@ def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
             found = of_text.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, np.uint32).tobytes() for one in found]
 
-    def encode(text: bytes) -> np.ndarray:
-        return np.frombuffer(encode_each([text.decode("utf-8")])[0], np.uint32)
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined(encode_each([text.decode("utf-8") for text in texts]))
 
     # Some tokenizers mark the beginning of a text, and would do so at each piece; some have tokens of several words.
     ends = ((b"one", b" two"), (b"3", b"\nfour"))
-    joins = all([*encode(before), *encode(after)] == [*encode(before + after)] for before, after in ends)
+    joins = all([*encode_texts(two)[0]] == [*encode_texts([b"".join(two)])[0]] for two in ends)
     vocabulary = of_text.get_vocab().values()
     joins = joins and not any(map(WORD_END.search, of_text.decode_batch([[n] for n in vocabulary], False)))
     return Tokenizer(
         name=name_of_content(content),
         vocab_size=max(vocabulary) + 1,
         cut=word_cut if joins else lambda text, is_end: len(text) if is_end else 0,
-        encode=Words(encode_each).encode if joins else encode,
+        encode_texts=Words(encode_each).encode_texts if joins else encode_texts,
         decode=lambda tokens: of_text.decode(np.asarray(tokens).tolist(), skip_special_tokens=False).encode(),
         encode_prompt=lambda text: np.array(
             of_prompts.encode(text.decode("utf-8"), add_special_tokens=False).ids, np.uint32
@@ -145,12 +151,18 @@ class Words:
         self._encode_each = encode_each
         self._known: dict[str, bytes] = {}
 
-    def encode(self, text: bytes) -> np.ndarray:
-        words = WORD_END.split(text.decode("utf-8"))
+    def encode_texts(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        words = [WORD_END.split(text.decode("utf-8")) for text in texts]
         known = self._known = self._known if len(self._known) < KNOWN_WORDS_MAX else {}
-        if new := [word for word in set(words) if word not in known]:
+        if new := [word for word in set(itertools.chain.from_iterable(words)) if word not in known]:
             known.update(zip(new, self._encode_each(new), strict=True))
-        return np.frombuffer(b"".join(map(known.__getitem__, words)), np.uint32)
+        return _joined([b"".join(map(known.__getitem__, of_text)) for of_text in words])
+
+
+def _joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of texts, and how many each has, from those of each as bytes of uint32."""
+    n_bytes = np.fromiter(map(len, texts), np.int64, len(texts))
+    return np.frombuffer(b"".join(texts), np.uint32), n_bytes // np.dtype(np.uint32).itemsize
 
 
 def word_cut(text: bytes, is_end: bool) -> int:
@@ -168,16 +180,16 @@ def word_cut(text: bytes, is_end: bool) -> int:
 def _bytes_tokenizer() -> Tokenizer:
     """A token is a byte. Text has no byte 0, which stands between documents."""
 
-    def encode(text: bytes) -> np.ndarray:
-        return np.frombuffer(text, np.uint8)
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        return np.frombuffer(b"".join(texts), np.uint8), np.fromiter(map(len, texts), np.int64, len(texts))
 
     return Tokenizer(
         name=BYTES,
         vocab_size=256,
         cut=lambda text, is_end: len(text),
-        encode=encode,
+        encode_texts=encode_texts,
         decode=lambda tokens: np.asarray(tokens).astype(np.uint8).tobytes(),
-        encode_prompt=encode,
+        encode_prompt=lambda text: np.frombuffer(text, np.uint8),
         number=lambda text: text.encode()[0] if len(text.encode()) == 1 else None,
         end_of_text=0,
     )
@@ -197,6 +209,10 @@ def _gpt2_tokenizer() -> Tokenizer:
         explicit_n_vocab=GPT2_VOCAB_SIZE,
     )
 
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        each = [encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()).tobytes() for text in texts]
+        return _joined(each)
+
     def number(text: str) -> int | None:
         tokens = encoding.encode(text, allowed_special="all")
         return tokens[0] if len(tokens) == 1 else None
@@ -205,7 +221,7 @@ def _gpt2_tokenizer() -> Tokenizer:
         name="gpt2",
         vocab_size=GPT2_VOCAB_SIZE,
         cut=gpt2_cut,
-        encode=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()),
+        encode_texts=encode_texts,
         decode=lambda tokens: encoding.decode_bytes(np.asarray(tokens).tolist()),
         encode_prompt=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), allowed_special="all"),
         number=number,
