@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,13 +26,27 @@ COMPRESSED_BYTES = 1 << 14
 RULES = ("file", "line", "blank")
 JSON_LINES, PARQUET = (".jsonl", ".ndjson", ".json"), ".parquet"
 LINE, ROW = "line", "row"
+TEXT_FIELDS, CHAT_FIELDS = ["text"], ["messages", "conversations"]
+# Of the two ways in which files write messages, the second one's names: of role and content, and of two roles.
+SPEAKER, SAID, SPEAKERS = "from", "value", {"human": "user", "gpt": "assistant"}
+ANSWERS = "assistant"  # the role of the model
 
 
 class Rule(NamedTuple):
-    """What is a document. `documents`: of a text file, one of RULES. `field`: of an object of JSON, or the column."""
+    """What is a document. `documents`: of a text file, one of RULES. `field`: of an object of JSON, or the column; ''
+    for the usual ones. `chat`: the field is a conversation."""
 
     documents: str = "file"
-    field: str = "text"
+    field: str = ""
+    chat: bool = False
+
+    def field_of(self, names: Collection[str]) -> str:
+        """The field among those that an object or table has. KeyError with the first expected one, if it has none."""
+        expected = [self.field] if self.field else CHAT_FIELDS if self.chat else TEXT_FIELDS
+        for field in expected:
+            if field in names:
+                return field
+        raise KeyError(expected[0])
 
 
 class Block(NamedTuple):
@@ -56,14 +70,15 @@ class Block(NamedTuple):
 
 def blocks(path: str | Path, rule: Rule, block_bytes: int) -> Iterator[Block]:
     """The documents of a file that are not empty, in order: several in a block of little more than `block_bytes`, or
-    one that is longer in blocks of its own. Raises BadInput for what cannot be read or decompressed, for UTF-16 and
-    UTF-32, and for a line or row without a text."""
+    one that is longer in blocks of its own. A conversation is the JSON of its messages, and always whole. Raises
+    BadInput for what cannot be read or decompressed, for UTF-16 and UTF-32, and for a line or row without a text or
+    conversation."""
     for block in _found(path, rule, block_bytes):
         texts, numbers = block.texts, block.numbers
         if b"" in texts:
             there = [index for index, text in enumerate(texts) if text]
             texts, numbers = [texts[index] for index in there], [numbers[index] for index in there]
-        if not texts or max(map(len, texts)) <= block_bytes:
+        if not texts or rule.chat or max(map(len, texts)) <= block_bytes:
             yield from [block._replace(texts=texts, numbers=numbers)] if texts else []
             continue
         first = 0
@@ -90,9 +105,11 @@ def _found(path: str | Path, rule: Rule, block_bytes: int) -> Iterator[Block]:
     for suffix in COMPRESSIONS:
         name = name.removesuffix(suffix)
     if name.endswith(PARQUET):
-        return _rows(path, rule.field)
+        return _rows(path, rule)
     if name.endswith(JSON_LINES):
-        return _objects(path, rule.field, block_bytes)
+        return _objects(path, rule, block_bytes)
+    if rule.chat:
+        raise BadInput(f"{path}: is a text, expected conversations in a file of {', '.join(JSON_LINES)} or {PARQUET}")
     return {"file": _whole, "line": _each_line, "blank": _groups}[rule.documents](path, block_bytes)
 
 
@@ -141,13 +158,13 @@ def _groups(path: str | Path, block_bytes: int) -> Iterator[Block]:
         yield Block([bytes(group.rstrip(b"\r\n"))], [first], LINE, start, True, read_bytes)
 
 
-def _objects(path: str | Path, field: str, block_bytes: int) -> Iterator[Block]:
+def _objects(path: str | Path, rule: Rule, block_bytes: int) -> Iterator[Block]:
     for lines in _lines(path, block_bytes):
         found = zip(lines.numbers, lines.texts, strict=True)
-        yield lines._replace(texts=[_text_of_line(path, number, field, line) for number, line in found])
+        yield lines._replace(texts=[_text_of_line(path, number, rule, line) for number, line in found])
 
 
-def _text_of_line(path: str | Path, number: int, field: str, line: bytes) -> bytes:
+def _text_of_line(path: str | Path, number: int, rule: Rule, line: bytes) -> bytes:
     if not line.strip():
         return b""
     place = f"{LINE} {number}"
@@ -156,14 +173,18 @@ def _text_of_line(path: str | Path, number: int, field: str, line: bytes) -> byt
     except ValueError as error:
         reason = f"{error.msg} at {error.pos}" if isinstance(error, json.JSONDecodeError) else why(error)
         raise BadInput(f"{path}: {place} is no JSON ({reason}), expected an object in each line") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path}: {place} is JSON of another kind, expected an object with the field {field!r}")
-    if field not in found:
-        raise BadInput(f"{path}: {place} has no field {field!r}{_others(field, found)}")
-    return _text(path, place, field, found[field])
+    try:
+        field = rule.field_of(found if isinstance(found, dict) else ())
+    except KeyError as error:
+        (field,) = error.args
+        if isinstance(found, dict):
+            raise BadInput(f"{path}: {place} has no field {field!r}{_others(field, found)}") from None
+        expected = f"expected an object with the field {field!r}"
+        raise BadInput(f"{path}: {place} is JSON of another kind, {expected}") from None
+    return _document(path, place, rule, field, found[field])
 
 
-def _rows(path: str | Path, field: str) -> Iterator[Block]:
+def _rows(path: str | Path, rule: Rule) -> Iterator[Block]:
     if find_spec("pyarrow") is None:
         raise BadInput(f"{path}: needs the module pyarrow, expected the extra data: pip install pyarrow")
     import pyarrow  # pyright: ignore[reportMissingImports]  an extra
@@ -172,13 +193,16 @@ def _rows(path: str | Path, field: str) -> Iterator[Block]:
     try:
         with Path(path).open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
             columns = file.schema_arrow.names
-            if field not in columns:
-                raise BadInput(f"{path}: has no column {field!r}{_others(field, columns)}")
+            try:
+                field = rule.field_of(columns)
+            except KeyError as error:
+                (field,) = error.args
+                raise BadInput(f"{path}: has no column {field!r}{_others(field, columns)}") from None
             n_before, file_bytes = 0, Path(path).stat().st_size
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 numbers = range(n_before + 1, n_before + batch.num_rows + 1)
                 found = zip(numbers, batch.column(0).to_pylist(), strict=True)
-                texts = [_text(path, f"{ROW} {number}", field, text) for number, text in found]
+                texts = [_document(path, f"{ROW} {number}", rule, field, text) for number, text in found]
                 n_before += batch.num_rows
                 read_bytes = file_bytes * n_before // file.metadata.num_rows
                 yield Block(texts, numbers, ROW, 0, True, read_bytes)
@@ -186,15 +210,50 @@ def _rows(path: str | Path, field: str) -> Iterator[Block]:
         raise BadInput(f"{path}: cannot be read ({why(error)}), expected a Parquet file") from None
 
 
-def _text(path: str | Path, place: str, field: str, found: Any) -> bytes:
+def _document(path: str | Path, place: str, rule: Rule, field: str, found: Any) -> bytes:
     """The document that is in the field of an object or row."""
-    if not isinstance(found, str):
+    if rule.chat:
+        found = _conversation(f"{path}: {place}", field, found)
+    elif not isinstance(found, str):
         kind = "null" if found is None else type(found).__name__
         raise BadInput(f"{path}: {place} has {kind} in {field!r}, expected a text")
     try:
         return found.encode()
     except UnicodeEncodeError as error:
         raise BadInput(f"{path}: {place} has half a character ({error.reason}) in {field!r}, expected a text") from None
+
+
+def _conversation(place: str, field: str, found: Any) -> str:
+    """The JSON of messages, each with a role and a content."""
+    if not isinstance(found, list) or not found:
+        got = "no messages" if found in ([], None) else type(found).__name__
+        raise BadInput(f"{place} has {got} in {field!r}, expected a list of messages")
+    messages = [_message(f"{place} has in {field!r} message {n}", message) for n, message in enumerate(found, 1)]
+    roles = dict.fromkeys(message["role"] for message in messages)
+    if ANSWERS not in roles:
+        got = ", ".join(map(repr, roles))
+        raise BadInput(f"{place} has no answer in {field!r} (roles {got}), expected a message of the role {ANSWERS!r}")
+    try:
+        return json.dumps(messages, ensure_ascii=False)
+    except (RecursionError, TypeError) as error:  # a row of Parquet may hold more than JSON can
+        raise BadInput(f"{place} has no JSON in {field!r} ({why(error)}), expected messages") from None
+
+
+def _message(place: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise BadInput(f"{place} as {type(found).__name__}, expected an object with 'role' and 'content'")
+    message = {name: value for name, value in found.items() if value is not None}  # a column has all fields in each row
+    if "role" not in message and SPEAKER in message:
+        role = message.pop(SPEAKER)
+        message = {"role": SPEAKERS.get(role, role) if isinstance(role, str) else role, **message}
+        if SAID in message:
+            message["content"] = message.pop(SAID)
+    if not isinstance(message.get("role"), str):
+        raise BadInput(f"{place} with the fields {', '.join(found) or 'none'}, expected a text in 'role'")
+    # A content may be a list of parts, and an answer may call tools and say nothing.
+    if not isinstance(message.get("content", [] if "tool_calls" in message else None), str | list):
+        raise BadInput(f"{place} with the fields {', '.join(found)}, expected a text in 'content'")
+    return message
 
 
 def _others(field: str, names: Any) -> str:

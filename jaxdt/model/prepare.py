@@ -1,18 +1,22 @@
 """Makes a token file from the documents of files; the committed corpus is the default text.
 
-A part of a token file is its documents one after another, with the tokenizer's end of text between two of them.
+A part of a token file is its documents one after another, with the tokenizer's end of text between two of them, or of
+conversations behind each.
 """
 
 import hashlib
+import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxdt.model import documents
+from jaxdt.model.chat import Chats, Conversation
 from jaxdt.model.data import TokenFile, Tokens, open_data, verify_checksum, write_pieces
 from jaxdt.model.documents import Block, Rule
 from jaxdt.model.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -47,13 +51,18 @@ def prepare(
     out: str | Path,
     replaces: bool = False,
     rule: Rule = FILE,
+    *,
+    on_read: Callable[[int], None] = lambda n_bytes: None,
 ) -> TokenFile:
     """The token file `out` of the documents of these files, each read in pieces, twice: nothing is encoded before all
     of it is known to be text that can be. An undamaged file made before from the same documents with the same tokenizer
     is reused; one of others is replaced only with `replaces`, since a run that was trained on it could not go on. A
-    file of another kind, or a damaged one, is refused. Raises BadInput."""
+    file of another kind, or a damaged one, is refused. `on_read` hears how many more bytes have been read. Raises
+    BadInput."""
     encoder = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    sources = source_checksum(encoder, rule, train_paths, eval_paths)
+    chats = Chats(encoder) if rule.chat else None
+    read = partial(pieces, encoder, rule=rule, on_read=on_read)
+    sources = source_checksum(encoder, read, train_paths, eval_paths, chats.about if chats else "")
     if Path(out).exists():
         file = open_data(out)
         if (file.tokenizer, file.source_checksum) == (encoder.name, sources):
@@ -65,19 +74,27 @@ def prepare(
         out,
         tokenizer=encoder.name,
         vocab_size=encoder.vocab_size,
-        train=_encoded(encoder, train_paths, rule),
-        held_out=_encoded(encoder, eval_paths, rule),
+        train=_encoded(encoder, read, train_paths, chats),
+        held_out=_encoded(encoder, read, eval_paths, chats),
         source_checksum=sources,
         end_of_text=encoder.end_of_text,
         tokenizer_json=encoder.content,
     )
 
 
-def pieces(tokenizer: Tokenizer, path: str | Path, rule: Rule = FILE) -> Iterator[Piece]:
+def pieces(
+    tokenizer: Tokenizer, path: str | Path, rule: Rule = FILE, on_read: Callable[[int], None] = lambda n_bytes: None
+) -> Iterator[Piece]:
     """The documents of a file in pieces of at most twice PIECE_BYTES. Their tokens one after another are those of the
-    documents."""
+    documents. Conversations are not cut."""
     rest = b""  # of a long document, whose tokens depend on what follows
+    read_bytes = 0
     for block in documents.blocks(path, rule, PIECE_BYTES):
+        on_read(block.read_bytes - read_bytes)
+        read_bytes = block.read_bytes
+        if rule.chat:
+            yield Piece(block.texts, True, True, path, block)
+            continue
         is_text = tokenizer.name != BYTES or tokenizer.end_of_text is not None
         if is_text and b"\0" in b"".join(block.texts):
             index = next(index for index, text in enumerate(block.texts) if b"\0" in text)
@@ -100,6 +117,7 @@ def pieces(tokenizer: Tokenizer, path: str | Path, rule: Rule = FILE) -> Iterato
             raise BadInput(f"{path}: {where}, expected less than {PIECE_BYTES} bytes for {tokenizer.name}")
         yield Piece([text[:size]], start == 0, block.ends, path, block)
         rest = text[size:]
+    on_read(max(0, os.path.getsize(path) - read_bytes))  # what follows the last document
 
 
 def _require_text(tokenizer: Tokenizer, path: str | Path, block: Block) -> int:
@@ -117,17 +135,21 @@ def _require_text(tokenizer: Tokenizer, path: str | Path, block: Block) -> int:
 
 
 def source_checksum(
-    tokenizer: Tokenizer, rule: Rule, train: Sequence[str | Path], held_out: Sequence[str | Path]
+    tokenizer: Tokenizer,
+    read: Callable[[str | Path], Iterator[Piece]],
+    train: Sequence[str | Path],
+    held_out: Sequence[str | Path],
+    about_chats: str = "",
 ) -> str:
     """SHA256 over the part and the SHA256 of the text of each file in order, and over how it makes documents and what
-    stands between them where there are several. A file counts the same compressed or plain. The files are read whole;
-    BadInput if this tokenizer cannot encode one."""
-    lines = []
+    stands between them where there are several; for chats over what else their tokens depend on, too. A file counts the
+    same compressed or plain. The files are read whole; BadInput if this tokenizer cannot encode one."""
+    lines = [f"chats {about_chats}\n"] if about_chats else []
     for part, paths in (("train", train), ("held-out", held_out)):
         n_in_part = 0
         for path in paths:
             text, lengths, n_bytes, n_documents = hashlib.sha256(), hashlib.sha256(), 0, 0
-            for piece in pieces(tokenizer, path, rule):
+            for piece in read(path):
                 text.update(b"".join(piece.texts))
                 sizes = list(map(len, piece.texts))
                 sizes[0] += n_bytes  # of a document that began in an earlier piece
@@ -141,15 +163,23 @@ def source_checksum(
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _encoded(tokenizer: Tokenizer, paths: Sequence[str | Path], rule: Rule) -> Iterator[Tokens]:
+def _encoded(
+    tokenizer: Tokenizer,
+    read: Callable[[str | Path], Iterator[Piece]],
+    paths: Sequence[str | Path],
+    chats: Chats | None,
+) -> Iterator[Tokens]:
     """The tokens of a part, encoded on all cores."""
     n_threads = max(1, round(usable_cores()))
     pending: deque[Future[Tokens]] = deque()
     is_first = True
     with ThreadPoolExecutor(n_threads) as pool:
         for path in paths:
-            for piece in pieces(tokenizer, path, rule):
-                pending.append(pool.submit(_encode, tokenizer, piece, is_first))
+            for piece in read(path):
+                if chats:
+                    pending.append(pool.submit(_encode_chats, chats, piece))
+                else:
+                    pending.append(pool.submit(_encode, tokenizer, piece, is_first))
                 is_first = False
                 if len(pending) > 2 * n_threads:
                     yield pending.popleft().result()
@@ -182,3 +212,17 @@ def _cannot_be_encoded(tokenizer: Tokenizer, piece: Piece, error: ValueError) ->
             reason = why(of_one)
             return BadInput(f"{piece.place(index)} cannot be encoded by {tokenizer.name} ({reason})")
     return BadInput(f"{piece.place(0)} and what follows cannot be encoded by {tokenizer.name} ({why(error)})")
+
+
+def _encode_chats(chats: Chats, piece: Piece) -> Tokens:
+    """The tokens of whole conversations, of which those of answers count."""
+    found: list[Conversation] = []
+    try:
+        for conversation in chats.encode(piece.texts):
+            found.append(conversation)  # so that `found` says which one was refused
+    except ValueError as error:
+        place = f"{piece.block.unit} {piece.block.numbers[len(found)]}"
+        raise BadInput(f"{piece.path}: {place} cannot be encoded: {why(error)}") from None
+    lengths = np.array([len(numbers) for numbers, _ in found])
+    numbers, counted = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return Tokens(numbers, np.cumsum(lengths) - lengths, counted)

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,11 @@ class Tokenizer(NamedTuple):
     raises UnicodeDecodeError, and `encode_texts` a ValueError.
 
     A special token that is written out in a text is text; `encode_prompt` takes it for the token, as templates of chats
-    need it. `end_of_text`: what stands between documents, None for nothing. `content`: of the tokenizer.json, if it is
-    one."""
+    need it. `end_of_text`: what stands between documents, None for nothing.
+
+    Of a tokenizer.json: its `content`; `origin`, the folder where it is; its `special` tokens; and `encodings`, those
+    of the package, which say where tokens are in a text. With its second argument special tokens are such, else text.
+    """
 
     name: str
     vocab_size: int
@@ -54,6 +57,9 @@ class Tokenizer(NamedTuple):
     number: Callable[[str], int | None]  # of the token with this text
     end_of_text: int | None = None
     content: bytes = b""
+    origin: Path | None = None
+    special: Sequence[str] = ()
+    encodings: Callable[[Sequence[str], bool], list[Any]] | None = None
 
     def encode(self, text: bytes) -> np.ndarray:
         """The tokens of one text."""
@@ -67,9 +73,8 @@ def load_tokenizer(name: str) -> Tokenizer:
         return TOKENIZERS[name]()
     for path in (Path(name), Path(name) / TOKENIZER_JSON, Path(name) / "origin" / TOKENIZER_JSON):
         if path.is_file():
-            return _with_end_of_text(
-                tokenizer_of_content(path.read_bytes(), str(path)), path.with_name(TOKENIZER_CONFIG)
-            )
+            tokenizer = tokenizer_of_content(path.read_bytes(), str(path))._replace(origin=path.parent)
+            return _with_end_of_text(tokenizer, path.with_name(TOKENIZER_CONFIG))
     expected = f"expected one of {', '.join(TOKENIZERS)}, a {TOKENIZER_JSON} or a folder that holds one"
     raise BadInput(f"tokenizer: got {name!r}, {expected}{nearest(name, TOKENIZERS)}")
 
@@ -88,12 +93,20 @@ def _with_end_of_text(tokenizer: Tokenizer, config: Path) -> Tokenizer:
     """The tokenizer of a model with the end of text that the file beside it names."""
     if not config.exists():
         return tokenizer
-    try:
-        found = parse_json(config.read_bytes()).get("eos_token")
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{config}: cannot be read ({why(error)}), expected an object of JSON") from None
+    found = tokenizer_config(config).get("eos_token")
     text = found.get("content") if isinstance(found, dict) else found
     return tokenizer._replace(end_of_text=tokenizer.number(text)) if isinstance(text, str) else tokenizer
+
+
+def tokenizer_config(path: Path) -> dict[str, Any]:
+    """What stands beside a tokenizer.json. BadInput if it is no object of JSON."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected an object of JSON") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: cannot be read ({type(found).__name__}), expected an object of JSON")
+    return found
 
 
 def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
@@ -108,6 +121,9 @@ def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
     except Exception as error:  # the package raises no narrower one
         raise BadInput(f"{source}: cannot be read ({error}), expected a tokenizer of a model") from None
     of_text.encode_special_tokens = True
+
+    def encodings(texts: Sequence[str], has_special: bool) -> list[Any]:
+        return (of_prompts if has_special else of_text).encode_batch(texts, add_special_tokens=False)
 
     def encode_each(texts: Sequence[str]) -> list[bytes]:
         if len(texts) < N_WORTH_A_BATCH:
@@ -135,6 +151,8 @@ def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
         ),
         number=of_text.token_to_id,
         content=content,
+        special=[token.content for token in of_text.get_added_tokens_decoder().values() if token.special],
+        encodings=encodings,
     )
 
 
