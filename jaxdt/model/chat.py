@@ -18,6 +18,7 @@ import numpy as np
 from jaxdt.model.documents import ANSWERS
 from jaxdt.model.tokenizer import TOKENIZER_CONFIG, Tokenizer, tokenizer_config
 from jaxdt.run.errors import BadInput, why
+from jaxdt.run.serialize import parse_json
 
 TEMPLATE = "chat_template.jinja"
 DEFAULT = "default"  # of several templates with names
@@ -175,8 +176,8 @@ class Chats:
         self.about = hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def encode(self, conversations: Sequence[bytes]) -> Iterator[Conversation]:
-        """The tokens of conversations, each the JSON of its messages. ValueError for the first that the template does
-        not take, or in which it leaves no answer, when that one is reached."""
+        """The tokens of conversations, each the JSON of its messages, in which only what must be is escaped. ValueError
+        for the first one that the template does not take, or in which it leaves no answer, when that is reached."""
         for content in conversations:
             rendered = self._rendered(content.decode())
             numbers, offsets = self._encoded(rendered)
@@ -208,7 +209,7 @@ class Chats:
 
             content = STRING.sub(lambda string: self._in_json.sub(as_one, string[0]), content)
             written = {character: json.loads(f'"{token}"') for token, character in characters.items()}
-        messages = json.loads(content)
+        messages = parse_json(content)
         if self._template.marks_answers:
             text, answers = _between(self._render(messages, False, begins, ends), begins, ends)
         else:
