@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
-from jaxdt.interop.chat import chat_prompt
+from jaxdt.model.chat import chat_prompt
 from jaxdt.model.sample import assemble, generate
 from jaxdt.run import config as configs
 from jaxdt.run.errors import BadInput, require_at_least, why

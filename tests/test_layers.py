@@ -233,7 +233,7 @@ def test_the_wall_clock_decides_nothing():
     assert readers <= {
         "jaxdt.runtime.identity.certificate",
         "jaxdt.runtime.calibrate.doctor",
-        "jaxdt.interop.chat",
+        "jaxdt.model.chat",
     }
     for module in SOURCES:
         read = source_of(module).reads["time"]

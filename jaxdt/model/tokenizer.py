@@ -3,13 +3,14 @@ came in, from its tokenizer.json."""
 
 import codecs
 import hashlib
+import itertools
 import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,24 +35,35 @@ GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256db
 
 
 class Tokenizer(NamedTuple):
-    """`encode` takes UTF-8 bytes and gives unsigned token numbers [n_tokens] < vocab_size; `decode` takes them back.
+    """`encode_texts` takes texts as UTF-8 bytes and gives unsigned token numbers < vocab_size, those of one text after
+    those of another, and how many each text has; `decode` takes them back.
     A long text is encoded in pieces: `cut(text, is_end)` says how many of the first bytes are encoded alike whatever
     follows them, 0 if none are known to be; at the text's end all of them. For what is no text of this tokenizer `cut`
-    raises UnicodeDecodeError, and `encode` a ValueError.
+    raises UnicodeDecodeError, and `encode_texts` a ValueError.
 
     A special token that is written out in a text is text; `encode_prompt` takes it for the token, as templates of chats
-    need it. `end_of_text`: what stands between documents, None for nothing. `content`: of the tokenizer.json, if it is
-    one."""
+    need it. `end_of_text`: what stands between documents, None for nothing.
+
+    Of a tokenizer.json: its `content`; `origin`, the folder where it is; its `special` tokens; and `encodings`, those
+    of the package, which say where tokens are in a text. With its second argument special tokens are such, else text.
+    """
 
     name: str
     vocab_size: int
     cut: Callable[[bytes, bool], int]
-    encode: Callable[[bytes], np.ndarray]
+    encode_texts: Callable[[Sequence[bytes]], tuple[np.ndarray, np.ndarray]]
     decode: Callable[[np.ndarray], bytes]
     encode_prompt: Callable[[bytes], np.ndarray]
     number: Callable[[str], int | None]  # of the token with this text
     end_of_text: int | None = None
     content: bytes = b""
+    origin: Path | None = None
+    special: Sequence[str] = ()
+    encodings: Callable[[Sequence[str], bool], list[Any]] | None = None
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens of one text."""
+        return self.encode_texts([text])[0]
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -61,9 +73,8 @@ def load_tokenizer(name: str) -> Tokenizer:
         return TOKENIZERS[name]()
     for path in (Path(name), Path(name) / TOKENIZER_JSON, Path(name) / "origin" / TOKENIZER_JSON):
         if path.is_file():
-            return _with_end_of_text(
-                tokenizer_of_content(path.read_bytes(), str(path)), path.with_name(TOKENIZER_CONFIG)
-            )
+            tokenizer = tokenizer_of_content(path.read_bytes(), str(path))._replace(origin=path.parent)
+            return _with_end_of_text(tokenizer, path.with_name(TOKENIZER_CONFIG))
     expected = f"expected one of {', '.join(TOKENIZERS)}, a {TOKENIZER_JSON} or a folder that holds one"
     raise BadInput(f"tokenizer: got {name!r}, {expected}{nearest(name, TOKENIZERS)}")
 
@@ -82,12 +93,20 @@ def _with_end_of_text(tokenizer: Tokenizer, config: Path) -> Tokenizer:
     """The tokenizer of a model with the end of text that the file beside it names."""
     if not config.exists():
         return tokenizer
-    try:
-        found = parse_json(config.read_bytes()).get("eos_token")
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{config}: cannot be read ({why(error)}), expected an object of JSON") from None
+    found = tokenizer_config(config).get("eos_token")
     text = found.get("content") if isinstance(found, dict) else found
     return tokenizer._replace(end_of_text=tokenizer.number(text)) if isinstance(text, str) else tokenizer
+
+
+def tokenizer_config(path: Path) -> dict[str, Any]:
+    """What stands beside a tokenizer.json. BadInput if it is no object of JSON."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({why(error)}), expected an object of JSON") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: cannot be read ({type(found).__name__}), expected an object of JSON")
+    return found
 
 
 def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
@@ -103,6 +122,9 @@ def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
         raise BadInput(f"{source}: cannot be read ({error}), expected a tokenizer of a model") from None
     of_text.encode_special_tokens = True
 
+    def encodings(texts: Sequence[str], has_special: bool) -> list[Any]:
+        return (of_prompts if has_special else of_text).encode_batch(texts, add_special_tokens=False)
+
     def encode_each(texts: Sequence[str]) -> list[bytes]:
         if len(texts) < N_WORTH_A_BATCH:
             found = [of_text.encode(text, add_special_tokens=False) for text in texts]
@@ -110,25 +132,27 @@ def tokenizer_of_content(content: bytes, source: str) -> Tokenizer:
             found = of_text.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, np.uint32).tobytes() for one in found]
 
-    def encode(text: bytes) -> np.ndarray:
-        return np.frombuffer(encode_each([text.decode("utf-8")])[0], np.uint32)
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined(encode_each([text.decode("utf-8") for text in texts]))
 
     # Some tokenizers mark the beginning of a text, and would do so at each piece; some have tokens of several words.
     ends = ((b"one", b" two"), (b"3", b"\nfour"))
-    joins = all([*encode(before), *encode(after)] == [*encode(before + after)] for before, after in ends)
+    joins = all([*encode_texts(two)[0]] == [*encode_texts([b"".join(two)])[0]] for two in ends)
     vocabulary = of_text.get_vocab().values()
     joins = joins and not any(map(WORD_END.search, of_text.decode_batch([[n] for n in vocabulary], False)))
     return Tokenizer(
         name=name_of_content(content),
         vocab_size=max(vocabulary) + 1,
         cut=word_cut if joins else lambda text, is_end: len(text) if is_end else 0,
-        encode=Words(encode_each).encode if joins else encode,
+        encode_texts=Words(encode_each).encode_texts if joins else encode_texts,
         decode=lambda tokens: of_text.decode(np.asarray(tokens).tolist(), skip_special_tokens=False).encode(),
         encode_prompt=lambda text: np.array(
             of_prompts.encode(text.decode("utf-8"), add_special_tokens=False).ids, np.uint32
         ),
         number=of_text.token_to_id,
         content=content,
+        special=[token.content for token in of_text.get_added_tokens_decoder().values() if token.special],
+        encodings=encodings,
     )
 
 
@@ -145,12 +169,18 @@ class Words:
         self._encode_each = encode_each
         self._known: dict[str, bytes] = {}
 
-    def encode(self, text: bytes) -> np.ndarray:
-        words = WORD_END.split(text.decode("utf-8"))
+    def encode_texts(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        words = [WORD_END.split(text.decode("utf-8")) for text in texts]
         known = self._known = self._known if len(self._known) < KNOWN_WORDS_MAX else {}
-        if new := [word for word in set(words) if word not in known]:
+        if new := [word for word in set(itertools.chain.from_iterable(words)) if word not in known]:
             known.update(zip(new, self._encode_each(new), strict=True))
-        return np.frombuffer(b"".join(map(known.__getitem__, words)), np.uint32)
+        return _joined([b"".join(map(known.__getitem__, of_text)) for of_text in words])
+
+
+def _joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of texts, and how many each has, from those of each as bytes of uint32."""
+    n_bytes = np.fromiter(map(len, texts), np.int64, len(texts))
+    return np.frombuffer(b"".join(texts), np.uint32), n_bytes // np.dtype(np.uint32).itemsize
 
 
 def word_cut(text: bytes, is_end: bool) -> int:
@@ -168,16 +198,16 @@ def word_cut(text: bytes, is_end: bool) -> int:
 def _bytes_tokenizer() -> Tokenizer:
     """A token is a byte. Text has no byte 0, which stands between documents."""
 
-    def encode(text: bytes) -> np.ndarray:
-        return np.frombuffer(text, np.uint8)
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        return np.frombuffer(b"".join(texts), np.uint8), np.fromiter(map(len, texts), np.int64, len(texts))
 
     return Tokenizer(
         name=BYTES,
         vocab_size=256,
         cut=lambda text, is_end: len(text),
-        encode=encode,
+        encode_texts=encode_texts,
         decode=lambda tokens: np.asarray(tokens).astype(np.uint8).tobytes(),
-        encode_prompt=encode,
+        encode_prompt=lambda text: np.frombuffer(text, np.uint8),
         number=lambda text: text.encode()[0] if len(text.encode()) == 1 else None,
         end_of_text=0,
     )
@@ -197,6 +227,10 @@ def _gpt2_tokenizer() -> Tokenizer:
         explicit_n_vocab=GPT2_VOCAB_SIZE,
     )
 
+    def encode_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        each = [encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()).tobytes() for text in texts]
+        return _joined(each)
+
     def number(text: str) -> int | None:
         tokens = encoding.encode(text, allowed_special="all")
         return tokens[0] if len(tokens) == 1 else None
@@ -205,7 +239,7 @@ def _gpt2_tokenizer() -> Tokenizer:
         name="gpt2",
         vocab_size=GPT2_VOCAB_SIZE,
         cut=gpt2_cut,
-        encode=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()),
+        encode_texts=encode_texts,
         decode=lambda tokens: encoding.decode_bytes(np.asarray(tokens).tolist()),
         encode_prompt=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), allowed_special="all"),
         number=number,

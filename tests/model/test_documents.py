@@ -14,23 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.model import documents, prepare
-from jaxdt.model.documents import Rule, spans
+from jaxdt.model.documents import Rule, blocks
 from jaxdt.model.tokenizer import load_tokenizer, with_end_of_text
 from jaxdt.run.errors import BadInput
 
 TEXTS = ["To be", "or not", "\N{POUND SIGN}1598\nto be", "that is"]
 
 
-def found(path: Path, rule: Rule = Rule(), span_bytes: int = 1 << 18) -> list[bytes]:
-    """The documents of a file, put together from their spans."""
-    whole, text = [], b""
-    for span in spans(path, rule, span_bytes):
-        assert span.start == len(text)
-        text += span.text
-        if span.ends:
-            whole.append(text)
-            text = b""
-    assert text == b""
+def found(path: Path, rule: Rule = Rule(), block_bytes: int = 1 << 18) -> list[bytes]:
+    """The documents of a file, put together from their blocks."""
+    whole, rest, read_bytes = [], b"", 0
+    for block in blocks(path, rule, block_bytes):
+        assert block.start == len(rest) and read_bytes <= block.read_bytes <= path.stat().st_size
+        assert block.texts and all(block.texts) and len(block.numbers) == len(block.texts)
+        assert len(block.texts) == 1 or (block.start == 0 and block.ends)
+        texts, rest, read_bytes = [rest + block.texts[0], *block.texts[1:]], b"", block.read_bytes
+        if not block.ends:
+            rest = texts.pop()
+        whole += texts
+    assert rest == b""
     return whole
 
 
@@ -81,7 +83,7 @@ def test_rows_of_parquet_are_documents(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    (b'{"text": "a"', "is no JSON (Expecting ',' delimiter at 13), expected an object in each line"),
+    (b'{"text": "a"', "is no JSON (Expecting ',' delimiter at 12), expected an object in each line"),
     (b"[" * 100_000, "is no JSON (objects or lists are nested too deeply), expected an object in each line"),
     (b'{"text": "\xff"}', "is no JSON ('utf-8' codec can't decode byte 0xff in position 10: invalid start byte), exp"),
     (b"[1]", "is JSON of another kind, expected an object with the field 'text'"),
@@ -101,16 +103,16 @@ def test_a_line_that_holds_no_document_is_named(tmp_path, monkeypatch, line, rea
 
 @given(st.lists(st.sampled_from(["a", "bc", " ", "", "def ghi", "\t"]), max_size=12), st.sampled_from(["\n", "\r\n"]),
        st.booleans(), st.integers(1, 6))  # fmt: skip
-def test_lines_and_groups_of_lines(lines, end, ends_last, span_bytes):
+def test_lines_and_groups_of_lines(lines, end, ends_last, block_bytes):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_bytes((end.join(lines) + end * ends_last).encode())
-        assert found(path, Rule("line"), span_bytes) == [line.encode() for line in lines if line]
+        assert found(path, Rule("line"), block_bytes) == [line.encode() for line in lines if line]
         groups = [[]]
         for line in lines:
             groups[-1].append(line) if line.strip() else groups.append([])
-        assert found(path, Rule("blank"), span_bytes) == [end.join(group).encode() for group in groups if group]
-        assert b"".join(found(path, Rule("file"), span_bytes)) == path.read_bytes()
+        assert found(path, Rule("blank"), block_bytes) == [end.join(group).encode() for group in groups if group]
+        assert b"".join(found(path, Rule("file"), block_bytes)) == path.read_bytes()
 
 
 # Token files
@@ -120,10 +122,10 @@ def test_documents_stand_between_ends_of_text_whatever_threads_and_batches_there
     path = tmp_path / "a.txt"
     path.write_text("\n".join(TEXTS * 30))
     files = []
-    for batch_bytes, cores in ((1, 3), (50, 1), (1 << 20, 2)):
-        monkeypatch.setattr(prepare, "BATCH_BYTES", batch_bytes)
+    for piece_bytes, cores in ((1, 3), (50, 1), (1 << 20, 2)):
+        monkeypatch.setattr(prepare, "PIECE_BYTES", piece_bytes)
         monkeypatch.setattr(prepare, "usable_cores", lambda cores=cores: cores)
-        out = tmp_path / f"{batch_bytes}.tok"
+        out = tmp_path / f"{piece_bytes}.tok"
         files.append(prepare.prepare([path], [path], "bytes", out, rule=Rule("line")))
     assert len({file.path.read_bytes() for file in files}) == 1
     train, starts = files[0].tokens[: files[0].n_train_tokens], files[0].documents[0].astype(int)
@@ -168,4 +170,4 @@ def test_long_documents_come_in_pieces(tmp_path):
     with mock.patch.object(prepare, "PIECE_BYTES", 20):
         pieces = list(prepare.pieces(load_tokenizer("bytes"), path, Rule("blank")))
     assert [piece.ends for piece in pieces].count(True) == 2 and len(pieces) > 2
-    assert pieces[-1].place.startswith("line 3: byte")
+    assert pieces[-1].place(0).startswith(f"{path}: line 3: byte")

@@ -35,7 +35,7 @@ def run_script(name: str, *flags: str, **env: str) -> subprocess.CompletedProces
 
 
 def read_text(path: str | Path) -> bytes:
-    with opened(path) as file:
+    with opened(path) as (file, _):
         return file.read()
 
 
@@ -184,12 +184,22 @@ def words(text: bytes) -> list[bytes]:
     return [decoded[m.start() : m.end()].encode() for m in SPLIT.finditer(decoded.translate(PLAIN))]
 
 
+def each_alone(encode):
+    """Encodes several texts by what encodes one."""
+
+    def encode_texts(texts):
+        found = [encode(text) for text in texts]
+        return np.concatenate(found), np.array([len(tokens) for tokens in found])
+
+    return encode_texts
+
+
 # Its tokens are the words.
 SPLITTER = Tokenizer(
     name="words",
     vocab_size=1,
     cut=gpt2_cut,
-    encode=lambda text: np.array(words(text), object),
+    encode_texts=each_alone(lambda text: np.array(words(text), object)),
     decode=lambda tokens: b"".join(tokens),
     encode_prompt=lambda text: np.array(words(text), object),
     number=lambda text: None,
@@ -202,7 +212,7 @@ def test_a_text_has_the_same_words_in_pieces(text, piece_bytes):
         path = Path(folder) / "a.txt"
         path.write_bytes(text.encode())
         try:
-            parts = [piece.text for piece in prepare_module.pieces(SPLITTER, path)]
+            parts = [piece.texts[0] for piece in prepare_module.pieces(SPLITTER, path)]
         except BadInput as refusal:  # the words are longer than a piece
             assert "are all of one word, number or white space" in str(refusal)
             return
@@ -214,7 +224,7 @@ def test_a_text_is_cut_where_its_words_end(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "PIECE_BYTES", 16)
     path = tmp_path / "a.txt"
     path.write_bytes(TRAIN_TEXT)
-    parts = [piece.text for piece in prepare_module.pieces(SPLITTER, path)]
+    parts = [piece.texts[0] for piece in prepare_module.pieces(SPLITTER, path)]
     assert len(parts) > len(TRAIN_TEXT) / 32 and [w for part in parts for w in words(part)] == words(TRAIN_TEXT)
 
 
@@ -225,7 +235,7 @@ def test_a_text_is_cut_where_its_words_end(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_a_text_that_cannot_be_encoded_is_refused_before_anything_is(tmp_path, monkeypatch, text, reason):
     monkeypatch.setattr(prepare_module, "PIECE_BYTES", 20)
-    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode=None))
+    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode_texts=None))
     (tmp_path / "a.txt").write_bytes(text)
     with pytest.raises(BadInput, match=f"a.txt: {reason}"):
         prepare([tmp_path / "a.txt"], [], "words", tmp_path / "t.tok")
@@ -233,10 +243,10 @@ def test_a_text_that_cannot_be_encoded_is_refused_before_anything_is(tmp_path, m
 
 
 def test_an_error_of_the_encoder_names_the_text_and_the_bytes(tmp_path, monkeypatch, texts):
-    def encode(text):
+    def encode_texts(texts):
         raise ValueError("Max stack size exceeded\nat line 3")
 
-    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode=encode))
+    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda name: SPLITTER._replace(encode_texts=encode_texts))
     reason = r"a.txt: bytes 0 to 6 cannot be encoded by words \(Max stack size exceeded\)$"
     with pytest.raises(BadInput, match=reason):
         prepare(*texts, "words", tmp_path / "t.tok")
