@@ -88,10 +88,12 @@ def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool
         return {**fields, "init": {**init, "path": str(folder)}}
     fields = configs.of_today(fields)
     own, data = fields.get("model", {}), fields.get("data", {})
+    options = model.options.untied() if untie else model.options
+    adapter = {"adapter": own["adapter"]} if own.get("adapter") else {}
     seq_len = data.get("seq_len") or own.get("max_len") or options_of(own.get("preset", "debug")).max_len
     return {
         **fields,
-        "model": as_fields(model.options.untied() if untie else model.options),
+        "model": as_fields(options) | adapter,
         "data": {**data, "seq_len": seq_len},
         "init": {"path": str(folder), "digest": model.digest},
     }

@@ -67,6 +67,9 @@ class Model(NamedTuple):
     pair: Callable[[Any, int], tuple[Half, Half]] | None = None
     # (options, entry, path of a leaf) -> whether it is trained; None: all are
     trained: Callable[[Any, str, str], bool] | None = None
+    # (options, entry, its parameters in the model folder with which a run begins, key of the seed) -> its parameters;
+    # None: the same
+    complete: Callable[[Any, str, Any, jax.Array], Any] | None = None
 
 
 def entry_and_path(keys: Any) -> tuple[str, str]:
@@ -89,6 +92,12 @@ def init_stage(options: ModelSpec, lo: int, hi: int, seed: int) -> Params:
     """Fresh fp32 parameters of layers lo..hi-1. Few small programs are compiled, however many layers there are."""
     model, key = model_of(options), jax.random.key(seed)
     return {name: model.init(options, name, key) for name in stage_entries(options, lo, hi)}
+
+
+def completed(options: ModelSpec, name: str, tree: Any, seed: int) -> Any:
+    """The parameters of an entry of a run that begins with a model whose entry this is."""
+    complete = model_of(options).complete
+    return complete(options, name, tree, jax.random.key(seed)) if complete else tree
 
 
 def apply_layer(

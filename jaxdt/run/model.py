@@ -66,7 +66,8 @@ def read_options(data: Any, where: str) -> ModelSpec:
 
 def as_fields(options: ModelSpec) -> dict[str, Any]:
     """The fields of the section `model` of a config that describe these options; read_options reads them too."""
-    return {"family": options.family, **serialize.write(options)}
+    fields = {"family": options.family, **serialize.write(options)}
+    return fields if options.adapter else {name: value for name, value in fields.items() if name != "adapter"}
 
 
 def _class_named(family: Any, where: str) -> type[ModelSpec]:

@@ -10,6 +10,7 @@ process that has imported jax calls it; for any other, jaxdt.model.facts_process
 
 import dataclasses
 import functools
+import re
 import sys
 import typing
 from abc import ABC, abstractmethod
@@ -24,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.options import about, at_least
+from jaxdt.run.options import Accepts, about, at_least
 
 MATRIX, TABLE, VECTOR = ROLES = ("matrix", "table", "vector")
 
@@ -311,6 +312,15 @@ D_FF = about("width inside the feed-forward part of a layer", at_least(1))
 MAX_LEN = about("most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1))
 VOCAB_SIZE = about("tokens of the vocabulary; unset: that of the token file", at_least(1))
 TIED_HEAD = about("the head uses the table of the embedding")
+ADAPTER_SYNTAX = re.compile(r"lora:([1-9]\d{0,4})(?::([\w.-]+(?:,[\w.-]+)*))?")  # rank, targets
+ADAPTER = about(
+    "trained matrices beside the frozen ones of the model; empty: all of the model is trained",
+    Accepts(
+        "nothing, lora:RANK or lora:RANK:NAME,... with names in the paths of matrices",
+        lambda value: isinstance(value, str) and (not value or bool(ADAPTER_SYNTAX.fullmatch(value))),
+    ),
+)
+HEAD = "head"  # the entry of the head, in every family
 
 
 class ModelSpec(ABC):
@@ -325,11 +335,22 @@ class ModelSpec(ABC):
     own_head: ClassVar[tuple[str, str, str] | None] = None
     has_own_sources: ClassVar[bool] = False  # functions outside the package, whose facts no file of caches may keep
     max_len: int
+    adapter: str
 
     @property
     def functions(self) -> str:
+        """The module whose MODEL has the functions of the model."""
+        return "jaxdt.model.adapter" if self.adapter else self.family_functions
+
+    @property
+    def family_functions(self) -> str:
         """The module whose MODEL has the functions of the family."""
         return f"jaxdt.model.families.{self.family}"
+
+    def without_adapter(self) -> Self:
+        """The options of the model itself."""
+        options: Any = self
+        return dataclasses.replace(options, adapter="") if self.adapter else self
 
     @classmethod
     def of(cls, preset: Any, **overrides: Any) -> Self:
@@ -402,5 +423,8 @@ class ModelSpec(ABC):
 @functools.cache
 def derived(model: ModelSpec) -> ModelFacts:
     """The facts that follow from a model's functions."""
+    if model.adapter:
+        adapters = import_module("jaxdt.run.adapter")
+        return adapters.adapted(model.without_adapter().facts, adapters.parse(model.adapter))
     source = "jaxdt.model.derive" if sys.modules.get("jax") else "jaxdt.model.facts_process"
     return import_module(source).facts(model)

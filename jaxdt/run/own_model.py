@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, TypeGuard
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, shell_line
-from jaxdt.run.model_facts import MAX_LEN, UNKNOWN, VOCAB_SIZE, ModelFacts, ModelSpec, derived
+from jaxdt.run.model_facts import ADAPTER, MAX_LEN, UNKNOWN, VOCAB_SIZE, ModelFacts, ModelSpec, derived
 from jaxdt.run.options import option, require_accepted
 
 PACKAGE, INIT = "jaxdt", "__init__.py"
@@ -38,6 +38,7 @@ class OwnModel(ModelSpec):
     max_len: int = field(metadata=MAX_LEN)
     vocab_size: int = field(metadata=VOCAB_SIZE)
     options: str = option("{}", "what the function gets beside max_len and vocab_size, as JSON")
+    adapter: str = field(default="", metadata=ADAPTER)
     n_equal_layers: int = 0  # 0: the blocks as built; n: n copies of the first, for profiles
     source: str = ""  # the digest of the module's files; "" before it is known
     facts: ModelFacts = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -55,12 +56,12 @@ class OwnModel(ModelSpec):
             raise BadInput(f"model.options: got {self.options!r}, expected a JSON object as text")
 
     @property
-    def functions(self) -> str:
+    def family_functions(self) -> str:
         return "jaxdt.model.own_model"
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
-        return *NEEDED, "options"
+        return *NEEDED, "options", "adapter"
 
     @classmethod
     def of(cls, preset: Any, **overrides: Any) -> Self:
@@ -101,6 +102,12 @@ class OwnModel(ModelSpec):
 
     def with_equal_layers(self, n_layers: int) -> Self:
         return replace(self, n_equal_layers=n_layers, facts=UNKNOWN)._known()
+
+    def without_adapter(self) -> Self:
+        if not self.adapter:
+            return self
+        fresh = replace(self, adapter="", facts=UNKNOWN)
+        return replace(fresh, facts=derived(fresh))
 
     def untied(self) -> ModelSpec:
         raise BadInput(

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdt.run.codec import COMPRESSION
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
+from jaxdt.run.model_facts import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
 from jaxdt.run.options import in_context, one_of, option, require_accepted
 from jaxdt.run.serialize import is_list
 
@@ -68,6 +68,7 @@ class GPTConfig(ModelSpec):
         in_context("none, or bottleneckR or maxoutR with R from 2 on a proper divisor of d_model"),
     )
     compression_after: tuple[int, ...] = option((), "layers behind which such a pair stands")
+    adapter: str = field(default="", metadata=ADAPTER)
 
     family = "gpt"  # not a field: files without a family are of this one
     presets = PRESETS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
+from jaxdt.run.model_facts import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
 from jaxdt.run.options import POSITIVE, about, at_least, option, require_accepted
 
 
@@ -61,6 +61,7 @@ class LlamaConfig(ModelSpec):
     qk_norm: bool = option(False, "each head of queries and keys is normalised")
     window: int = option(0, "tokens that a token sees, itself included; 0: all before it", at_least(0))
     tied_head: bool = field(default=False, metadata=TIED_HEAD)
+    adapter: str = field(default="", metadata=ADAPTER)
     family: str = field(default="llama", init=False)
 
     presets = PRESETS

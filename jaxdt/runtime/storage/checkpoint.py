@@ -51,6 +51,8 @@ def about_run(config: RunConfig, data_checksum: str) -> dict:
     an outer optimizer if the run has one."""
     model = serialize.write(config.model)
     model.pop("source", None)  # of a module of one's own: another one may make the same model
+    if not config.model.adapter:
+        del model["adapter"]  # which records of before lack
     if "facts" in model:
         model["facts"] = config.model.facts.structure
     about = {"model": model, "optimizer": config.optim.state_name, "data": data_checksum}

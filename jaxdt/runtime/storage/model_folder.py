@@ -152,8 +152,9 @@ def initial_entries(config: RunConfig, names: list[str]) -> Iterator[tuple[str, 
     is read when it is asked for. BadInput at once where the model is not here, or not whole by its sizes."""
     model = model_of_run(config)
     model.check_sizes(names)
-    entries = {entry.name: entry for entry in config.model.facts.entries}
-    return ((name, {"params": model.entry_of(config.model, entries[name])}) for name in names)
+    options = config.model.without_adapter()
+    entries = {entry.name: entry for entry in options.facts.entries}
+    return ((name, {"params": model.entry_of(options, entries[name])}) for name in names)
 
 
 def as_tree(leaves: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdt.build import replicas_may_differ
 from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
-from jaxdt.model.base import stage_entries
+from jaxdt.model.base import completed, stage_entries
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_role, optimizer
@@ -174,7 +174,8 @@ class Store:
             entries[name] = self._own(entry)
             del entry  # before the next one is read
         if restore.version == 0:
-            self._versions.initialize({name: entry["params"] for name, entry in entries.items()})
+            model, seed = self._config.model, self._config.train.seed
+            self._versions.initialize({n: completed(model, n, entry["params"], seed) for n, entry in entries.items()})
             return
         self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
 

@@ -1,0 +1,149 @@
+"""Adapters: what is trained, and that a run with them trains as plain code that adds products to matrices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_models
+from test_equivalence import Tokens, train_in_pieces
+
+from jaxdt.model.base import apply_stage, entry_and_path, init_stage
+from jaxdt.run import config as run_config
+from jaxdt.run.errors import BadInput
+from jaxdt.run.model import options_of
+from jaxdt.runtime.storage.store import stage_functions
+
+pytestmark = pytest.mark.xdist_group("adapters")
+
+SEED, SIZE, N_STEPS, N_MICROBATCHES, LR = 3, 2, 4, 4, 0.5
+SHAPE = dict(preset="debug", n_layers=3, d_model=16, n_heads=2, d_ff=32, max_len=8, vocab_size=64)
+MODELS = {
+    "gpt": SHAPE | dict(adapter="lora:4:qkv,down", tied_head=True),
+    "shared": SHAPE | dict(adapter="lora:2", n_shared_blocks=3),
+    "llama": SHAPE | dict(family="llama", n_kv_heads=1, adapter="lora:4"),
+    "moe": SHAPE
+    | dict(family="moe", n_kv_heads=1, n_experts=2, n_experts_per_token=1, router_aux_coef=0.0, adapter="lora:2:q,v"),
+    "own": dict(
+        family="configs.custom_model.own_linen:build",
+        options='{"width": 16, "layers": 3}',
+        max_len=8,
+        vocab_size=64,
+        adapter="lora:2",
+    ),
+}
+
+
+def make_config(model, stages=2, pipelines=2, **sync):
+    return run_config.parse(
+        dict(
+            model=MODELS[model],
+            plan=dict(stages=stages, pipelines=pipelines, microbatches=N_MICROBATCHES),
+            train=dict(steps=N_STEPS, seed=SEED, microbatch_size=SIZE),
+            optim=dict(name="sgd", lr=LR, momentum=0.0, clip_norm=0.0),
+            sync=sync,
+            net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
+        )
+    )
+
+
+@functools.cache
+def functions_of(config, plan, stage):
+    return stage_functions(config, plan, stage)
+
+
+def merged(tree):
+    """The model's own tree, each adapted matrix with its product added."""
+    found = dict(tree)
+    adapters = found.pop("lora", {})
+
+    def added(node, adapter):
+        if set(adapter) == {"a", "b"}:
+            return node + 2.0 * (adapter["a"] @ adapter["b"])
+        return {name: added(inner, adapter[name]) if name in adapter else inner for name, inner in node.items()}
+
+    return added(found, adapters) if adapters else found
+
+
+def plain(model, params):
+    return {name: merged(tree) if isinstance(tree, dict) else tree for name, tree in params.items()}
+
+
+@functools.cache
+def loss_and_gradient(model):
+    base = model.without_adapter()
+
+    def loss(params, tokens_BT):
+        total = reference_models.loss_sum(base, plain(model, params), tokens_BT[:, :-1], tokens_BT[:, 1:])
+        return total / len(tokens_BT)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fresh_adapters_change_nothing_and_only_they_are_trained(name):
+    model = options_of(**MODELS[name])
+    base, n_layers = model.without_adapter(), model.facts.n_layers
+    params = init_stage(model, 0, n_layers, SEED)
+    leaves = {entry_and_path(keys): leaf.shape for keys, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    facts = {(entry.name, leaf.path): leaf for entry in model.facts.entries for leaf in entry.leaves}
+    assert leaves == {key: leaf.shape for key, leaf in facts.items()}
+    assert (
+        {key for key, leaf in facts.items() if leaf.trained} == {k for k in facts if k[1].startswith("lora/")} != set()
+    )
+    tokens = np.arange(8, dtype=np.int32)[None]
+    logits = apply_stage(model, 0, n_layers, jnp.dtype(jnp.float32), params, tokens)
+    own = apply_stage(base, 0, n_layers, jnp.dtype(jnp.float32), init_stage(base, 0, n_layers, SEED), tokens)
+    np.testing.assert_array_equal(logits, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "sync"),
+    [
+        ("gpt", 3, {}),
+        ("shared", 1, {}),
+        ("llama", 2, {}),
+        ("moe", 2, {}),
+        ("own", 2, {}),
+        ("llama", 2, dict(kind="groups", groups=dict(every_steps=1), codec="none")),
+        ("gpt", 2, dict(delay=1)),
+    ],
+)
+def test_a_run_with_an_adapter_trains_as_plain_code_does(name, stages, sync):
+    config = make_config(name, stages, **sync)
+    model = config.model
+    losses, _, params, _ = train_in_pieces(config, functions_of)
+    n_layers = model.facts.n_layers
+    versions = [init_stage(model, 0, n_layers, SEED)]
+    for step in range(N_STEPS):
+        batch = [Tokens().train_batch(SEED, step, m, SIZE, 8, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
+        lag = config.sync.delay if step else 0
+        loss, gradient = loss_and_gradient(model)(versions[step - lag], np.concatenate(batch))
+        assert losses[step] == pytest.approx(float(loss), rel=1e-5)
+
+        def stepped(keys, leaf, change):
+            return leaf - LR * change if entry_and_path(keys)[1].startswith("lora/") else leaf
+
+        versions.append(jax.tree_util.tree_map_with_path(stepped, versions[-1], gradient))
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        entry, path = entry_and_path(keys)
+        wanted = dict((entry_and_path(k), v) for k, v in jax.tree_util.tree_leaves_with_path(versions[-1]))[entry, path]
+        if path.startswith("lora/"):
+            np.testing.assert_allclose(leaf, wanted, rtol=1e-4, atol=1e-6)
+            assert np.any(leaf)
+        else:
+            np.testing.assert_array_equal(leaf, wanted)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "line"),
+    [
+        ("lora:0", "model.adapter: got 'lora:0', expected nothing, lora:RANK or lora:RANK:NAME,..."),
+        ("lora:4:qq", "model.adapter: got the target 'qq'.*, expected some of down, gate, k, kernel, o, q, up, v"),
+        ("dora:4", "model.adapter: got 'dora:4', expected nothing"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(adapter, line):
+    with pytest.raises(BadInput, match=line):
+        _ = run_config.parse(dict(model=MODELS["llama"] | dict(adapter=adapter))).model.facts
