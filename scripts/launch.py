@@ -152,10 +152,11 @@ def config_table(config: RunConfig, plan: Plan) -> str:
 
 def check_model_flags() -> None:
     """BadInput for a flag that says something else of a model that comes from a folder."""
-    names = [name for name in flags.FLAGS["config"].override_values if name.startswith("model.")]
+    given = flags.FLAGS["config"].override_values
+    names = [name for name in given if name.startswith("model.") and name != "model.adapter"]
     if INIT_FROM.value and names:
         expected = "expected no such flag, since the model is that of --init_from (--config.data.seq_len is the run's)"
-        raise BadInput(f"--config.{names[0]}: got {flags.FLAGS['config'].override_values[names[0]]!r}, {expected}")
+        raise BadInput(f"--config.{names[0]}: got {given[names[0]]!r}, {expected}")
 
 
 def check_used_flags() -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdt.interop.hf_config import config_of, options_of_config, read_config
 from jaxdt.interop.tensor_names import Tensor, tensors_of
+from jaxdt.run.adapter import SCALE, parse
 from jaxdt.run.errors import BadInput, require_one_of, shortened, why
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.serialize import is_object
@@ -23,6 +24,7 @@ from jaxdt.runtime.storage.model_folder import Leaves
 CONFIG = "config.json"
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 # What a model brings beside its tensors, and takes with it when it leaves.
 ORIGIN = (
     CONFIG,
@@ -155,39 +157,80 @@ def write_folder(
     `shard_bytes`, and the files of `origin`. `load` gives the parameters of an entry by the paths of its leaves; one
     entry and one tensor are held at a time. Returns the number of tensors."""
     require_one_of("dtype", dtype, tuple(DTYPES))
-    dtype_name, code, numbers = DTYPES[dtype]
-    number_bytes = np.dtype(numbers).itemsize
-    config = config_of(options, json.loads(origin.get(CONFIG, b"{}")), dtype_name)
+    number_bytes = np.dtype(DTYPES[dtype][2]).itemsize
+    config = config_of(options, json.loads(origin.get(CONFIG, b"{}")), DTYPES[dtype][0])
     for name, content in origin.items():
         (folder / name).write_bytes(content)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    _write_json(folder / CONFIG, config)
     shards = _shards(options, number_bytes, shard_bytes)
     places: dict[str, str] = {}
-    known: tuple[str, Leaves] = ("", {})
     for number, shard in enumerate(shards, start=1):
         path = folder / (ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors")
-        header, starts = _header({part.name: part.shape for part in shard}, code, number_bytes)
-        with path.open("wb") as file:
-            file.write(header)
-            for part in shard:
-                if known[0] != part.entry:
-                    known = part.entry, load(part.entry)
-                array = known[1][part.leaf]
-                array = array if part.expert is None else array[part.expert]
-                with np.errstate(over="ignore"):
-                    array = np.ascontiguousarray(array.T if part.is_transposed else array, numbers)
-                if not np.isfinite(array).all():
-                    raise BadInput(
-                        f"{part.name}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16"
-                    )
-                file.seek(starts[part.name])
-                file.write(array.reshape(-1).view(np.uint8).data)
-                places[part.name] = path.name
+        _write_tensors(path, shard, load, dtype)
+        places |= dict.fromkeys((part.name for part in shard), path.name)
     if len(shards) > 1:
         n_params = options.facts.n_params
         about = {"total_parameters": n_params, "total_size": n_params * number_bytes}
-        (folder / INDEX).write_text(json.dumps({"metadata": about, "weight_map": places}, indent=2) + "\n")
+        _write_json(folder / INDEX, {"metadata": about, "weight_map": places})
     return len(places)
+
+
+def write_adapter(
+    folder: Path, options: ModelSpec, load: Callable[[str], Leaves], *, base: str, dtype: str = "fp32"
+) -> int:
+    """Write the adapter of a model alone, as peft loads it, into an empty folder: adapter_config.json and
+    adapter_model.safetensors. `base`: where the model itself is. Returns the number of tensors."""
+    adapter, parts, targets, takes_inputs_first = parse(options.adapter), list[_Part](), set[str](), False
+    own = options.without_adapter()
+    for entry in options.facts.entries:
+        tensors = tensors_of(own, entry.name)
+        for leaf in (leaf for leaf in entry.leaves if leaf.trained):
+            _, *path, half = leaf.path.split("/")
+            tensor = tensors["/".join(path)]
+            module = tensor.hf.removesuffix(".weight")
+            name = f"base_model.model.{module}.lora_{half.upper()}.weight"
+            parts.append(_Part(name, entry.name, leaf.path, None, leaf.shape[::-1], True))
+            targets.add(module.rpartition(".")[2])
+            takes_inputs_first |= tensor.hf_has_inputs_first
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": SCALE * adapter.rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(targets),
+        "fan_in_fan_out": takes_inputs_first,
+        "inference_mode": True,
+    }
+    _write_json(folder / ADAPTER_CONFIG, about)
+    _write_tensors(folder / ADAPTER_FILE, parts, load, dtype)
+    return len(parts)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _write_tensors(path: Path, parts: Sequence["_Part"], load: Callable[[str], Leaves], dtype: str) -> None:
+    """Write one file of safetensors. BadInput for numbers that this dtype cannot hold."""
+    dtype_name, code, numbers = DTYPES[dtype]
+    header, starts = _header({part.name: part.shape for part in parts}, code, np.dtype(numbers).itemsize)
+    known: tuple[str, Leaves] = ("", {})
+    with path.open("wb") as file:
+        file.write(header)
+        for part in parts:
+            if known[0] != part.entry:
+                known = part.entry, load(part.entry)
+            array = known[1][part.leaf]
+            array = array if part.expert is None else array[part.expert]
+            with np.errstate(over="ignore"):
+                array = np.ascontiguousarray(array.T if part.is_transposed else array, numbers)
+            if not np.isfinite(array).all():
+                raise BadInput(f"{part.name}: has numbers that {dtype_name} cannot hold, expected --dtype=fp32 or bf16")
+            file.seek(starts[part.name])
+            file.write(array.reshape(-1).view(np.uint8).data)
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], code: str, number_bytes: int) -> tuple[bytes, dict[str, int]]:

@@ -1,10 +1,13 @@
 """Write the model of a run, or of a model folder, as transformers loads it.
 
     python scripts/tools/export_model.py --run_dir=runs/x --to=DIR [--dtype=bf16] [--checkpoint=DIR]
+    python scripts/tools/export_model.py --run_dir=runs/x --to=DIR --adapter
     python scripts/tools/export_model.py --model=models/x --to=DIR
 
 DIR gets config.json, model.safetensors (shards above --shard_gb), and the tokenizer and chat template with which the
-model came. Uses the newest checkpoint of the run that is whole, and holds one entry and one tensor of it at a time.
+model came. Of a run that trains an adapter the matrices are those with which the model computes; with --adapter, DIR
+gets the adapter alone, as peft loads it. Uses the newest checkpoint of the run that is whole, and holds one entry and
+one tensor of it at a time.
 Needs neither the extra hf nor torch.
 """
 
@@ -14,20 +17,22 @@ from pathlib import Path
 from absl import flags
 
 from jaxdt.cli import environment, script_main
-from jaxdt.interop.hf_files import DTYPES, write_folder
+from jaxdt.interop.hf_files import DTYPES, write_adapter, write_folder
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model_facts import ModelSpec
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, complete_record, newest_whole
-from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN, Leaves, as_leaves, new_folder, open_model
+from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN, Leaves, as_leaves, as_tree, new_folder, open_model
 
 RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run.")
 CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A checkpoint of run_dir; by default the newest whole one.")
 MODEL = flags.DEFINE_string("model", None, "A model folder, in place of a run.")
 TO = flags.DEFINE_string("to", None, "The folder to write, a new one.")
 DTYPE = flags.DEFINE_string("dtype", "fp32", f"Numbers of the tensors: {', '.join(DTYPES)}.")
+BASE = flags.DEFINE_string("base", "", "With --adapter: where peft finds the model itself.")
+ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapter of the run alone, for peft.")
 SHARD_GB = flags.DEFINE_float("shard_gb", 4.0, "Size of a file, in 1e9 bytes, above which there are several.", 1e-6)
 
 
@@ -37,12 +42,32 @@ def main() -> int:
         raise BadInput("--run_dir, --model, --to: expected --to and one of the others, see --help")
     require_one_of("--dtype", DTYPE.value, tuple(DTYPES))
     options, load, origin = of_run(RunFolders.of(Path(RUN_DIR.value))) if RUN_DIR.value else of_model(Path(MODEL.value))
+    if ADAPTER.value:
+        return export_adapter(Path(TO.value), options, load)
+    if options.adapter:
+        options, load = options.without_adapter(), with_products(load)
     files = {path.name: path.read_bytes() for path in sorted(origin.glob("*"))}
     with new_folder(Path(TO.value), "a model") as folder:
         shard_bytes = int(SHARD_GB.value * 1e9)
         n_tensors = write_folder(folder, options, load, origin=files, dtype=DTYPE.value, shard_bytes=shard_bytes)
     print(f"{TO.value}: {n_tensors} tensors of {DTYPE.value}, with {', '.join(files) or 'config.json, no tokenizer'}")
     return 0
+
+
+def export_adapter(to: Path, options: ModelSpec, load: Callable[[str], Leaves]) -> int:
+    if not options.adapter:
+        raise BadInput("--adapter: the model has none, expected a run with model.adapter")
+    with new_folder(to, "an adapter") as folder:
+        n_tensors = write_adapter(folder, options, load, base=BASE.value, dtype=DTYPE.value)
+    print(f"{to}: {n_tensors} tensors of {DTYPE.value}, an adapter {options.adapter}")
+    return 0
+
+
+def with_products(load: Callable[[str], Leaves]) -> Callable[[str], Leaves]:
+    """The entries of the model itself, each adapted matrix with its product."""
+    from jaxdt.model.adapter import without_adapter
+
+    return lambda name: as_leaves(without_adapter(as_tree(load(name))))
 
 
 def of_model(folder: Path) -> tuple[ModelSpec, Callable[[str], Leaves], Path]:
