@@ -1,6 +1,7 @@
 """What leaves is what transformers loads: each tensor has its place, and the logits are ours. Where torch and
 transformers are not installed, as usual, these tests are skipped."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,9 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="only tests use torch, where it is installed")
 transformers = pytest.importorskip("transformers", reason="only tests use transformers, where it is installed")
 
-from jaxdt.interop.hf_files import HFFolder, write_folder  # noqa: E402
+from jaxdt.interop.hf_files import HFFolder, write_adapter, write_folder  # noqa: E402
 from jaxdt.interop.import_model import import_model  # noqa: E402
-from jaxdt.model.base import apply_stage, model_of  # noqa: E402
+from jaxdt.model.adapter import without_adapter  # noqa: E402
+from jaxdt.model.base import apply_stage, init_stage, model_of  # noqa: E402
 from jaxdt.run.families.gpt import GPTConfig  # noqa: E402
 from jaxdt.run.families.llama import LlamaConfig  # noqa: E402
 from jaxdt.run.families.moe import MoeConfig  # noqa: E402
@@ -72,3 +74,38 @@ def test_a_model_that_came_from_nowhere_leaves(name, tmp_path):
     leaves = {entry: as_leaves(tree) for entry, tree in trees.items()}
     write_folder(tmp_path, options, leaves.__getitem__, origin={})
     check(tmp_path, options, leaves)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, where peft loads a model
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_an_adapter_leaves_with_its_model_or_alone(name, tmp_path):
+    """peft computes with the adapter as the run does, and so does the model into which it is written."""
+    peft = pytest.importorskip("peft", reason="only tests use peft, where it is installed")
+    import_model(HFFolder(FIXTURES / name), tmp_path / "model")
+    model = open_model(tmp_path / "model")
+    options = replace(model.options, adapter="lora:3")
+    rng = np.random.default_rng(3)
+    fresh = init_stage(options, 0, options.n_layers, 0)
+    params = {}
+    for entry in model.options.facts.entries:
+        params[entry.name] = model.entry_of(model.options, entry)
+        if isinstance(fresh[entry.name], dict) and "lora" in fresh[entry.name]:
+            adapters = jax.tree.map(
+                lambda leaf: 0.2 * rng.standard_normal(leaf.shape, np.float32), fresh[entry.name]["lora"]
+            )
+            params[entry.name] = params[entry.name] | {"lora": adapters}
+    merged = {entry: as_leaves(without_adapter(tree)) for entry, tree in params.items()}
+    own = {entry: as_leaves(tree) for entry, tree in params.items()}
+    for folder in ("merged", "adapter"):
+        (tmp_path / folder).mkdir()
+    origin = {path.name: path.read_bytes() for path in model.origin.iterdir()}
+    write_folder(tmp_path / "merged", model.options, merged.__getitem__, origin=origin)
+    check(tmp_path / "merged", model.options, merged)
+    write_adapter(tmp_path / "adapter", options, own.__getitem__, base=str(FIXTURES / name))
+    with torch.no_grad():
+        base = transformers.AutoModelForCausalLM.from_pretrained(FIXTURES / name)
+        tokens = np.arange(12)[None] % options.vocab_size
+        known = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")(torch.tensor(tokens)).logits.numpy()
+    dtype = jnp.dtype(jnp.float32)
+    got = np.asarray(apply_stage(options, 0, options.n_layers, dtype, params, jnp.asarray(tokens, jnp.int32)))
+    assert np.abs(got - known).max() <= 1e-5 * np.abs(known).max()

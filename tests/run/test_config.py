@@ -14,7 +14,7 @@ STABLE_NAMES = {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "max_len", "vocab_size", "positions", "activation",
         "tied_head", "n_shared_blocks", "compression", "compression_after", "family", "n_kv_heads", "d_head",
         "rope_theta", "rope_scaling", "norm_eps", "qkv_bias", "o_bias", "qk_norm", "window", "options",
-        "n_experts", "n_experts_per_token", "norm_topk", "router_aux_coef",
+        "n_experts", "n_experts_per_token", "norm_topk", "router_aux_coef", "adapter",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
     "data": {"path", "seq_len", "seq_start", "seq_growth_steps", "borders"},
