@@ -168,9 +168,10 @@ class Chats:
         self._encodings = tokenizer.encodings
         self._end_of_text = tokenizer.end_of_text
         named = {text for text in self._template.names.values() if tokenizer.number(text) is not None}
-        self._special = sorted(named | set(tokenizer.special), key=len, reverse=True)  # one may begin another
-        self._in_text = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
-        in_json = (json.dumps(token, ensure_ascii=False)[1:-1] for token in self._special)
+        special_tokens = sorted(named | set(tokenizer.special), key=len, reverse=True)  # one may begin another
+        special = "|".join(map(re.escape, special_tokens)) or "(?!)"
+        self._at_end = re.compile(rf"(?:{special})+(?=(?:\s|{special})*\Z)")
+        in_json = (json.dumps(token, ensure_ascii=False)[1:-1] for token in special_tokens)
         self._in_json = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
         about = [self._template.source, self._template.names, tokenizer.end_of_text]
         self.about = hashlib.sha256(json.dumps(about).encode()).hexdigest()
@@ -227,17 +228,18 @@ class Chats:
 
     def _answer(self, messages: list[Any], n: int, text: str) -> tuple[int, int]:
         """Where the answer is that message number n gives: behind what the template writes to ask for it, up to the
-        last special token of the message, if only white space follows that."""
+        special tokens that end the message. What the template writes behind them is no part of it: a line's end, or
+        what ends the whole conversation."""
         asks, answered = self._render(messages[:n], True), self._render(messages[: n + 1], False)
         expected = "expected a template that does not, or one with {% generation %} blocks"
-        if not text.startswith(answered):
-            raise ValueError(f"the chat template writes message {n + 1} otherwise if more follow, {expected}")
         if not answered.startswith(asks):
             raise ValueError(
                 f"the chat template asks for message {n + 1} otherwise than it writes what is before it, {expected}"
             )
-        last = [match.end() for match in self._in_text.finditer(answered, len(asks))][-1:]
-        end = last[0] if last and not answered[last[0] :].strip() else len(answered)
+        last = self._at_end.search(answered, len(asks))
+        end = last.end() if last else len(answered)
+        if not text.startswith(answered[:end]):
+            raise ValueError(f"the chat template writes message {n + 1} otherwise if more follow, {expected}")
         return len(asks), end
 
     def _encoded(self, rendered: Rendered) -> tuple[np.ndarray, np.ndarray]:
