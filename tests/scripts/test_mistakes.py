@@ -1,4 +1,4 @@
-"""50 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
+"""52 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
 2, and nothing is started or written."""
 
 import json
