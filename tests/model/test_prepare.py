@@ -102,6 +102,16 @@ def test_prepare_joins_texts_in_order(tmp_path, texts):
     assert file.source_checksum == hashlib.sha256(lines.encode()).hexdigest()
 
 
+def test_all_bytes_of_the_files_are_read_twice(tmp_path, texts):
+    heard = []
+    prepare(*texts, "bytes", tmp_path / "t.tok", on_read=heard.append)
+    sizes = [path.stat().st_size for paths in texts for path in paths]
+    assert sum(heard) == 2 * sum(sizes) and min(heard) >= 0
+    heard.clear()
+    prepare(*texts, "bytes", tmp_path / "t.tok", on_read=heard.append)
+    assert sum(heard) == sum(sizes)  # a file of the same texts is reused
+
+
 def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another_if_it_may(tmp_path, texts):
     out = tmp_path / "t.tok"
     prepare(*texts, "bytes", out)
