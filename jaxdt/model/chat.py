@@ -26,7 +26,7 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 # A template that asks for the date gets this one when text is prepared, so that equal text gives equal tokens on any
 # day. Llama's own templates write it where they cannot ask.
 PREPARING = datetime(2024, 7, 26)
-PRIVATE_USE = range(0xE000, 0xF900)  # characters that mean nothing by themselves
+PRIVATE_USE = range(0xE000, 0xF900)
 GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')  # in JSON
 
@@ -65,9 +65,9 @@ class ChatTemplate:
     def render(self, messages: list[Any], for_answer: bool, begins: str = "", ends: str = "") -> str:
         """The text of messages, with `for_answer` up to where an answer begins. `begins` and `ends` stand where the
         template says that an answer does. ValueError for messages that this template does not take."""
-        marks = {"answer_begins": begins, "answer_ends": ends}
+        variables = {"tools": None, "documents": None, "answer_begins": begins, "answer_ends": ends, **self.names}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=for_answer, **self.names, **marks)
+            return self._template.render(messages=messages, add_generation_prompt=for_answer, **variables)
         except Exception as error:  # a template is a program, which may raise anything
             raise ValueError(_reason(error)) from None
 
@@ -197,7 +197,7 @@ class Chats:
         return len(found) > 0 and not text[offsets[found[-1], 1] :].strip()
 
     def _rendered(self, content: str) -> Rendered:
-        unused = (character for character in map(chr, PRIVATE_USE) if character not in content)
+        unused = _unused(content, self._template.source)
         begins, ends = next(unused), next(unused)
         written: dict[str, str] = {}
         if self._in_json.search(content):
@@ -274,6 +274,14 @@ class Chats:
     def _numbers_of(self, token: str) -> list[int]:
         (found,) = self._encodings([token], True)
         return found.ids[:1] if len(found.ids) == 1 else []
+
+
+def _unused(*texts: str) -> Iterator[str]:
+    """Characters that are in none of these texts, and mean nothing by themselves. ValueError behind the last one."""
+    for character in map(chr, PRIVATE_USE):
+        if not any(character in text for text in texts):
+            yield character
+    raise ValueError("it has each character for private use, expected one that it has not")
 
 
 def _between(text: str, begins: str, ends: str) -> tuple[str, list[tuple[int, int]]]:
