@@ -25,8 +25,8 @@ class ReadingProgress:
         self._read_bytes = 0
         self._n_passes_done = 0
         self._draws = sys.stderr is not None and sys.stderr.isatty()
-        self._begun_s = self._pass_begun_s = time.monotonic()
-        self._next_s = self._begun_s + (SILENT_S if self._draws else PRINTED_EVERY_S)
+        self._pass_begun_s = self._latest_s = time.monotonic()
+        self._next_s = self._latest_s + (SILENT_S if self._draws else PRINTED_EVERY_S)
         self._shows = False
 
     def __enter__(self) -> "ReadingProgress":
@@ -40,9 +40,10 @@ class ReadingProgress:
         """So many more bytes have been read."""
         now_s = time.monotonic()
         if self._read_bytes >= self._all_bytes > 0 and self._n_passes_done + 1 < len(self._passes):
-            self._read_bytes, self._pass_begun_s = 0, now_s
+            self._read_bytes, self._pass_begun_s = 0, self._latest_s
             self._n_passes_done += 1
         self._read_bytes += n_bytes
+        self._latest_s = now_s
         if now_s >= self._next_s:
             self._write(f"\r\x1b[K{self.line(now_s)}" if self._draws else f"{self.line(now_s)}\n")
             self._next_s = now_s + (DRAWN_EVERY_S if self._draws else PRINTED_EVERY_S)

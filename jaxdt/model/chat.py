@@ -26,7 +26,7 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 # A template that asks for the date gets this one when text is prepared, so that equal text gives equal tokens on any
 # day. Llama's own templates write it where they cannot ask.
 PREPARING = datetime(2024, 7, 26)
-PRIVATE_USE = range(0xE000, 0xF900)  # characters that mean nothing by themselves
+PRIVATE_USE = range(0xE000, 0xF900)
 GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')  # in JSON
 
@@ -65,9 +65,9 @@ class ChatTemplate:
     def render(self, messages: list[Any], for_answer: bool, begins: str = "", ends: str = "") -> str:
         """The text of messages, with `for_answer` up to where an answer begins. `begins` and `ends` stand where the
         template says that an answer does. ValueError for messages that this template does not take."""
-        marks = {"answer_begins": begins, "answer_ends": ends}
+        variables = {"tools": None, "documents": None, "answer_begins": begins, "answer_ends": ends, **self.names}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=for_answer, **self.names, **marks)
+            return self._template.render(messages=messages, add_generation_prompt=for_answer, **variables)
         except Exception as error:  # a template is a program, which may raise anything
             raise ValueError(_reason(error)) from None
 
@@ -168,9 +168,10 @@ class Chats:
         self._encodings = tokenizer.encodings
         self._end_of_text = tokenizer.end_of_text
         named = {text for text in self._template.names.values() if tokenizer.number(text) is not None}
-        self._special = sorted(named | set(tokenizer.special), key=len, reverse=True)  # one may begin another
-        self._in_text = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
-        in_json = (json.dumps(token, ensure_ascii=False)[1:-1] for token in self._special)
+        special_tokens = sorted(named | set(tokenizer.special), key=len, reverse=True)  # one may begin another
+        special = "|".join(map(re.escape, special_tokens)) or "(?!)"
+        self._at_end = re.compile(rf"(?:{special})+(?=(?:\s|{special})*\Z)")
+        in_json = (json.dumps(token, ensure_ascii=False)[1:-1] for token in special_tokens)
         self._in_json = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
         about = [self._template.source, self._template.names, tokenizer.end_of_text]
         self.about = hashlib.sha256(json.dumps(about).encode()).hexdigest()
@@ -196,7 +197,7 @@ class Chats:
         return len(found) > 0 and not text[offsets[found[-1], 1] :].strip()
 
     def _rendered(self, content: str) -> Rendered:
-        unused = (character for character in map(chr, PRIVATE_USE) if character not in content)
+        unused = _unused(content, self._template.source)
         begins, ends = next(unused), next(unused)
         written: dict[str, str] = {}
         if self._in_json.search(content):
@@ -227,17 +228,18 @@ class Chats:
 
     def _answer(self, messages: list[Any], n: int, text: str) -> tuple[int, int]:
         """Where the answer is that message number n gives: behind what the template writes to ask for it, up to the
-        last special token of the message, if only white space follows that."""
+        special tokens that end the message. What the template writes behind them is no part of it: a line's end, or
+        what ends the whole conversation."""
         asks, answered = self._render(messages[:n], True), self._render(messages[: n + 1], False)
         expected = "expected a template that does not, or one with {% generation %} blocks"
-        if not text.startswith(answered):
-            raise ValueError(f"the chat template writes message {n + 1} otherwise if more follow, {expected}")
         if not answered.startswith(asks):
             raise ValueError(
                 f"the chat template asks for message {n + 1} otherwise than it writes what is before it, {expected}"
             )
-        last = [match.end() for match in self._in_text.finditer(answered, len(asks))][-1:]
-        end = last[0] if last and not answered[last[0] :].strip() else len(answered)
+        last = self._at_end.search(answered, len(asks))
+        end = last.end() if last else len(answered)
+        if not text.startswith(answered[:end]):
+            raise ValueError(f"the chat template writes message {n + 1} otherwise if more follow, {expected}")
         return len(asks), end
 
     def _encoded(self, rendered: Rendered) -> tuple[np.ndarray, np.ndarray]:
@@ -272,6 +274,14 @@ class Chats:
     def _numbers_of(self, token: str) -> list[int]:
         (found,) = self._encodings([token], True)
         return found.ids[:1] if len(found.ids) == 1 else []
+
+
+def _unused(*texts: str) -> Iterator[str]:
+    """Characters that are in none of these texts, and mean nothing by themselves. ValueError behind the last one."""
+    for character in map(chr, PRIVATE_USE):
+        if not any(character in text for text in texts):
+            yield character
+    raise ValueError("it has each character for private use, expected one that it has not")
 
 
 def _between(text: str, begins: str, ends: str) -> tuple[str, list[tuple[int, int]]]:

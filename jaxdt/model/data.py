@@ -15,6 +15,7 @@ step (jaxdt.run.seq_lengths), each length has its own windows, and with them its
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -434,7 +435,8 @@ class _PieceWriter:
     def add(self, part: str, pieces: Iterable[Tokens]) -> int:
         """Write the tokens of a part; how many there are."""
         n_tokens = 0
-        found = self._starts[part] = [np.zeros(0, DOCUMENT_DTYPE)]
+        found: list[np.ndarray] = []
+        self._starts[part] = found
         for tokens, starts, counted in pieces:
             found.append((starts + n_tokens).astype(DOCUMENT_DTYPE))
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
@@ -449,18 +451,21 @@ class _PieceWriter:
 
     def sections(self, end_of_text: int | None, tokenizer_json: bytes) -> bytes:
         """Write the sections behind the tokens. Returns the contents."""
-        starts = {part: np.concatenate(found) for part, found in self._starts.items()}
-        contents: dict[str, Any] = {"end_of_text": end_of_text, "n_train_documents": len(starts["train"])}
-        documents = np.concatenate(list(starts.values())).tobytes()
-        found = {DOCUMENTS: documents, COUNTED: self._counted.packed(), TOKENIZER: tokenizer_json}
-        contents["sections"] = {name: self._section(content) for name, content in found.items() if content}
+        n_train_documents = sum(map(len, self._starts["train"]))
+        # Where documents begin stays in as many arrays as pieces: together and as bytes they would be twice in memory.
+        documents = [starts.data for starts in itertools.chain.from_iterable(self._starts.values())]
+        found = {DOCUMENTS: documents, COUNTED: self._counted.packed(), TOKENIZER: [tokenizer_json]}
+        sections = {name: self._section(parts) for name, parts in found.items() if any(map(len, parts))}
+        contents = {"end_of_text": end_of_text, "n_train_documents": n_train_documents, "sections": sections}
         return json.dumps(contents).encode()
 
-    def _section(self, content: bytes) -> Section:
+    def _section(self, parts: Iterable[bytes | memoryview]) -> Section:
         self._file.write(b"\0" * (-self._file.tell() % SECTION_ALIGNMENT_BYTES))
-        start = self._file.tell()
-        self._file.write(content)
-        return Section(start, len(content), hashlib.sha256(content).hexdigest())
+        start, sha256 = self._file.tell(), hashlib.sha256()
+        for part in parts:
+            sha256.update(part)
+            self._file.write(part)
+        return Section(start, self._file.tell() - start, sha256.hexdigest())
 
     def end(self, header: bytes) -> None:
         """Write the header; the file is durable on return."""
@@ -491,6 +496,6 @@ class _Bits:
         self._packed.append(np.packbits(self._rest[:whole], bitorder="little").tobytes())
         self._rest = self._rest[whole:]
 
-    def packed(self) -> bytes:
-        """All of them, 8 a byte, the first in its lowest bit; b"" if all are 1."""
-        return b"".join([*self._packed, np.packbits(self._rest, bitorder="little").tobytes()])
+    def packed(self) -> list[bytes]:
+        """All of them in parts, 8 a byte, the first in its lowest bit; nothing if all are 1."""
+        return [*self._packed, np.packbits(self._rest, bitorder="little").tobytes()]

@@ -179,7 +179,8 @@ def _text_of_line(path: str | Path, number: int, rule: Rule, line: bytes) -> byt
         (field,) = error.args
         if isinstance(found, dict):
             raise BadInput(f"{path}: {place} has no field {field!r}{_others(field, found)}") from None
-        expected = f"expected an object with the field {field!r}"
+        hint = f"; to make lines of a list: jq -c '.[]' {path}" if isinstance(found, list) else ""
+        expected = f"expected an object with the field {field!r}{hint}"
         raise BadInput(f"{path}: {place} is JSON of another kind, {expected}") from None
     return _document(path, place, rule, field, found[field])
 

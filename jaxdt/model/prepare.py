@@ -1,7 +1,7 @@
 """Makes a token file from the documents of files; the committed corpus is the default text.
 
-A part of a token file is its documents one after another, with the tokenizer's end of text between two of them, or of
-conversations behind each.
+A part of a token file is its documents one after another, with the tokenizer's end of text between two of them. Chats
+have it behind each conversation.
 """
 
 import hashlib

@@ -61,6 +61,11 @@ def test_a_template_that_cannot_be_filled_is_one_line(tmp_path, template):
         chat_prompt(origin(tmp_path, template), "x")
 
 
+def test_there_are_no_tools_as_transformers_says_it(tmp_path):
+    template = "{% if tools is not none %}tools{% endif %}{% if documents is defined %}x{% endif %}"
+    assert chat_prompt(origin(tmp_path, template), "x") == "x"
+
+
 def test_a_model_without_a_template_does_not_chat(tmp_path):
     with pytest.raises(BadInput, match=r"^--chat: .+ has no chat template, expected a model that was made to chat$"):
         chat_prompt(origin(tmp_path), "x")
@@ -239,6 +244,14 @@ def test_a_line_that_holds_no_conversation_is_named(tmp_path, messages, reason):
     with pytest.raises(BadInput, match=f"^{re.escape(f'{paths[0]}: line 2 {reason}')}"):
         prepare(paths, [], folder, tmp_path / "a.tok", rule=Rule(chat=True))
     assert not list(tmp_path.glob("*.tok*"))
+
+
+def test_a_conversation_without_a_free_character_is_refused(tmp_path):
+    content = "".join(map(chr, range(0xE000, 0xF8FF)))
+    folder = chat_model(tmp_path / "m")
+    paths = written(tmp_path / "a.jsonl", [{"role": "user", "content": content}, B])
+    with pytest.raises(BadInput, match="a.jsonl: line 1 cannot be encoded: it has each character for private use, exp"):
+        prepare(paths, [], folder, tmp_path / "a.tok", rule=Rule(chat=True))
 
 
 @pytest.mark.parametrize(("template", "reason"), [

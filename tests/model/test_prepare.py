@@ -102,6 +102,16 @@ def test_prepare_joins_texts_in_order(tmp_path, texts):
     assert file.source_checksum == hashlib.sha256(lines.encode()).hexdigest()
 
 
+def test_all_bytes_of_the_files_are_read_twice(tmp_path, texts):
+    heard = []
+    prepare(*texts, "bytes", tmp_path / "t.tok", on_read=heard.append)
+    sizes = [path.stat().st_size for paths in texts for path in paths]
+    assert sum(heard) == 2 * sum(sizes) and min(heard) >= 0
+    heard.clear()
+    prepare(*texts, "bytes", tmp_path / "t.tok", on_read=heard.append)
+    assert sum(heard) == sum(sizes)  # a file of the same texts is reused
+
+
 def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another_if_it_may(tmp_path, texts):
     out = tmp_path / "t.tok"
     prepare(*texts, "bytes", out)
@@ -264,20 +274,25 @@ def test_gpt2_gives_the_same_tokens_in_pieces(tmp_path, monkeypatch):
     assert file.tokens.tolist() == tokenizer.encode(text).tolist()
 
 
-def test_preparing_needs_little_memory(tmp_path):
-    """Several times less than the text has bytes."""
+@pytest.mark.parametrize(("documents", "mb_max"), [("file", 12), ("line", 32)])
+def test_preparing_needs_little_memory(tmp_path, documents, mb_max):
+    """Several times less than the text has bytes, and little more than 8 bytes for each of a million lines."""
     text = tmp_path / "a.txt"
     text.write_bytes(TRAIN_TEXT * (64_000_000 // len(TRAIN_TEXT)))
     code = (
-        "import resource, sys; from jaxdt.model.prepare import prepare; peak = resource.getrusage; "
-        "before = peak(resource.RUSAGE_SELF).ru_maxrss; prepare([sys.argv[1]], [sys.argv[1]], 'bytes', sys.argv[2]); "
+        "import resource, sys; from jaxdt.model.prepare import Rule, prepare; peak = resource.getrusage; "
+        "rule = Rule(sys.argv[3]); before = peak(resource.RUSAGE_SELF).ru_maxrss; "
+        "prepare([sys.argv[1]], [], 'bytes', sys.argv[2], rule=rule); "
         "print(peak(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(text), str(tmp_path / "t.tok")], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", code, str(text), str(tmp_path / "t.tok"), documents],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) * 1024 < 16_000_000
+    assert int(done.stdout) * 1024 < mb_max * 1_000_000
 
 
 def test_a_text_of_another_alphabet_is_found_in_a_locale_without_utf8(tmp_path):

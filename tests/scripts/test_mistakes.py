@@ -1,4 +1,4 @@
-"""50 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
+"""52 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
 2, and nothing is started or written."""
 
 import json
@@ -107,6 +107,14 @@ MISTAKES = {
     ),
     "a text in UTF-16": ("prepare_data --train=wide.txt --out=new", "iconv -f UTF-16 -t UTF-8 wide.txt"),
     "a misspelt tokenizer": ("prepare_data --tokenizer=gpt3 --out=new", 'did you mean "gpt2"'),
+    "chats for a tokenizer without a template": (
+        "prepare_data --chat --train=novel.txt --eval=novel.txt --out=new",
+        "--chat: the tokenizer bytes has no chat template, expected a model's folder, or",
+    ),
+    "chats beside the committed corpus": (
+        "prepare_data --chat --train=novel.txt --out=new",
+        "--chat: expected --train and --eval with files of conversations (--eval= for none held out)",
+    ),
     "devices of unknown speed": ("simulate --model=debug", "--profile, --flops: got neither, expected one that says"),
     "a misspelt command": ("planner sovle", '(did you mean "solve"?); see python -m planner --help'),
     "a misspelt flag of a command": (
