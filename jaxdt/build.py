@@ -16,7 +16,7 @@ from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
-from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import JOIN, MASK, RunConfig, WiringConfig, check_plan
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import MemoryOptions, StageMemory, most_retained
@@ -83,11 +83,6 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"wiring.join_rule: got {wiring.join_rule}, expected {WiringConfig.join_rule} with wiring {wiring.kind}, "
             "which has no workers"
-        )
-    if config.sync.codec != NONE and not sync.replicas_may_differ and not entry.workers:
-        raise BadInput(
-            f"sync.codec: got {config.sync.codec}, expected {NONE} with sync.kind {config.sync.kind}, which is exact, "
-            f"and wiring {wiring.kind}, which has no workers"
         )
     if config.data.borders == MASK and config.model.has_own_sources:
         raise BadInput(

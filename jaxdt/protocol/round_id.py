@@ -25,7 +25,7 @@ class RoundKind(StrEnum):
     @property
     def is_coded(self) -> bool:
         """Whether `sync.codec` says how its numbers travel. Those of other kinds are exact."""
-        return self in (RoundKind.MEAN, RoundKind.PUSH, RoundKind.CONTRIBUTION)
+        return self in (RoundKind.GRADIENT, RoundKind.MEAN, RoundKind.PUSH, RoundKind.CONTRIBUTION)
 
 
 Series = tuple[RoundKind, int, int, int]

@@ -287,10 +287,10 @@ class SyncConfig:
     slices of so many bytes, each of which one replica adds up.
     `check_every_steps`: how often the replicas of a stage compare checksums of their parameters and optimizer state (0:
     never), from the initial ones on.
-    `codec`: how replicas that may differ send one another what a group averages, or a server what they push, and how a
+    `codec`: how replicas send one another gradients, what a group averages, or what they push to a server, and how a
     pool's workers send their gradients. With bf16 each contribution is rounded once, they are added in fp32, and the
     sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
-    checkpoints and the result of the run, stay in fp32, and so does what a pool's servers average."""
+    checkpoints and the result of the run, stay in fp32."""
 
     kind: str = option("allreduce", "how the replicas of a stage agree on an update")
     delay: int = option(0, "1: a step is averaged while the next one computes", one_of((0, 1)))
@@ -301,7 +301,7 @@ class SyncConfig:
     )
     codec: str = option(
         codecs.NONE,
-        "how replicas that may differ, and a pool's workers, send what is averaged or pushed",
+        "how replicas and a pool's workers send what is averaged or pushed",
         one_of(codecs.EXCHANGED_BYTES),
     )
     groups: GroupsConfig = field(default_factory=GroupsConfig)

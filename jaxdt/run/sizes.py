@@ -13,11 +13,12 @@ SHARED_TABLE = -1  # in the place of a stage
 @dataclass(frozen=True)
 class Group:
     """Trained parameters that sync together: those of a stage but for a token table that another stage holds too, or
-    this table (`stage` SHARED_TABLE). `stages`: those whose peers hold them."""
+    this table (`stage` SHARED_TABLE). `stages`: those whose peers hold them. `number_bytes`: of a number on the way."""
 
     stage: int
     stages: tuple[int, ...]
     n_elements: int
+    number_bytes: int = codec.EXCHANGED_BYTES[codec.NONE]
 
 
 def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
@@ -59,10 +60,12 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     """One group per stage; a table that the first and the last stage share adds one."""
     facts, table = config.model.facts, shared_table_elements(config, plan)
+    number_bytes = codec.EXCHANGED_BYTES[config.sync.codec]
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
-        groups.append(Group(stage, (stage,), facts.stage_trained(lo, hi) - facts.shared_trained(lo, hi)))
+        n_elements = facts.stage_trained(lo, hi) - facts.shared_trained(lo, hi)
+        groups.append(Group(stage, (stage,), n_elements, number_bytes))
     if table:
         of_stages = tuple(stage for stage, (lo, hi) in enumerate(plan.stages) if facts.shared(lo, hi))
-        groups.append(Group(SHARED_TABLE, of_stages, table))
+        groups.append(Group(SHARED_TABLE, of_stages, table, number_bytes))
     return tuple(groups)

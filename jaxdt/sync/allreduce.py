@@ -54,6 +54,7 @@ def round_in_view(group: Group, view: ev.View, step: int, n_microbatches: int) -
         participants=Participants(contributors, contributors, contributors + joining),
         cover_rule=ExactCover(group.stages, n_microbatches),
         n_stages=len(group.stages),
+        number_bytes=group.number_bytes,
     )
 
 

@@ -332,7 +332,7 @@ class IndependentReplica(RoundPolicy):
         return closed is not None and id.number <= closed.number
 
     def _spec(self, round: RoundId, members: tuple[int, ...]) -> RoundSpec:
-        number_bytes = self._options.number_bytes if round.kind.is_coded else FLOAT_BYTES
+        number_bytes = self._options.number_bytes if round.kind == RoundKind.MEAN else FLOAT_BYTES
         everybody = Participants(members, members, members)
         return RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
 

@@ -449,12 +449,6 @@ def test_what_makes_no_sense_is_refused_in_one_line(part, field, value, line):
         check(config, run_config.default_plan(config))
 
 
-def test_equal_replicas_exchange_exact_gradients():
-    config = make_config(None, codec="bf16")
-    with pytest.raises(BadInput, match="sync.codec: got bf16, expected none with sync.kind allreduce"):
-        check(config, run_config.default_plan(config))
-
-
 def test_a_state_that_was_kept_aside_is_given_out_until_the_next_one_is_and_never_another():
     """A disk may refuse a checkpoint at first."""
     config = make_config(steps=8)

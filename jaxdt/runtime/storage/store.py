@@ -125,7 +125,7 @@ class Store:
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
-        are_equal = not replicas_may_differ(config)
+        are_equal = self._are_equal = not replicas_may_differ(config)
         self._retains_boundaries = are_equal and config.wiring.retain_bytes > 0  # they may have to be sent again
         self._frees_held_out = are_equal
         self._mean: tuple[RoundId, Any] | None = None  # for a held-out loss
@@ -587,7 +587,9 @@ class Store:
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
     def _codec_of(self, round: RoundId) -> str:
-        return self._config.sync.codec if round.kind.is_coded else codecs.NONE
+        """How the numbers of a round travel. The gradient of a table that the stages of one pipeline share is exact."""
+        is_of_table = round.kind == RoundKind.GRADIENT and not self._are_equal
+        return self._config.sync.codec if round.kind.is_coded and not is_of_table else codecs.NONE
 
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
