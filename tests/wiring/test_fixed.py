@@ -302,16 +302,16 @@ def swarm(peer):
 @pytest.mark.parametrize("machine", [wiring, swarm])
 def test_work_of_before_an_eviction_does_not_count_though_the_peer_is_back_in_the_same_step(machine):
     """Its tensors went with the eviction, so the Work may have found nothing to compute with."""
-    desk = Desk(machine(0))
+    desk = Desk(machine(2))
     desk.give(ev.ViewChanged(VIEW))
-    if not desk.runs:
-        desk.give(ev.Received(ev.Header("r", 0, 1, 0), ev.Grant(0, "F", 0, (0, 1, 2))))
-    begun = desk.runs[0]
-    desk.give(ev.Evicted(replace(VIEW, number=2, members=VIEW.members[1:])))
+    desk.give(ev.Received(ev.Header("r", 0, 1, 1), ev.Boundary(ev.Key("act", 0, 2, 0), (0, 1, 2))))
+    (begun,) = desk.runs
+    others = tuple(member for member in VIEW.members if member.peer != 2)
+    desk.give(ev.Evicted(replace(VIEW, number=2, members=others)))
     desk.give(ev.ViewChanged(replace(VIEW, number=3)))
     desk.give(ev.Updated(0, 0))
     desk.told.clear()
     desk.give(ev.Ran(begun, 0.0, 1.0, {}))
     inventories = [action for action in desk.told if isinstance(getattr(action, "body", None), ev.Inventory)]
-    assert desk.told == inventories and {action.dst for action in inventories} == {1, 2, 3, 4, 5}
+    assert desk.told == inventories and {action.dst for action in inventories} == {0, 1, 3, 4, 5}
     assert all(action.body.counted == action.body.kept == () for action in inventories)
