@@ -235,7 +235,12 @@ class Simulation:
         for other in self._machines:
             if other == ev.COORDINATOR and peer in self._peers and self._peers[peer].is_outside:
                 continue
-            self._queue.at(seen_s, self._handle_event, (other, ev.LinkChanged(peer, False, "crashed", host_answers)))
+            self._queue.at(seen_s, self._see_end, (other, self._machines[peer], peer, host_answers))
+
+    def _see_end(self, other: int, machine: Any, peer: int, host_answers: bool) -> None:
+        """The last connection to a process breaks, unless there are some to its successor by then."""
+        if self._machines[peer] is machine:
+            self._handle_event(other, ev.LinkChanged(peer, False, "crashed", host_answers))
 
     def _start_process(self, fault: Fault) -> None:
         """A newcomer asks the coordinator for a stage, or the process of a peer or of the coordinator starts again."""

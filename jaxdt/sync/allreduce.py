@@ -99,7 +99,9 @@ class AllReduce(RoundPolicy):
         self._abandoned: tuple[RoundId, ...] = ()  # which were under way beside an update when this peer was evicted
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
-        self._held_out = ev.HeldOutMeasured(0, ())  # the last version's held-out losses that were measured here
+        # Held-out losses that were measured here, by version: a coordinator that was started again may wait for those
+        # of each version with which an open step computes.
+        self._held_out: dict[int, ev.HeldOutMeasured] = {}
 
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         match event:  # the frequent ones first
@@ -241,7 +243,7 @@ class AllReduce(RoundPolicy):
         self._view = view
         self._generation = view.generation
         self._state = self._next_record = None
-        self._held_out = ev.HeldOutMeasured(0, ())
+        self._held_out.clear()
         self._set_version(view.n_committed)
         self._drained.clear()
         self._is_joining = False
@@ -340,7 +342,7 @@ class AllReduce(RoundPolicy):
 
     def _say_prepared_again(self) -> ev.Actions:
         """Say again what counts in one view only: `Prepared` for all steps under way, and held-out losses."""
-        held_out = [ev.Send(ev.COORDINATOR, self._held_out)] if self._held_out.losses else []
+        held_out = [ev.Send(ev.COORDINATOR, measured) for measured in self._held_out.values()]
         return [*held_out, *(send for step in self._delay.open(self._version) for send in self._say_prepared(step))]
 
     def _say_prepared(self, step: int) -> ev.Actions:
@@ -364,8 +366,10 @@ class AllReduce(RoundPolicy):
         """The coordinator knows which held-out microbatches it has heard of: one that is done again counts once."""
         version = self._delay.version_of(evaluated.step)
         loss = (evaluated.microbatch, evaluated.n_samples, evaluated.loss_sum)
-        others = self._held_out.losses if self._held_out.version == version else ()
-        self._held_out = ev.HeldOutMeasured(version, (*others, loss))
+        others = self._held_out[version].losses if version in self._held_out else ()
+        self._held_out[version] = ev.HeldOutMeasured(version, (*others, loss))
+        for over in [other for other in self._held_out if other < version - self._delay.steps]:
+            del self._held_out[over]
         return [ev.Send(ev.COORDINATOR, ev.HeldOutMeasured(version, (loss,)))] if self._view else []
 
     # ------------------------------------------------------------------------------------------------- equal states

@@ -25,7 +25,7 @@ from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.membership.run_state import TERM
 from jaxdt.membership.work_watch import UNKNOWN_S
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import StepReport
+from jaxdt.protocol.reports import RollbackReport, StepReport
 from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
@@ -305,10 +305,21 @@ class EqualReplicas:
             self.invariants(now_s, peer, event, actions)
 
     def ended(self, outcome: Outcome) -> None:
-        rows, train = outcome.of(StepReport), self._case.config.train
+        rows, train = _rows(outcome), self._case.config.train
         self.invariants.ended(outcome.stopped, [row.step for row in rows], train.steps)
         if ev.COORDINATOR in outcome.stopped and not outcome.stopped[ev.COORDINATOR].code:
             self.invariants.check_held_out(rows, train)
+
+
+def _rows(outcome: Outcome) -> list[StepReport]:
+    """The rows that the run has at its end."""
+    rows: list[StepReport] = []
+    for _, _, report in outcome.reports:
+        if isinstance(report, RollbackReport):
+            rows = [row for row in rows if row.step < report.to]
+        elif isinstance(report, StepReport):
+            rows.append(report)
+    return rows
 
 
 class _Processes:

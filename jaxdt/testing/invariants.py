@@ -193,7 +193,7 @@ class Invariants:
             self._alive.discard(peer)
 
     def ended(self, stopped: Mapping[int, ev.Stop], steps: list[int], n_steps: int) -> None:
-        """Check the invariants that hold at the end: (5) and (7)."""
+        """Check the invariants that hold at the end: (5) and (7). `steps`: those whose rows were not rolled back."""
         stop = stopped.get(ev.COORDINATOR)
         if stop is None and self._view is None and not self._planned <= self._alive:
             return  # it waits for a peer that is gone: before the first view the run needs all peers

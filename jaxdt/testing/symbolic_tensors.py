@@ -145,7 +145,10 @@ class SymbolicTensors(HeldTensors):
     def _take(self, held: dict[ev.Key, int], key: ev.Key, work: Work) -> int:
         if key not in held and key.step <= self._freed_step:
             raise StepFreed
-        generation = super()._take(held, key, work)
+        # As in the runtime's store, a worker holds what it has received until the step has ended: its lease may be
+        # given to it again, with the same tensor, before the first Work has begun.
+        stays = self.is_worker and held is self._boundaries and key in held
+        generation = held[key] if stays else super()._take(held, key, work)
         if generation != self.generation:
             self.broken(f"{work} in generation {self.generation} uses {key} of generation {generation}")
         return generation
@@ -230,11 +233,13 @@ class SymbolicTensors(HeldTensors):
         self._begin(version, generation)
 
     def _begin(self, version: int, generation: int) -> None:
+        is_other = generation != self.generation
         self.version, self.generation = version, generation
         self._freed_step = -1
         self.accumulators.clear()
         self._residuals.clear()
-        self._boundaries = {key: at for key, at in self._boundaries.items() if key.step >= version}
+        last = max(self._delay.open(version)) if is_other else float("inf")
+        self._boundaries = {key: at for key, at in self._boundaries.items() if version <= key.step <= last}
 
     def install(self, install: ev.Install) -> ev.Installed:
         """All words of the state must have been fetched, and all of that version. One of the same version repairs the

@@ -9,10 +9,13 @@ from jaxdt.run.work import Work
 
 
 class ComputeSlot:
-    """`is_busy` from the Run of a Work until its Ran, or until it is cancelled."""
+    """`is_busy` from the Run of a Work until its Ran, or until it is cancelled. `is_void`: the peer was evicted
+    meanwhile and has given the step up with all its tensors. It may be a member again, in the same step and before the
+    Ran, which says nothing then."""
 
     def __init__(self):
         self.is_busy = False
+        self.is_void = False
 
     def start(self, work: Work, rounds: tuple[RoundId, ...] = ()) -> ev.Run:
         """The Work, and the rounds whose vectors it reads or lays out."""
@@ -20,8 +23,14 @@ class ComputeSlot:
         self.is_busy = True
         return ev.Run(work, rounds=rounds)
 
-    def free(self) -> None:
-        self.is_busy = False
+    def void(self) -> None:
+        self.is_void = self.is_busy
+
+    def free(self) -> bool:
+        """The Work has ended. Returns whether its result counts."""
+        counts = not self.is_void
+        self.is_busy = self.is_void = False
+        return counts
 
 
 class ServiceTime:

@@ -35,7 +35,7 @@ from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
+from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
 from jaxdt.wiring.dispatcher import Route, RoutePolicy
 from jaxdt.wiring.recovery import Recovery
@@ -168,7 +168,10 @@ class FixedWiring:
     def handle(self, now_s: float, event: ev.Event) -> ev.Actions:
         if type(event) is ev.Ran:
             work = event.work
-            if self._work and work == self._work[0]:
+            if self._slot.is_void and self._routed is None and work.kind in COMPUTING:
+                self._slot.free()
+                return self._next()
+            if self._work and work == self._work[0] and not self._slot.is_void:
                 self._slot.free()
                 self._work.popleft()
                 return self._on_finished(work, event.values) + self._next()
@@ -184,6 +187,7 @@ class FixedWiring:
         elif type(event) is ev.StepsEnd:
             return self._end_after(event.n_steps)
         elif type(event) is ev.Evicted:
+            self._slot.void()
             self._stop()
         if self._routed is None:
             return []

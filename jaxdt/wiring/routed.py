@@ -78,6 +78,7 @@ class RoutedWiring:
             case ev.ViewChanged(view):
                 return self._adopt(now_s, view)
             case ev.Evicted():
+                self._slot.void()
                 self._forget()
                 self._view = None
             case ev.Updated(_, version) if self._view:
@@ -85,9 +86,10 @@ class RoutedWiring:
             case ev.Received(header, body) if self._view:
                 return self._on_received(now_s, header.src, body)
             case ev.Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
-                self._slot.free()
+                counts = self._slot.free()
                 self._gap_s = self._service_time.gap_s(started_s + seconds)
-                return self._on_finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
+                finished = self._on_finished(now_s, work, values) if counts else []
+                return finished + self._next() + self._tell_inventory(now_s)
             case ev.WorkOverdue() if self._view:
                 return self._on_overdue(now_s)
         return []

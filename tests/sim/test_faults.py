@@ -24,12 +24,13 @@ from jaxdt.sim.faults import (
     PAUSE,
     POWER_OFF,
     REORDER,
+    RESTART,
     SLOW,
     Fault,
     draw,
     spares_every_stage,
 )
-from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 
 LATENCY_S = 0.25
@@ -71,7 +72,8 @@ def simulate(talkers, faults, until_s=100.0):
     seconds = {kind: 1.0 for kind in "FBEGU"}
     peers = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
     environment = Environment(lambda src, dst: Link(LATENCY_S, 1.0), cores={"h0": 1, "h1": 1})
-    simulation = Simulation(talkers[ev.COORDINATOR], peers, environment, faults)
+    processes = ProcessFactory(lambda peer, stage: SimPeer(Talker(), NoTensors(1), f"h{peer}", seconds))
+    simulation = Simulation(talkers[ev.COORDINATOR], peers, environment, faults, processes=processes)
     try:
         simulation.run(until_s)
     except RuntimeError as error:
@@ -173,6 +175,23 @@ def test_messages_of_a_crashed_process_arrive_and_those_of_a_machine_that_lost_p
         (1.25, ev.Heartbeat(1, {})),
     ]
     assert power_off == [(1.125 + DEAD_LINK_S, ev.LinkChanged(0, False, "crashed"))]
+
+
+class Host(Talker):
+    """A coordinator that lets every process begin again that asks."""
+
+    def handle(self, now_s, event):
+        if isinstance(event, ev.Received) and isinstance(event.body, ev.Join):
+            return [ev.Send(event.header.src, ev.Welcome("r", event.body.peer, 0, "", {}), header=ev.Header("r", 0, 0, 0))]
+        return super().handle(now_s, event)
+
+
+def test_the_end_of_a_process_is_not_seen_once_its_successor_runs():
+    """A machine that lost power answers again before anyone has missed it."""
+    peer, host = Talker(), Host()
+    faults = [Fault(1.0, POWER_OFF, 0), Fault(2.0, RESTART, 0)]
+    simulate({0: Talker(), 1: peer, ev.COORDINATOR: host}, faults)
+    assert peer.heard == [] and host.heard == [(2.0, ev.LinkChanged(0, True, "started again"))]
 
 
 def test_messages_that_a_cut_holds_are_lost_when_their_sender_crashes():

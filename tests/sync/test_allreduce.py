@@ -14,6 +14,7 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.run.delay import Delay
 from jaxdt.run.seq_lengths import SeqLengths
 from jaxdt.run.sizes import SHARED_TABLE, Group
 from jaxdt.run.work import Work
@@ -483,3 +484,14 @@ def test_a_record_of_another_round_is_reported_and_not_applied():
     commit(wire, 0, replace(value, rounds=tuple(replace(round_, attempt=1) for round_ in value.rounds)))
     assert not wire.internal
     assert suspected(wire)
+
+
+def test_a_coordinator_that_was_started_again_hears_the_held_out_losses_of_each_version_that_may_be_awaited():
+    """With a delay the rows of the last two steps may wait at once: no further step is committed behind them."""
+    machine = AllReduce(0, 0, (), 1, 8, delay=Delay(1))
+    view = ev.View(1, 1, 0, (ev.Member(0, 0, 1),), (1,), STEP)
+    machine.handle(0.0, ev.ViewChanged(view))
+    for step in (5, 7, 8):
+        machine.handle(0.0, ev.Evaluated(step, 0, 2, float(step)))
+    again = [send.body for send in machine.handle(0.0, ev.LinkChanged(ev.COORDINATOR, True))]
+    assert again[:-2] == [ev.HeldOutMeasured(6, ((0, 2, 7.0),)), ev.HeldOutMeasured(7, ((0, 2, 8.0),))]

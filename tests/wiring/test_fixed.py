@@ -7,7 +7,10 @@ from jaxdt.protocol.schedule import stage_order
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import Work
 from jaxdt.wiring.base import StepShape
-from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.compute_slot import ComputeSlot, ServiceTime
+from jaxdt.wiring.fixed import FixedWiring, PlannedRoutes
+from jaxdt.wiring.recovery import Recovery
+from jaxdt.wiring.routed import RoutedWiring
 
 # Three stages; pipeline 0 is 0, 1, 2 with microbatches 0..2, pipeline 1 is 5, 4, 3 with 3 and 4.
 PLAN = Plan(3, ((0, 1), (1, 2), (2, 3)), ((0, 5), (1, 4), (2, 3)), (3, 2))
@@ -287,3 +290,28 @@ def test_a_newcomer_without_a_place_adds_nothing():
     assert desk.told == []
     desk.give(ev.Updated(1, 1))
     assert desk.told == [ev.Drained(1)] and desk.runs == []
+
+
+def swarm(peer):
+    stage, _ = PLAN.seat(peer)
+    shape = StepShape(peer, stage, 3, PLAN.n_microbatches, 5, (BOUNDARY_BYTES[stage],) * 2, retain_bytes=1 << 20)
+    routes = PlannedRoutes(PLAN, peer)
+    return RoutedWiring(shape, routes, Recovery(shape), ComputeSlot(), ServiceTime())
+
+
+@pytest.mark.parametrize("machine", [wiring, swarm])
+def test_work_of_before_an_eviction_does_not_count_though_the_peer_is_back_in_the_same_step(machine):
+    """Its tensors went with the eviction, so the Work may have found nothing to compute with."""
+    desk = Desk(machine(2))
+    desk.give(ev.ViewChanged(VIEW))
+    desk.give(ev.Received(ev.Header("r", 0, 1, 1), ev.Boundary(ev.Key("act", 0, 2, 0), (0, 1, 2))))
+    (begun,) = desk.runs
+    others = tuple(member for member in VIEW.members if member.peer != 2)
+    desk.give(ev.Evicted(replace(VIEW, number=2, members=others)))
+    desk.give(ev.ViewChanged(replace(VIEW, number=3)))
+    desk.give(ev.Updated(0, 0))
+    desk.told.clear()
+    desk.give(ev.Ran(begun, 0.0, 1.0, {}))
+    inventories = [action for action in desk.told if isinstance(getattr(action, "body", None), ev.Inventory)]
+    assert desk.told == inventories and {action.dst for action in inventories} == {0, 1, 3, 4, 5}
+    assert all(action.body.counted == action.body.kept == () for action in inventories)

@@ -212,14 +212,18 @@ class Store:
 
     def _begin(self, version: int, generation: int, n_reseeds: int) -> None:
         """Drop the results of earlier Work, also of Work that began after its step was freed, and draw samples for
-        `n_reseeds` from now on. No Work is running, since this is the compute thread."""
+        `n_reseeds` from now on. No Work is running, since this is the compute thread. Of a run that goes back, tensors
+        of the steps that are open now may have come already; those of later steps are of before."""
+        if generation != self.generation:
+            last = max(self._config.delay.open(version))
+            self._drop_boundaries(lambda key: key.step > last)
         self.generation = generation
         self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
         self._freed_step = -1
         self._accumulators.clear()
         self._residuals.clear()
-        self._free_boundaries(version - 1)
+        self._drop_boundaries(lambda key: self._is_freed(key, version - 1))
         self._stash.clear()
 
     # ------------------------------------------------------------------------------------------------------- compute
@@ -632,12 +636,12 @@ class Store:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
         are over."""
         self._freed_step = step
-        self._free_boundaries(step)
+        self._drop_boundaries(lambda key: self._is_freed(key, step))
         self.drop_results(step)
         self._slices.free(rounds)
 
-    def _free_boundaries(self, step: int) -> None:
-        for key in [key for key in list(self._boundaries) if self._is_freed(key, step)]:
+    def _drop_boundaries(self, is_over: Callable[[ev.Key], bool]) -> None:
+        for key in [key for key in list(self._boundaries) if is_over(key)]:
             self._boundaries.pop(key, None)
 
     def drop_results(self, step: int) -> None:

@@ -126,8 +126,9 @@ class PoolServer:
                 number, _ = work.place
                 if number not in self._steps:
                     return self._fallback_of(number).routed.handle(now_s, event) + self._go_on(now_s)
-                self._slot.free()
-                return self._on_computed(now_s, self._steps[number], work, values) + self._go_on(now_s)
+                counts = self._slot.free()
+                computed = self._on_computed(now_s, self._steps[number], work, values) if counts else []
+                return computed + self._go_on(now_s)
             case ev.Received(header, ev.Enlist() as body):
                 return self._enlist(now_s, header.src, body)
             case ev.Received(_, ev.Ended() as ended):
