@@ -210,6 +210,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     (folder / ADDRESS).write_text(format_address(coordinator))
     begun_with = "" if checkpoint else checked.config.init.path
     inputs = [Path(path) for path in (options.emulate, checked.config.data.path, begun_with) if path]
+    inputs += [file.path for file in checked.data.files]
     inputs += checked.config.model.source_files
     files = [folder / name for name in ("config.json", "config.py", "plan.json", "run")] + inputs
     files += [checkpoint.folder] if checkpoint else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxdt import build
 from jaxdt.model.data import TOKENIZER, TokenFile, open_data
+from jaxdt.model.mixture import SUFFIX, open_mixture
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
 from jaxdt.model.tokenizer import (
     OF_FILE,
@@ -100,7 +101,9 @@ def with_model(fields: Mapping[str, Any], folder: str | Path | None, untie: bool
 
 
 def token_file(path: str) -> TokenFile:
-    """The token file of a config; the committed corpus is tokenized on first use."""
+    """The token file of a config, or its mixture; the committed corpus is tokenized on first use."""
+    if path.endswith(SUFFIX):
+        return open_mixture(path)
     if path:
         return open_data(path)
     CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)

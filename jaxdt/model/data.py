@@ -21,7 +21,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -98,7 +98,10 @@ class Tokens(NamedTuple):
 
 class TokenFile:
     """An open token file. Lengths, the header and the contents were checked at opening, tokens and sections were not:
-    see verify_checksum. `end_of_text`: the token between documents; None where there is none."""
+    see verify_checksum. `end_of_text`: the token between documents; None where there is none. `files`: those of a
+    mixture (jaxdt.model.mixture)."""
+
+    files: Sequence["TokenFile"] = ()
 
     def __init__(self, path: Path, header: TokenFileHeader, tokens: np.ndarray, contents: dict[str, Any]):
         self.path = path
@@ -346,6 +349,10 @@ def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
 
 def verify_checksum(file: TokenFile) -> None:
     """Read the whole file; raises BadInput if tokens or sections are not those that were written."""
+    for of_mixture in file.files:
+        verify_checksum(of_mixture)
+    if file.files:
+        return
     got = hashlib.sha256(file.tokens.data).hexdigest()
     if got != file.checksum:
         raise BadInput(f"{file.path}: tokens have SHA256 {got:.12}, expected {file.checksum:.12} as its header says")

@@ -82,7 +82,9 @@ class DataConfig:
     its sample, the end of text included. With "mask" it sees its own document only, learned positions count from where
     that begins, and no document's first token is foreseen from another document: as if each stood alone."""
 
-    path: str = option("", "a token file of prepare_data.py; empty: the committed corpus in bytes")
+    path: str = option(
+        "", "a token file of prepare_data.py, or a .json that mixes several; empty: the committed corpus in bytes"
+    )
     seq_len: int = option(0, "tokens of a sample; 0: model.max_len", in_context("0 (model.max_len) to model.max_len"))
     seq_start: int = option(
         0,

@@ -182,7 +182,9 @@ class Host(Talker):
 
     def handle(self, now_s, event):
         if isinstance(event, ev.Received) and isinstance(event.body, ev.Join):
-            return [ev.Send(event.header.src, ev.Welcome("r", event.body.peer, 0, "", {}), header=ev.Header("r", 0, 0, 0))]
+            return [
+                ev.Send(event.header.src, ev.Welcome("r", event.body.peer, 0, "", {}), header=ev.Header("r", 0, 0, 0))
+            ]
         return super().handle(now_s, event)
 
 
