@@ -233,3 +233,13 @@ def test_what_a_worker_does_again_is_not_kept_once_it_was_let_go(n_kept):
     [inventory] = bodies(pool.machine.handle(6.0, own), ev.Inventory, NEIGHBOUR)
     let_go = {key.microbatch for key in pool.discarded}
     assert not let_go & set(inventory.kept) and len(inventory.kept) == min(n_kept, len(forwards))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_tensor_that_comes_after_its_step_is_let_go(number):
+    """In the first view, and in one in whose first step the servers did the rest by routes."""
+    machine, late = server(), ev.Key("grad", 0, 1, 0)
+    machine.handle(1.0, ev.ViewChanged(ev.View(number, 1, 0, MEMBERS, (1, 1), 0)))
+    machine.handle(2.0, ev.Updated(0, 1))
+    route, again = ((SERVER, NEIGHBOUR), (0,)) if number > 1 else ((), ())
+    assert told(machine, 3.0, NEIGHBOUR, ev.Boundary(late, route, again)) == [ev.Discard(late)]
