@@ -200,6 +200,82 @@ def test_a_mean_whose_slices_have_waited_for_a_view_is_adopted_once_all_are_stor
     assert [{(0, 2, None), (2, 4, None)} <= sums for sums in adopted] == [True]
 
 
+def test_the_result_of_a_replica_that_is_alone_comes_after_its_snapshots():
+    """A snapshot that was asked for during the last step is laid out after it. Else the checkpoint of an older version
+    would be the newest one here."""
+    machine, done = replica(), []
+
+    def perform(event):
+        for action in machine.handle(0.0, event):
+            done.append(action)
+            if isinstance(action, ev.Updated):
+                perform(action)
+
+    def hear(body):
+        perform(ev.Received(ev.Header("r", 0, 1, ev.COORDINATOR), body))
+
+    def ran(kind):
+        [run] = [action for action in done if isinstance(action, ev.Run)]
+        assert run.work.kind == kind
+        done.clear()
+        perform(ev.Ran(run.work, 0.0, 1.0))
+
+    perform(ev.Ready({}, n_words=4))
+    perform(ev.ViewChanged(replace(VIEW, members=VIEW.members[:1])))
+    hear(ev.GroupFormed(RoundId(RoundKind.STATE, 0, 3, view=1), (0,)))
+    hear(ev.EndOfSteps())
+    done.clear()
+    perform(ev.Accumulated(0, 0, 0, 1, 1.0))
+    perform(ev.Drained(0))
+    ran(WorkKind.NORM)
+    ran(WorkKind.LOCAL_STEP)
+    hear(ev.GroupFormed(RoundId(RoundKind.MEAN, 0, 0, view=1), (0,)))
+    assert ev.Send(ev.COORDINATOR, ev.Finished(1)) in done
+    hear(ev.GroupFormed(RoundId(RoundKind.STATE, 0, 9, view=1), (0,)))
+    ran(WorkKind.LAY_OUT)
+    for key in [action.key for action in done if isinstance(action, ev.Sum)]:
+        perform(ev.Summed(key, 1, 1.0))
+    done[:] = [action for action in done if not isinstance(action, ev.Sum)]
+    ran(WorkKind.ADOPT)
+    assert done == [ev.MeanKept(3), ev.Updated(0, 3), ev.MeanKept(9), ev.Updated(0, 9)]
+
+
+def test_means_of_states_are_adopted_in_the_order_of_their_versions():
+    """The first one has to be fetched of another member, so the second is whole before it."""
+    machine, done = replica(n_steps=0), []
+
+    def perform(event):
+        for action in machine.handle(0.0, event):
+            done.append(action)
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.LAY_OUT:
+                perform(ev.Ran(action.work, 0.0, 1.0))
+            if isinstance(action, ev.Sum):
+                perform(ev.Summed(action.key, 1, 1.0))
+
+    def hear(src, body):
+        perform(ev.Received(ev.Header("r", 0, 1, src), body))
+
+    def adopted():
+        return [action.rounds for action in done if isinstance(action, ev.Run) and action.work.kind == WorkKind.ADOPT]
+
+    def give(round, lo, hi):
+        hear(1, ev.Reduced(ev.SliceKey(round, lo, hi), ((0, 1), (((0, 0),), ((1, 0),))), 1, 1, 1.0))
+
+    first, second = (RoundId(RoundKind.STATE, 0, version, view=1) for version in (3, 6))
+    perform(ev.Ready({}, n_words=4))
+    perform(ev.ViewChanged(VIEW))
+    hear(ev.COORDINATOR, ev.GroupFormed(first, (0, 1)))
+    hear(ev.COORDINATOR, ev.GroupFormed(first, (0, 1), holders=(1,)))
+    assert done[-1] == ev.Send(1, ev.FetchResult(first))
+    hear(ev.COORDINATOR, ev.GroupFormed(second, (0, 1)))
+    hear(1, ev.Shard(ev.SliceKey(second, 0, 2, 1), ((1, 0),), 1))
+    give(second, 2, 4)
+    assert done[-1].body.round == second and not adopted()
+    give(first, 0, 2)
+    give(first, 2, 4)
+    assert adopted() == [(first,)]
+
+
 def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
     config = make_config("none")
     plan = default_plan(config)
