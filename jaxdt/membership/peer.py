@@ -82,8 +82,10 @@ class Peer:
         Updated -> sync
 
     Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
-    that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
-    with their tensors. A slice of a state is kept by the machine that has asked for it (jaxdt.sync.transfer)."""
+    that this peer has not adopted wait here; then the driver hands them in again, one after the other: what a machine
+    asks for because of one may not be done before the tensors of the next, which it counts on, are stored. Messages of
+    another run, generation or old view are counted and dropped, with their tensors. A slice of a state is kept by the
+    machine that has asked for it (jaxdt.sync.transfer)."""
 
     def __init__(self, membership: PeerMembership, *others: Machine):
         self.membership = membership
@@ -96,6 +98,7 @@ class Peer:
         membership, machines = self.membership, self._machines
         events: list[Any] = [event]
         actions: list[Any] = []
+        due: list[ev.Received] = []
         for event in events:  # grows while it is read
             kind = type(event)
             if type(event) is ev.Received:
@@ -121,9 +124,9 @@ class Peer:
                     else:
                         actions.append(answer)
             if kind is ev.ViewChanged:
-                events += self._early_messages
+                due += self._early_messages
                 self._early_messages.clear()
-        return actions
+        return [*actions, *map(ev.HandleAgain, due)] if due else actions
 
     def _hold_or_drop(self, event: ev.Received, verdict: str) -> list[ev.Action]:
         if verdict == HOLD:

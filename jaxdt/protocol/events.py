@@ -1382,6 +1382,12 @@ class StoreTensor(Action):
     tensor: Any = field(default=None, compare=False, repr=False)
 
 
+class HandleAgain(Action):
+    """Hand this message to the machine again, once the actions before this one are done: it has waited for a view."""
+
+    event: Received
+
+
 class Revoke(Action):
     """End the connections of these peers, and refuse new ones for good."""
 

@@ -314,6 +314,8 @@ class Loop:
                 self._send(letters, priority, header)
             case ev.StoreTensor(src, body, tensor):
                 self.tensors.put(body, src, tensor)
+            case ev.HandleAgain(event):
+                self._handle(event)
             case ev.Run() | ev.DigestState():
                 self._hand_over(action)
             case ev.Offer(round, step):

@@ -132,6 +132,7 @@ class Simulation:
             ev.Send: self._send,
             ev.Post: self._post,
             ev.StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
+            ev.HandleAgain: lambda peer, again: self._handle_event(peer, again.event),
             **dict.fromkeys((ev.Run, ev.Restore, ev.Install, ev.DigestState), self._hand_to_compute_thread),
             ev.Offer: lambda peer, offer: self._peers[peer].tensors.offer(offer.round, offer.step),
             ev.Sum: self._sum,

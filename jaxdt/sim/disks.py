@@ -1,6 +1,6 @@
 """Disks of simulated peers: which parts of checkpoints each holds, by digest. A part has no content, only a length."""
 
-from collections import Counter
+from collections import defaultdict
 
 from jaxdt.protocol import events as ev
 
@@ -12,7 +12,7 @@ class Disks:
 
     def __init__(self):
         self.parts: dict[str, set[str]] = {}
-        self._fetched: Counter[tuple[int, str]] = Counter()  # peer and digest -> words
+        self._fetched: defaultdict[tuple[int, str], set[ev.StateKey]] = defaultdict(set)  # by peer and digest: slices
 
     def write(self, peer: int, disk: str, write: ev.WriteCheckpoint) -> ev.WroteCheckpoint:
         """A peer writes a part of its own."""
@@ -27,13 +27,13 @@ class Disks:
         return digest in self.parts.get(disk, ())
 
     def arrived(self, peer: int, key: ev.StateKey) -> None:
-        """A slice of a part has been fetched."""
-        self._fetched[peer, key.part] += key.hi - key.lo
+        """A slice of a part has been fetched, perhaps once more."""
+        self._fetched[peer, key.part].add(key)
 
     def keep(self, peer: int, disk: str, keep: ev.KeepPart) -> ev.KeptPart:
         """All slices of a part must have been fetched."""
         digest = keep.part.digest
-        n_words = self._fetched.pop((peer, digest), 0)
+        n_words = sum(key.hi - key.lo for key in self._fetched.pop((peer, digest), ()))
         if n_words < keep.part.n_words and not self.holds(disk, digest):
             return ev.KeptPart(digest, f"{n_words} words have been fetched, expected {keep.part.n_words}")
         self.parts.setdefault(disk, set()).add(digest)

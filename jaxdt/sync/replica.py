@@ -94,7 +94,9 @@ class IndependentReplica(RoundPolicy):
         self._laying_out: deque[tuple[RoundId | ev.WantsGroup, int]] = deque()
         self._pending = PendingMean(options.lag_steps)
         self._adopting: dict[RoundId, bool] = {}  # whose mean is being adopted, and whether all members hold it
-        self._states: dict[RoundId, float] = {}  # of these, means of states that wait for another one; their factors
+        # Of these, means of states that wait for another one, and their factors; None for the own state of a replica
+        # that is alone at the end.
+        self._states: dict[RoundId, float | None] = {}
         self._snapshots: list[ev.GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._known_groups = KnownGroups()
         self._waits_for_group = False
@@ -273,7 +275,10 @@ class IndependentReplica(RoundPolicy):
             self._snapshots.append(formed)
             return []
         is_alone = len(members) == 1
-        if is_alone and not self._is_snapshot(round) and (round.kind == RoundKind.STATE or not self._options.has_outer):
+        if is_alone and round.kind == RoundKind.STATE and not self._is_snapshot(round):
+            self._adopting[round], self._states[round] = False, None
+            return [*self._alone(round, members), *self._adopt_state()]
+        if is_alone and round.kind == RoundKind.MEAN and not self._options.has_outer:
             return [*self._alone(round, members), *self._on_averaged(round)]
         self._engine.open(self._spec(round, members))
         step = self._pending.step
@@ -369,13 +374,18 @@ class IndependentReplica(RoundPolicy):
 
     def _adopt_state(self) -> ev.Actions:
         """The next mean of states, unless one is on the way. It takes the place of the one before, whose checkpoint is
-        being written when that has brought a new version."""
+        being written when that has brought a new version. So they are adopted in the order of their versions, the
+        result of the run last."""
         under_way = [round for round in self._adopting if round.kind == RoundKind.STATE and round not in self._states]
         if under_way or not self._states:
             return []
-        round = next(iter(self._states))
+        round = min(self._states, key=lambda waiting: waiting.number)
+        if any(e.id.kind == RoundKind.STATE and e.id.number < round.number and not e.complete for e in self._engine):
+            return []
         scale, is_closed = self._states.pop(round), self._adopting.pop(round)
         self._adopting[round] = is_closed  # the last one, since Work ends in the order in which it was asked for
+        if scale is None:
+            return self._adopted(round)
         return [ev.Run(Work(self._stage, WorkKind.ADOPT, None, self._peer, round.number), scale, (round,))]
 
     def _adopt_pending(self) -> ev.Actions:
@@ -393,8 +403,10 @@ class IndependentReplica(RoundPolicy):
         return self._on_closed(dropped[0]) if dropped and is_closed else []
 
     def _on_adopted(self) -> ev.Actions:
+        return self._adopted(next(round for round in self._adopting if round not in self._states))
+
+    def _adopted(self, round: RoundId) -> ev.Actions:
         """The mean is adopted. If its round is over, its slices can go."""
-        round = next(round for round in self._adopting if round not in self._states)
         is_closed = self._adopting.pop(round)
         return [*(self._on_closed(round) if is_closed else []), *self._on_averaged(round)]
 

@@ -75,6 +75,7 @@ class Replica(RoundPolicy):
         self._to_evaluate: ev.Event | None = None  # what the coordinator has asked for last, with a snapshot
         self._to_keep: deque[RoundId] = deque()  # whole, and for a checkpoint
         self._is_keeping = False
+        self._has_result = False
         self._adopting: deque[RoundId] = deque()  # in the order of their Work
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._known_groups = KnownGroups()  # none: servers make the snapshots
@@ -167,6 +168,7 @@ class Replica(RoundPolicy):
     def whole(self, exchange: Exchange) -> ev.Actions:
         round = exchange.id
         if round.kind == RoundKind.PULL:
+            self._has_result = self._is_last_pull
             version = self._served.n_steps if self._is_last_pull else self._steps.version
             self._adopting.append(round)
             return [ev.Run(Work(self._served.stage, WorkKind.ADOPT, None, self._peer, version), 1.0, (round,))]
@@ -207,7 +209,10 @@ class Replica(RoundPolicy):
 
     def _keep(self) -> ev.Actions:
         """Keep a snapshot that is for a checkpoint. The next one may replace it only once its checkpoint is being
-        written, which begins with the new version."""
+        written, which begins with the new version. Once the result of the run is here, it is not needed any more."""
+        if self._has_result:
+            late, self._to_keep = self._to_keep, deque()
+            return [action for round in late for action in self._engine.forget(round)]
         if self._is_keeping or not self._to_keep:
             return []
         self._is_keeping = True

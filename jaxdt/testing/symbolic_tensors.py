@@ -109,8 +109,10 @@ class SymbolicTensors(HeldTensors):
         return {}
 
     def _contribute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
-        """All slices of a worker's contribution are here, and hold the same."""
+        """All slices of a worker's contribution are here, and hold the same, unless it is void by now."""
         step = _step(work)
+        if any(round in self._forgotten for round in rounds):
+            raise StepFreed
         slices = [part for key, part in self._slices.items() if key.src is None and key.round in rounds]
         if not slices or any(part != slices[0] for part in slices):
             self.broken(f"adds {rounds}, whose slices hold {slices}")

@@ -198,8 +198,11 @@ class RoutedWiring:
     # --------------------------------------------------------------------------------------------------------- work
 
     def _accept(self, given: ev.Grant | ev.Boundary) -> ev.Actions:
-        """Queue the Work that a grant or a boundary tensor makes possible; of a later step, keep it."""
+        """Queue the Work that a grant or a boundary tensor makes possible; of a later step, keep it. A tensor of a step
+        that is over is let go: it was made again here, or on the way here, for a neighbour that is through."""
         names = given if isinstance(given, ev.Grant) else given.key
+        if isinstance(given, ev.Boundary) and names.step < self._step:
+            return [ev.Discard(given.key)]
         if names.step > self._step:
             self._of_later_steps.append(given)
         if names.step != self._step:

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import GroupReport
+from jaxdt.protocol.reports import GroupReport, StateMeanReport
 from jaxdt.sim.faults import CRASH
 from jaxdt.testing.case import finding, play
 from jaxdt.testing.cases import HARMLESS_KINDS, LOSSES, draw_case, kinds_of
+from jaxdt.testing.invariants import InvariantBroken
 
 N_SEEDS = 20
 
@@ -19,6 +20,15 @@ N_SEEDS = 20
 def test_invariants_hold(low):
     found = {seed: line for seed in range(low, low + 10) if (line := finding(draw_case(seed, "independent")))}
     assert not found
+
+
+def test_a_checkpoint_of_which_no_member_knew_when_the_coordinator_died_is_left_out_for_a_later_one():
+    """Both were due at the same moment. One of which a member knew is not left out."""
+    outcome, invariants = play(draw_case(5153, "independent"))
+    means = {(report.version, report.stage) for report in outcome.of(StateMeanReport)}
+    assert means == {(version, 0) for version in range(1, 9) if version != 3}
+    with pytest.raises(InvariantBroken, match="means of states"):
+        invariants._check_checkpoints(means - {(2, 0)})
 
 
 def test_the_seeds_draw_all_kinds():

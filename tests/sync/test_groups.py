@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator
+from jaxdt.membership.member import ACCEPT, HOLD
+from jaxdt.membership.peer import Peer
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import GroupsConfig, default_plan, parse
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.network import Link
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.sim_peer import CRASHED
@@ -109,14 +112,21 @@ def test_pipelines_that_are_lost_at_once_leave_at_once():
     assert sizes == [3] * sizes.index(1) + [1] * (len(sizes) - sizes.index(1))
 
 
+VIEW = ev.View(1, 1, 0, (ev.Member(0, 0, admission=1), ev.Member(1, 0, admission=1)), (1,), n_committed=0)
+
+
+def replica(n_steps=9):
+    """The machine of peer 0, a pipeline of one stage, whose vector has two slices."""
+    place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=n_steps, clip_norm=0.0)
+    options = ReplicaOptions(n_steps, fragment_elements=(4,), n_elements=4, slice_bytes=8)
+    held_out = HeldOutWork(HeldOutPlace(0, 0, None, 0, []))
+    return Groups(default_plan(make_config()), place, options, held_out, GroupsConfig())
+
+
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
     """One that comes before its group is kept until the group is told."""
-    place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
-    options = ReplicaOptions(9, fragment_elements=(4,), n_elements=4, slice_bytes=8)
-    held_out = HeldOutWork(HeldOutPlace(0, 0, None, 0, []))
-    machine = Groups(default_plan(make_config()), place, options, held_out, GroupsConfig())
-    view = ev.View(1, 1, 0, (ev.Member(0, 0, admission=1), ev.Member(1, 0, admission=1)), (1,), n_committed=0)
-    machine.handle(0.0, ev.ViewChanged(view))
+    machine = replica()
+    machine.handle(0.0, ev.ViewChanged(VIEW))
 
     def hear(src, body):
         """The actions of the machine, after the Work and the sums that it asks for are done too."""
@@ -141,6 +151,129 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
             assert [action.body for action in again] == [told[0].body]
         assert hear(ev.COORDINATOR, ev.GroupClosed(round)) == [ev.Forget(round)]
         assert hear(1, shard) == [ev.Forget(round)] and not machine._engine._early
+
+
+class Gate:
+    """A membership that holds the messages of a view until that is adopted."""
+
+    READS = frozenset({ev.View})
+    header = ev.Header("r", 0, 0, 0)
+
+    def admit(self, header, body):
+        return HOLD if header.view > self.header.view and not isinstance(body, ev.View) else ACCEPT
+
+    def handle(self, now_s, event):
+        self.header = replace(self.header, view=event.body.number)
+        return [ev.ViewChanged(event.body)]
+
+
+def test_a_mean_whose_slices_have_waited_for_a_view_is_adopted_once_all_are_stored():
+    """Peer 1 has adopted view 2 before it sends its slices. A driver adds up as soon as it is asked to."""
+    peer, held, adopted = Peer(Gate(), replica()), set(), []
+
+    def perform(event):
+        for action in peer.handle(0.0, event):
+            match action:
+                case ev.HandleAgain(message):
+                    perform(message)
+                case ev.StoreTensor(_, body):
+                    held.add((body.key.lo, body.key.hi, body.key.src))
+                case ev.Sum(key):
+                    held.add((key.lo, key.hi, key.src))
+                    perform(ev.Summed(key, 1, 1.0))
+                case ev.Run(work) if work.kind == WorkKind.LAY_OUT:
+                    perform(ev.Ran(work, 0.0, 1.0))
+                case ev.Run(work) if work.kind == WorkKind.ADOPT:
+                    adopted.append(set(held))
+
+    def hear(src, view, body):
+        perform(ev.Received(ev.Header("r", 0, view, src), body, None if src == ev.COORDINATOR else "tensor"))
+
+    round = RoundId(RoundKind.MEAN, 0, 0, view=1)
+    hear(ev.COORDINATOR, 1, VIEW)
+    hear(ev.COORDINATOR, 1, ev.GroupFormed(round, (0, 1)))
+    cover = ((0, 1), (((0, 0),), ((1, 1),)))
+    hear(1, 2, ev.Shard(ev.SliceKey(round, 0, 2, 1), ((1, 1),), 1))
+    hear(1, 2, ev.Reduced(ev.SliceKey(round, 2, 4), cover, 1, 1, 1.0))
+    assert not adopted
+    hear(ev.COORDINATOR, 2, replace(VIEW, number=2))
+    assert [{(0, 2, None), (2, 4, None)} <= sums for sums in adopted] == [True]
+
+
+def test_the_result_of_a_replica_that_is_alone_comes_after_its_snapshots():
+    """A snapshot that was asked for during the last step is laid out after it. Else the checkpoint of an older version
+    would be the newest one here."""
+    machine, done = replica(), []
+
+    def perform(event):
+        for action in machine.handle(0.0, event):
+            done.append(action)
+            if isinstance(action, ev.Updated):
+                perform(action)
+
+    def hear(body):
+        perform(ev.Received(ev.Header("r", 0, 1, ev.COORDINATOR), body))
+
+    def ran(kind):
+        [run] = [action for action in done if isinstance(action, ev.Run)]
+        assert run.work.kind == kind
+        done.clear()
+        perform(ev.Ran(run.work, 0.0, 1.0))
+
+    perform(ev.Ready({}, n_words=4))
+    perform(ev.ViewChanged(replace(VIEW, members=VIEW.members[:1])))
+    hear(ev.GroupFormed(RoundId(RoundKind.STATE, 0, 3, view=1), (0,)))
+    hear(ev.EndOfSteps())
+    done.clear()
+    perform(ev.Accumulated(0, 0, 0, 1, 1.0))
+    perform(ev.Drained(0))
+    ran(WorkKind.NORM)
+    ran(WorkKind.LOCAL_STEP)
+    hear(ev.GroupFormed(RoundId(RoundKind.MEAN, 0, 0, view=1), (0,)))
+    assert ev.Send(ev.COORDINATOR, ev.Finished(1)) in done
+    hear(ev.GroupFormed(RoundId(RoundKind.STATE, 0, 9, view=1), (0,)))
+    ran(WorkKind.LAY_OUT)
+    for key in [action.key for action in done if isinstance(action, ev.Sum)]:
+        perform(ev.Summed(key, 1, 1.0))
+    done[:] = [action for action in done if not isinstance(action, ev.Sum)]
+    ran(WorkKind.ADOPT)
+    assert done == [ev.MeanKept(3), ev.Updated(0, 3), ev.MeanKept(9), ev.Updated(0, 9)]
+
+
+def test_means_of_states_are_adopted_in_the_order_of_their_versions():
+    """The first one has to be fetched of another member, so the second is whole before it."""
+    machine, done = replica(n_steps=0), []
+
+    def perform(event):
+        for action in machine.handle(0.0, event):
+            done.append(action)
+            if isinstance(action, ev.Run) and action.work.kind == WorkKind.LAY_OUT:
+                perform(ev.Ran(action.work, 0.0, 1.0))
+            if isinstance(action, ev.Sum):
+                perform(ev.Summed(action.key, 1, 1.0))
+
+    def hear(src, body):
+        perform(ev.Received(ev.Header("r", 0, 1, src), body))
+
+    def adopted():
+        return [action.rounds for action in done if isinstance(action, ev.Run) and action.work.kind == WorkKind.ADOPT]
+
+    def give(round, lo, hi):
+        hear(1, ev.Reduced(ev.SliceKey(round, lo, hi), ((0, 1), (((0, 0),), ((1, 0),))), 1, 1, 1.0))
+
+    first, second = (RoundId(RoundKind.STATE, 0, version, view=1) for version in (3, 6))
+    perform(ev.Ready({}, n_words=4))
+    perform(ev.ViewChanged(VIEW))
+    hear(ev.COORDINATOR, ev.GroupFormed(first, (0, 1)))
+    hear(ev.COORDINATOR, ev.GroupFormed(first, (0, 1), holders=(1,)))
+    assert done[-1] == ev.Send(1, ev.FetchResult(first))
+    hear(ev.COORDINATOR, ev.GroupFormed(second, (0, 1)))
+    hear(1, ev.Shard(ev.SliceKey(second, 0, 2, 1), ((1, 0),), 1))
+    give(second, 2, 4)
+    assert done[-1].body.round == second and not adopted()
+    give(first, 0, 2)
+    give(first, 2, 4)
+    assert adopted() == [(first,)]
 
 
 def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():

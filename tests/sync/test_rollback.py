@@ -10,7 +10,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.runtime.storage.gradient_slices import GradientSlices
+from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted
 from jaxdt.sync.allreduce import AllReduce
 
 PEERS = (0, 1)
@@ -122,5 +122,5 @@ def holds(slices: GradientSlices, round: RoundId) -> bool:
     """Whether the whole result of a round is here."""
     try:
         return len(slices.result(round)) == N_ELEMENTS
-    except IndexError:
+    except RoundAborted:
         return False

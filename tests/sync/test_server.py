@@ -22,12 +22,15 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Link
 from jaxdt.run.plan import PlanRoles
+from jaxdt.run.work import WorkKind
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
-from jaxdt.sync.server import ParameterServer, ServedStage
+from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
+from jaxdt.sync.local_steps import PipelinePlace
+from jaxdt.sync.server import ParameterServer, Replica, ServedStage
 from jaxdt.testing.replay import Replay
 
 pytestmark = pytest.mark.xdist_group("replicas_that_differ")
@@ -232,6 +235,51 @@ def test_a_push_is_added_once():
         return [action.step for action in actions if isinstance(action, PushReport)]
 
     assert [pushed(1), pushed(1), pushed(2, admission=2), pushed(2), pushed(1), pushed(2)] == [[1], [], [], [2], [], []]
+
+
+def test_a_snapshot_that_comes_after_the_result_is_not_kept():
+    """Its checkpoint would be the newest one here, and the result could not be written again."""
+    stage = ServedStage(0, (9,), (4,), 1, n_elements=6, slice_bytes=24, staleness=0, wave=1)
+    place = PipelinePlace(peer=4, stage=0, pipeline=[4], n_steps=1, clip_norm=0.0)
+    worker, done = Replica(stage, place, HeldOutWork(HeldOutPlace(4, 0, None, 0, []))), []
+
+    def perform(event):
+        done.extend(worker.handle(0.0, event))
+
+    def hear(src, body):
+        perform(ev.Received(ev.Header("r", 0, 1, src), body))
+
+    def give(round):
+        hear(9, ev.Reduced(ev.SliceKey(round, 0, 6), ((9,), (((9, 0),),)), 1, 1, 1.0))
+
+    def pull():
+        [wanted] = [action.body for action in done if isinstance(getattr(action, "body", None), ev.WantsParameters)]
+        done.clear()
+        give(wanted.round)
+
+    def ran(kind):
+        [work] = [action.work for action in done if isinstance(action, ev.Run)]
+        assert work.kind == kind
+        done.clear()
+        perform(ev.Ran(work, 0.0, 1.0))
+
+    members = (ev.Member(4, 0, admission=1), ev.Member(9, 0, admission=1))
+    perform(ev.ViewChanged(ev.View(1, 1, 0, members, (1,), n_committed=0)))
+    pull()
+    ran(WorkKind.ADOPT)
+    hear(ev.COORDINATOR, ev.EndOfSteps())
+    perform(ev.Accumulated(0, 0, 0, 1, 1.0))
+    perform(ev.Drained(0))
+    for kind in (WorkKind.NORM, WorkKind.LOCAL_STEP, WorkKind.LAY_OUT):
+        ran(kind)
+    pull()
+    late = RoundId(RoundKind.CHECKPOINT, 0, 0, view=1)
+    hear(ev.COORDINATOR, ev.GroupFormed(late, (4,), (9,)))
+    assert done[-1] == ev.Send(9, ev.FetchResult(late))
+    give(late)
+    assert done[-1] == ev.Forget(late)
+    ran(WorkKind.ADOPT)
+    assert done[-1] == ev.Updated(0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -83,6 +83,14 @@ def test_no_work_of_a_step_begins_once_it_is_committed():
     assert of(next_step, ev.Run) == [ev.Run(Work(1, "F", 0, 1, 1))]
 
 
+def test_a_tensor_that_comes_after_its_step_is_let_go():
+    """A neighbour has made it again since it did not know yet that the step is committed."""
+    run = Driver(1)
+    run.wiring.handle(4.0, ev.Updated(1, 1))
+    late = ev.Key("grad", 0, 2, 0)
+    assert run.hear(3, ev.Boundary(late, (0, 1, 3), (0, 1))) == [ev.Discard(late)]
+
+
 def test_what_is_done_elsewhere_meanwhile_is_not_done_here():
     run = Driver(1)
     for m in range(3):

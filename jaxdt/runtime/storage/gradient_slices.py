@@ -23,6 +23,10 @@ def sq_norm(vector: np.ndarray) -> float:
 ABORTED_MAX = 1000  # aborted rounds whose late parts are ignored
 
 
+class RoundAborted(Exception):
+    """The sum of a round is wanted that was aborted."""
+
+
 class GradientSlices:
     """Own vectors by round; received parts and sums by SliceKey. All of a round have the dtype in which they travel."""
 
@@ -67,10 +71,14 @@ class GradientSlices:
         return zlib.crc32(struct.pack("<d", norm)), norm
 
     def result(self, round: RoundId) -> np.ndarray:
-        """The whole sum, joined from its slices in a new buffer, which jax may keep."""
-        keys = sorted(key for key in list(self._slices) if key.src is None and key.round == round)
-        out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
-        return np.concatenate([self._slices[key] for key in keys], out=out, casting="safe")
+        """The whole sum, joined from its slices in a new buffer, which jax may keep. RoundAborted if the round was
+        aborted, perhaps by another thread meanwhile."""
+        slices = [item for item in list(self._slices.items()) if item[0].src is None and item[0].round == round]
+        if round in self._aborted:
+            raise RoundAborted(f"{round} was aborted")
+        slices.sort(key=lambda item: item[0])
+        out = aligned_empty((slices[-1][0].hi,), np.dtype(np.float32))
+        return np.concatenate([part for _, part in slices], out=out, casting="safe")
 
     def add(self, round: RoundId, other: RoundId) -> None:
         """Add the whole sum of another round to this peer's contribution to a round."""

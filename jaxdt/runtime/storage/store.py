@@ -35,7 +35,7 @@ from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
-from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
+from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.words import WORD, aligned_empty, joined
@@ -470,9 +470,13 @@ class Store:
         return figures
 
     def _contribute(self, step: int, rounds: tuple[RoundId, ...]) -> dict[str, float]:
-        """Add the gradient that a pool's worker has sent, as the vectors of these rounds, to the accumulator."""
+        """Add the gradient that a pool's worker has sent, as the vectors of these rounds, to the accumulator. StepFreed
+        if they are void by now."""
         names = {self._stage_of(name): name for name in self.functions.group_sizes}
-        vectors = {names[round.stage]: self._slices.result(round) for round in rounds}
+        try:
+            vectors = {names[round.stage]: self._slices.result(round) for round in rounds}
+        except RoundAborted:
+            raise StepFreed from None
         self._accumulators[step] = self.functions.add_vectors(self._gradient_sum(step), vectors)
         jax.block_until_ready(self._accumulators[step])
         return {}

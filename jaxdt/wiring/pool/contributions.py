@@ -54,6 +54,7 @@ class Contributions:
         self._n_rounds = 0
         self._adding: deque[Contribution] = deque()  # in order
         self._is_adding = False  # the first of them, now
+        self._is_void = False  # the one that is being added was dropped, and is not among them any more
 
     def ask(self, now_s: float, step: StepUnderWay, worker: int, admission: int) -> ev.Actions:
         """Ask a worker for what it has accumulated."""
@@ -99,16 +100,18 @@ class Contributions:
 
     def added(self) -> Contribution | None:
         """The first contribution that waited is in this server's accumulator; None if it was dropped meanwhile."""
-        self._is_adding = False
-        return self._adding.popleft() if self._adding else None
+        was_dropped, self._is_adding, self._is_void = self._is_void, False, False
+        return None if was_dropped else self._adding.popleft()
 
     def are_waiting(self, step: StepUnderWay) -> bool:
         """Whether contributions to the step are still to be added."""
         return any(contribution.step is step for contribution in self._adding)
 
     def drop(self, keeps_what_is_being_added: bool) -> ev.Actions:
-        """Contributions that wait to be added are void."""
-        n_kept = 1 if self._is_adding and keeps_what_is_being_added else 0
+        """Contributions that wait to be added are void. The Work that adds one of them gives up, or its result goes
+        with the accumulator, so its end says nothing of those that come after."""
+        self._is_void |= self._is_adding and not keeps_what_is_being_added
+        n_kept = 1 if self._is_adding and not self._is_void else 0
         actions: ev.Actions = []
         while len(self._adding) > n_kept:
             actions += forget(self._adding.pop().rounds)

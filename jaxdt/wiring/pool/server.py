@@ -137,6 +137,8 @@ class PoolServer:
                 return self._from_worker(now_s, event, header.src, body) + self._go_on(now_s)
             case ev.Received(header, ev.StealRequest() | ev.StealOffer() | ev.StealReply() as body) if self._view:
                 return self._from_server(now_s, header.src, body) + self._go_on(now_s)
+            case ev.Received(_, ev.Boundary(key)) if self._view and key.step < self._version:
+                return [ev.Discard(key)]  # of a step that is over
             case ev.Received(_, ev.Boundary(key)) if self._view and key.step >= self._strict_from:
                 return self._on_arrived(key) + self._go_on(now_s)
             case ev.Received(_, body):

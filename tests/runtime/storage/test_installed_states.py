@@ -9,6 +9,7 @@ import pytest
 from test_equivalence import Tokens
 
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.process import compute
@@ -98,6 +99,13 @@ def test_work_of_a_step_that_was_given_up_while_it_waited_computes_nothing(last_
     store.put(boundary, SERVER, tensor)
     store.free(0, ())
     assert store.run(BACKWARD_OF_0, 1.0) == {} and not store._accumulators
+
+
+def test_a_contribution_that_became_void_while_its_work_waited_is_not_added(last_stage):
+    store, *_ = last_stage
+    round = RoundId(RoundKind.CONTRIBUTION, 1, 0, peer=WORKER, view=1, attempt=1)
+    store.forget(round)
+    assert store.run(Work(1, WorkKind.CONTRIBUTE, None, 1, 0), 0.0, (round,)) == {} and not store._accumulators
     store.restore(ev.Restore(0, 0, in_place=True))
     with pytest.raises(KeyError):
         store.run(BACKWARD_OF_0, 1.0)  # requested after that: it must have its input

@@ -153,21 +153,39 @@ def test_a_process_that_was_put_out_ends_and_does_not_ask_for_another_server():
     assert stop == ev.Stop(3, "refused") and stop.code != NO_SERVER
 
 
+def waiting_contribution(attempt, sq_norm=1.0):
+    """A worker has contributed. Returns the step that it is for, and what the server has received."""
+    rounds, items = (RoundId(RoundKind.CONTRIBUTION, 0, 0, view=1, attempt=attempt),), ((3, 7),)
+    table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
+    step = StepUnderWay(0, table, 0, deque(), None, asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
+    return step, ev.ContributionReceived(WORKER, rounds, items, sq_norm)
+
+
 @pytest.mark.parametrize(("sq_norm", "reason"), [
     *((sq_norm, None) for sq_norm in (0.0, 1e-30, 1.0, 1e30)),
     *((sq_norm, "its gradient is not finite") for sq_norm in (math.inf, math.nan)),
 ])  # fmt: skip
 def test_every_finite_gradient_of_what_a_worker_has_done_is_added(sq_norm, reason):
     """A gradient of few samples, or of a small model, may be as small or as large as it likes."""
-    rounds, items = (RoundId(RoundKind.CONTRIBUTION, 0, 0, view=1, attempt=1),), ((3, 7),)
-    table = SimpleNamespace(contribution=lambda worker: items, commit=lambda worker, items: None)
-    step = StepUnderWay(0, table, 0, deque(), None, asked={WORKER: AskedContribution(rounds, 0.0, 1.0)})
+    step, received = waiting_contribution(1, sq_norm)
     contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))
-    received = ev.ContributionReceived(WORKER, rounds, items, sq_norm)
     assert contributions.arrived(0.5, step, received)
     rejection = contributions.look_at(step, received)
     assert (rejection and rejection.reason) == reason
     assert (contributions.next_work() is None) == bool(reason)
+
+
+def test_a_contribution_that_was_dropped_while_its_work_waited_is_not_taken_for_the_next_one():
+    """The server was evicted, and is a member again before the Work of before ends."""
+    contributions = Contributions(SERVER, 0, ["c"], SimpleNamespace(took=lambda *arguments: None))
+    (before, first), (step, second) = waiting_contribution(1), waiting_contribution(2)
+    assert contributions.look_at(before, first) is None and contributions.next_work()
+    assert contributions.drop(keeps_what_is_being_added=False) == [ev.Forget(first.rounds[0])]
+    assert contributions.look_at(step, second) is None
+    assert contributions.next_work() is None, "its Work runs after that of the first one"
+    assert contributions.added() is None and contributions.are_waiting(step)
+    assert contributions.next_work()[1] == second.rounds
+    assert contributions.added().rounds == second.rounds and not contributions.are_waiting(step)
 
 
 def test_what_is_remembered_of_a_worker_is_bounded():
@@ -233,3 +251,13 @@ def test_what_a_worker_does_again_is_not_kept_once_it_was_let_go(n_kept):
     [inventory] = bodies(pool.machine.handle(6.0, own), ev.Inventory, NEIGHBOUR)
     let_go = {key.microbatch for key in pool.discarded}
     assert not let_go & set(inventory.kept) and len(inventory.kept) == min(n_kept, len(forwards))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_tensor_that_comes_after_its_step_is_let_go(number):
+    """In the first view, and in one in whose first step the servers did the rest by routes."""
+    machine, late = server(), ev.Key("grad", 0, 1, 0)
+    machine.handle(1.0, ev.ViewChanged(ev.View(number, 1, 0, MEMBERS, (1, 1), 0)))
+    machine.handle(2.0, ev.Updated(0, 1))
+    route, again = ((SERVER, NEIGHBOUR), (0,)) if number > 1 else ((), ())
+    assert told(machine, 3.0, NEIGHBOUR, ev.Boundary(late, route, again)) == [ev.Discard(late)]
