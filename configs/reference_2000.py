@@ -28,6 +28,7 @@ def get_config():
     config.model.n_shared_blocks = 0
     config.model.compression = "none"
     config.model.compression_after = ()
+    config.model.adapter = ""
     config.init.path = ""  # fresh parameters
     config.init.digest = ""
     config.data.path = ""  # the committed corpus in bytes

@@ -66,8 +66,13 @@ def read_options(data: Any, where: str) -> ModelSpec:
 
 def as_fields(options: ModelSpec) -> dict[str, Any]:
     """The fields of the section `model` of a config that describe these options; read_options reads them too."""
-    fields = {"family": options.family, **serialize.write(options)}
-    return fields if options.adapter else {name: value for name, value in fields.items() if name != "adapter"}
+    return {"family": options.family, **recorded(options)}
+
+
+def recorded(options: ModelSpec) -> dict[str, Any]:
+    """The options as plain data for a record that is compared with others, without an empty adapter, which those of
+    before lack."""
+    return {name: value for name, value in serialize.write(options).items() if name != "adapter" or value}
 
 
 def _class_named(family: Any, where: str) -> type[ModelSpec]:

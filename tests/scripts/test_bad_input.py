@@ -17,9 +17,9 @@ from forks import run_scripts
 
 from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
 from jaxdt.run import plan as plans
-from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
+from jaxdt.run.model import recorded
 from jaxdt.run.network import to_json, uniform
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.identity import credential
@@ -62,7 +62,7 @@ def get_config():
 """
 PLAN = plans.to_json(Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (1,)))
 EMITTED = ("--emit={dir}/run", "--run_dir={dir}/run/run_dir")  # every case has a --run_dir
-MODEL = serialize.write(GPTConfig.of("debug"))
+MODEL = recorded(GPTConfig.of("debug"))
 
 
 def network(n: int, gbps: float = 1.0) -> str:

@@ -28,7 +28,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.run import serialize, versions
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
-from jaxdt.run.model import renamed
+from jaxdt.run.model import recorded, renamed
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import DISK_ID, disk_id, write_json
 from jaxdt.runtime.storage.parts import (
@@ -49,10 +49,8 @@ WRITTEN = (PART, UNFINISHED, re.compile(r"complete\.json(\.\d+\.\d+\.tmp)?"))  #
 def about_run(config: RunConfig, data_checksum: str) -> dict:
     """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens, and
     an outer optimizer if the run has one."""
-    model = serialize.write(config.model)
+    model = recorded(config.model)
     model.pop("source", None)  # of a module of one's own: another one may make the same model
-    if not config.model.adapter:
-        del model["adapter"]  # which records of before lack
     if "facts" in model:
         model["facts"] = config.model.facts.structure
     about = {"model": model, "optimizer": config.optim.state_name, "data": data_checksum}

@@ -9,6 +9,7 @@ from experiments.ablation.grid import Case
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model import recorded
 
 
 def fingerprint(config: RunConfig, data_checksum: str) -> str:
@@ -16,7 +17,7 @@ def fingerprint(config: RunConfig, data_checksum: str) -> str:
     case has them."""
     train = {name: value for name, value in serialize.write(config.train).items() if name != "seed"}
     parts = [
-        serialize.write(config.model),
+        recorded(config.model),
         train,
         serialize.write(config.optim),
         config.plan.microbatches,
