@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from jaxdt.cli import config_fields
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from planner.model.file_schemas import schemas
 
 ROOT = Path(__file__).resolve().parents[1]

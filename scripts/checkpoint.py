@@ -21,7 +21,7 @@ from jaxdt.cli import environment, run_flags
 from jaxdt.model.base import stage_entries
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.runtime.coordinator_folder import begun_with
 from jaxdt.runtime.storage import checkpoint, entries
 

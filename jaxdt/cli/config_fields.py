@@ -15,7 +15,7 @@ from absl import flags
 
 from jaxdt.run import config as configs
 from jaxdt.run.model import option_classes
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.options import accepts_of, meaning_of
 from jaxdt.sync.base import SYNCS
 from jaxdt.sync.matching.base import MATCHERS

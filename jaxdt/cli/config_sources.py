@@ -16,7 +16,7 @@ from jaxdt.cli.config_fields import prefix_of, sections
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import Plan
 
 FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"

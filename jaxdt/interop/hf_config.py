@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxdt.run.errors import BadInput, nearest, why
 from jaxdt.run.model import read_options
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.serialize import is_list, is_object, parse_json, write
 
 Config = Mapping[str, Any]

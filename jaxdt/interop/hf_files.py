@@ -17,7 +17,7 @@ from jaxdt.interop.hf_config import config_of, options_of_config, read_config
 from jaxdt.interop.tensor_names import Tensor, tensors_of
 from jaxdt.run.adapter import SCALE, parse
 from jaxdt.run.errors import BadInput, require_one_of, shortened, why
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.serialize import is_object
 from jaxdt.runtime.storage.model_folder import Leaves
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdt.interop.tensor_names import Tensor, names_of, tensors_of
 from jaxdt.run.errors import BadInput, shortened
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.runtime.storage.model_folder import ModelRecord, ModelWriter, new_folder
 
 

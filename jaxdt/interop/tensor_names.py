@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 NUMBERED = re.compile(r"([a-z]+)_(\d+)")
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxdt.model.base import Auxiliary, Begins, Boundary, Entries, Logits, Model, Params, Tokens, model_of
 from jaxdt.run.adapter import LORA, SCALE, A, B
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 
 def matrix(kernel_DF: Any, a_DR: Any, b_RF: Any) -> Any:

@@ -26,7 +26,7 @@ from jaxdt.model.base import Params
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import GroupsConfig
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 Vector = Float32[np.ndarray, " n"]
 Sent = Float[np.ndarray, " n"]  # in the dtype of a codec

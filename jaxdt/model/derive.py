@@ -23,7 +23,8 @@ from jaxdt.model.base import Model, Params, apply_layer, model_of
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
-from jaxdt.run.model_facts import Entry, LayerFacts, Leaf, ModelFacts, ModelSpec
+from jaxdt.run.model_facts import Entry, LayerFacts, Leaf, ModelFacts
+from jaxdt.run.model_spec import ModelSpec
 
 # Of the values that a layer's backward computes at once: so many per result of a product with a weight, and per result
 # of a product of activations that has a number for each pair of tokens (attention scores). Read off XLA's own figures

@@ -22,7 +22,8 @@ from typing import Any
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelFacts, ModelSpec
+from jaxdt.run.model_facts import ModelFacts
+from jaxdt.run.model_spec import ModelSpec
 
 DERIVATION = "jaxdt.model.derive"
 PACKAGE = Path(__file__).parents[1]

@@ -25,7 +25,8 @@ from flax import nnx
 from jaxdt.model.base import Begins, Boundary, Entries, Logits, Model, Params, Tokens
 from jaxdt.model.layers import block_name
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import MATRIX, TABLE, UNKNOWN, VECTOR, derived
+from jaxdt.run.model_facts import MATRIX, TABLE, UNKNOWN, VECTOR
+from jaxdt.run.model_spec import derived
 from jaxdt.run.own_model import OwnModel, put_current_folder_on_path
 
 Part = nn.Module | Callable[[nnx.Rngs], nnx.Module]

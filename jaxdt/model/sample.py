@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxdt.model.base import Params, apply_stage, stage_entries
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 
 def assemble(config: ModelSpec, stages: list[Params]) -> Params:

@@ -30,7 +30,7 @@ from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes, ow
 from jaxdt.protocol.events import EXPERTS
 from jaxdt.run.config import REMATS
 from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)}
 OptState = Any

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jaxdt.model.base import Params, entry_and_path, stage_entries
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
 

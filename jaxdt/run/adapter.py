@@ -7,12 +7,14 @@ other parameters of the model are frozen: no gradient, moments or exchange. Of t
 in the path of a matrix, such as "q" in "q/kernel"; without names every matrix of the layers has an adapter. Embedding
 and head have none. The leaves of an adapter are those of an entry below "lora": "lora/q/kernel/a" and ".../b"."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jaxdt.run.errors import BadInput, nearest
-from jaxdt.run.model_facts import ADAPTER_SYNTAX, HEAD, MATRIX, Entry, Leaf, ModelFacts
+from jaxdt.run.model_facts import HEAD, MATRIX, Entry, Leaf, ModelFacts
 
+SYNTAX = re.compile(r"lora:([1-9]\d{0,4})(?::([\w.-]+(?:,[\w.-]+)*))?")  # rank, targets
 LORA, A, B = "lora", "a", "b"
 SCALE = 2.0  # the usual alpha of twice the rank, by the rank
 
@@ -32,7 +34,7 @@ class Adapter:
 
 def parse(text: str) -> Adapter:
     """The adapter that the option model.adapter names."""
-    match = ADAPTER_SYNTAX.fullmatch(text)
+    match = SYNTAX.fullmatch(text)
     assert match, "options were checked"
     return Adapter(int(match[1]), tuple(match[2].split(",")) if match[2] else ())
 

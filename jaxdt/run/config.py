@@ -19,7 +19,8 @@ from jaxdt.run import serialize
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least
 from jaxdt.run.model import options_of, renamed
-from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
+from jaxdt.run.model_facts import MicrobatchShape
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.options import (
     BELOW_ONE,

@@ -30,7 +30,8 @@ an estimate, good to a third.
 
 from dataclasses import dataclass
 
-from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
+from jaxdt.run.model_facts import MicrobatchShape
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.own_model import OwnModel, is_own
 
 # The first family is that of files which name none.

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self, TypeGuard
 
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, shell_line
-from jaxdt.run.model_facts import ADAPTER, MAX_LEN, UNKNOWN, VOCAB_SIZE, ModelFacts, ModelSpec, derived
+from jaxdt.run.model_facts import UNKNOWN, ModelFacts
+from jaxdt.run.model_spec import ADAPTER, MAX_LEN, VOCAB_SIZE, ModelSpec, derived
 from jaxdt.run.options import option, require_accepted
 
 PACKAGE, INIT = "jaxdt", "__init__.py"

@@ -16,7 +16,8 @@ from jaxdt.run import codec as codec_names
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, unreadable
 from jaxdt.run.model import read_options
-from jaxdt.run.model_facts import MicrobatchShape, ModelSpec
+from jaxdt.run.model_facts import MicrobatchShape
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 

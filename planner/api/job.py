@@ -9,7 +9,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.config import DTYPES, REMATS, DataConfig, PlanConfig, RunConfig, TrainConfig
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.model import options_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.network import Network
 from jaxdt.run.plan import SCHEDULES, Plan
 from jaxdt.run.profile import Profile, from_flops

@@ -11,7 +11,7 @@ from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import options_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.network import Network
 from jaxdt.run.profile import Profile
 from planner.api.job import (

@@ -11,7 +11,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import FLOAT_BYTES
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import even_shares, ranges
 from jaxdt.run.sizes import DTYPE_BYTES
 from planner.model import layer_cuts

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxdt.run import network, plan, profile
 from jaxdt.run.model import option_classes
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}

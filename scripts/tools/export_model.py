@@ -21,7 +21,7 @@ from jaxdt.interop.hf_files import DTYPES, write_adapter, write_folder
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, require_one_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, complete_record, newest_whole
 from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN, Leaves, as_leaves, as_tree, new_folder, open_model

@@ -25,7 +25,8 @@ from jaxdt.run.families.gpt import PRESETS, GPTConfig
 from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.run.families.moe import MoeConfig
 from jaxdt.run.model import FAMILIES, options_class
-from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts, ModelSpec
+from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts
+from jaxdt.run.model_spec import ModelSpec
 
 facts = functools.cache(derive.facts)  # a derivation takes half a second
 MODELS = {name: GPTConfig.of(name) for name in PRESETS} | CONFIGS

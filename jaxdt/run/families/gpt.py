@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdt.run.codec import COMPRESSION
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
+from jaxdt.run.model_spec import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
 from jaxdt.run.options import in_context, one_of, option, require_accepted
 from jaxdt.run.serialize import is_list
 

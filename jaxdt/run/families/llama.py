@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
+from jaxdt.run.model_spec import ADAPTER, D_FF, D_MODEL, MAX_LEN, N_HEADS, N_LAYERS, TIED_HEAD, VOCAB_SIZE, ModelSpec
 from jaxdt.run.options import POSITIVE, about, at_least, option, require_accepted
 
 

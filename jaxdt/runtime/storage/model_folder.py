@@ -25,7 +25,8 @@ from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, why
 from jaxdt.run.model import as_fields, read_options
-from jaxdt.run.model_facts import Entry, ModelSpec
+from jaxdt.run.model_facts import Entry
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import fsync, fsync_tree, write_json
 

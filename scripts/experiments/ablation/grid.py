@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.sizes import boundary_bytes
 

@@ -11,7 +11,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StepReport
 from jaxdt.run.config import GroupsConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, default_plan
 from jaxdt.run.model import options_of
-from jaxdt.run.model_facts import ModelSpec
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.network import Link
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, simulate
