@@ -190,7 +190,7 @@ def write_adapter(
             module = tensor.hf.removesuffix(".weight")
             name = f"base_model.model.{module}.lora_{half.upper()}.weight"
             parts.append(_Part(name, entry.name, leaf.path, None, leaf.shape[::-1], True))
-            targets.add(module.rpartition(".")[2])
+            targets.add(".".join(module.split(".")[-2:]))  # GPT-2 has two modules c_proj in a layer
             takes_inputs_first |= tensor.hf_has_inputs_first
     about = {
         "peft_type": "LORA",

@@ -83,21 +83,10 @@ def apply_head(options: ModelSpec, params: Params, x: Boundary) -> Logits:
     return model.head(base, params, x)
 
 
-def role(entry: str, path: str, shape: tuple[int, ...]) -> str:
-    raise NotImplementedError("the facts of a model with an adapter follow from those of the model")
-
-
 def _base(options: ModelSpec) -> tuple[Model, ModelSpec]:
     base = options.without_adapter()
     return model_of(base), base
 
 
-MODEL = Model(
-    entries=entries,
-    init=init_entry,
-    role=role,
-    embed=embed,
-    layer=apply_layer,
-    head=apply_head,
-    complete=complete,
-)
+# The facts of a model with an adapter follow from those of the model: they ask for no roles here.
+MODEL = Model(entries=entries, init=init_entry, embed=embed, layer=apply_layer, head=apply_head, complete=complete)

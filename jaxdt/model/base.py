@@ -55,13 +55,13 @@ class Model(NamedTuple):
     # (options, entry, key of the seed) -> fresh fp32 parameters; they depend on these only, so that all splits start
     # from the same bits
     init: Callable[[Any, str, jax.Array], Any]
-    # (entry, path of a leaf, its shape) -> its role (jaxdt.run.model_facts)
-    role: Callable[[str, str, tuple[int, ...]], str]
     # (options, dtype, params, tokens, begins=None) -> x in this dtype
     embed: Callable[..., Boundary]
     # (options, layer, params, x, begins=None) -> y, or (y, what the layer gives beside it)
     layer: Callable[..., Boundary | tuple[Boundary, Auxiliary]]
     head: Callable[[Any, Params, Boundary], Logits]  # (options, params, y) -> logits in fp32
+    # (entry, path of a leaf, its shape) -> its role (jaxdt.run.model_facts); None where the facts do not ask
+    role: Callable[[str, str, tuple[int, ...]], str] | None = None
     # (options, layer) -> (function of parameters and x, its entry) of either half of the compression pair behind the
     # first `layer` layers; None for a family that has none
     pair: Callable[[Any, int], tuple[Half, Half]] | None = None

@@ -70,12 +70,12 @@ class Samples:
         """A microbatch of a step."""
         drawn = (self._size, seq_len, self._n_microbatches)
         tokens_BT = self._source.train_batch(seed, step, microbatch, *drawn)
-        return self._batch(tokens_BT, seq_len, (seed, step), microbatch, tuple(together))
+        return self._batch(tokens_BT, seq_len, (seed, step), microbatch, together)
 
     def held_out(self, microbatch: int, seq_len: int) -> Batch:
         """A microbatch of a held-out loss. There may be fewer batches than a loss takes; then they come again."""
         n_batches = self.n_held_out(seq_len)
-        together = tuple(m % n_batches for m in range(self._n_held_out))
+        together = [m % n_batches for m in range(self._n_held_out)]
         index = microbatch % n_batches
         return self._batch(self._source.eval_batch(index, self._size, seq_len), seq_len, None, index, together)
 
@@ -91,13 +91,13 @@ class Samples:
         seq_len: int,
         drawn: tuple[int, int] | None,
         microbatch: int,
-        together: tuple[int, ...],
+        together: Sequence[int],
     ) -> Batch:
         if not self._is_weighted:
             return Batch(tokens_BT)
         places = self._places(drawn, microbatch, seq_len)
         begins_BT = np.stack([self._source.begins(place, seq_len) for place in places]) if self._masks else None
-        weights_BT = self._counted(places, seq_len) * self._weight(drawn, seq_len, together)
+        weights_BT = self._counted(places, seq_len) * self._weight(drawn, seq_len, tuple(together))
         return Batch(tokens_BT, begins_BT, weights_BT.astype(np.float32))
 
     def _places(self, drawn: tuple[int, int] | None, microbatch: int, seq_len: int) -> list[int]:

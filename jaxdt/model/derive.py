@@ -92,6 +92,7 @@ def facts(options: ModelSpec) -> ModelFacts:
 
 
 def _leaves(model: Model, options: ModelSpec, entry: str, tree: Any) -> tuple[Leaf, ...]:
+    assert model.role is not None, "it is that of a family, without an adapter"
     found = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = jax.tree_util.keystr(keys, simple=True, separator="/")

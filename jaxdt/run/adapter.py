@@ -5,7 +5,8 @@
 A matrix [D,F] of a layer computes as `matrix + SCALE * a b`, with a [D,RANK] drawn and b [RANK,F] zero at first. All
 other parameters of the model are frozen: no gradient, moments or exchange. Of the names behind the rank one must stand
 in the path of a matrix, such as "q" in "q/kernel"; without names every matrix of the layers has an adapter. Embedding
-and head have none. The leaves of an adapter are those of an entry below "lora": "lora/q/kernel/a" and ".../b"."""
+and head have none, nor have the matrices of experts, which stand in one leaf. The leaves of an adapter are those of an
+entry below "lora": "lora/q/kernel/a" and ".../b"."""
 
 import re
 from collections.abc import Iterable

@@ -77,13 +77,13 @@ def test_a_model_that_came_from_nowhere_leaves(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, where peft loads a model
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
-def test_an_adapter_leaves_with_its_model_or_alone(name, tmp_path):
+@pytest.mark.parametrize(("name", "adapter"), [("gpt2", "lora:3:qkv,down"), ("llama", "lora:3"), ("qwen3", "lora:3")])
+def test_an_adapter_leaves_with_its_model_or_alone(name, adapter, tmp_path):
     """peft computes with the adapter as the run does, and so does the model into which it is written."""
     peft = pytest.importorskip("peft", reason="only tests use peft, where it is installed")
     import_model(HFFolder(FIXTURES / name), tmp_path / "model")
     model = open_model(tmp_path / "model")
-    options = replace(model.options, adapter="lora:3")
+    options = replace(model.options, adapter=adapter)
     rng = np.random.default_rng(3)
     fresh = init_stage(options, 0, options.n_layers, 0)
     params = {}
@@ -105,7 +105,10 @@ def test_an_adapter_leaves_with_its_model_or_alone(name, tmp_path):
     with torch.no_grad():
         base = transformers.AutoModelForCausalLM.from_pretrained(FIXTURES / name)
         tokens = np.arange(12)[None] % options.vocab_size
-        known = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")(torch.tensor(tokens)).logits.numpy()
+        adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+        known = adapted(torch.tensor(tokens)).logits.numpy()
+    n_trained = sum(weights.numel() for part, weights in adapted.named_parameters() if "lora_" in part)
+    assert n_trained == options.facts.n_trained
     dtype = jnp.dtype(jnp.float32)
     got = np.asarray(apply_stage(options, 0, options.n_layers, dtype, params, jnp.asarray(tokens, jnp.int32)))
     assert np.abs(got - known).max() <= 1e-5 * np.abs(known).max()

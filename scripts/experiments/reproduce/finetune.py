@@ -13,6 +13,7 @@ from jaxdt.run.config import GroupsConfig, PlanConfig, RunConfig, SyncConfig, Tr
 from jaxdt.run.model import options_of
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.network import Link
+from jaxdt.run.work import WorkKind
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.scenario import RARE
@@ -60,7 +61,7 @@ def step_s(preset: str, what: str, codec: str, every_steps: int, mbps: float) ->
     host_of = {peer: str(peer) for peer in plan.peers}
     gbps = mbps / 1000
     conditions = Conditions(
-        seconds={peer: dict.fromkeys("FBEGURLA", 0.0) for peer in plan.peers},
+        seconds={peer: dict.fromkeys(WorkKind, 0.0) for peer in plan.peers},
         link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(LATENCY_S, gbps),
         host_of=host_of,
         cores=dict.fromkeys(host_of.values(), 1),
