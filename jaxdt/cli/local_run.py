@@ -53,7 +53,7 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
         f"--run_dir={run_dir}",
         *more_arguments,
     ]
-    return start(log, "train.py", arguments, _of_one_thread())
+    return start(log, "train.py", arguments, of_one_thread())
 
 
 def worker(run_dir: Path, log: Path, peer: str, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
@@ -62,12 +62,13 @@ def worker(run_dir: Path, log: Path, peer: str, more_arguments: Sequence[str] = 
         return join(run_dir, log, ["--as=worker", *more_arguments])
     arguments = [f"--peer={peer}", f"--join={(run_dir / ADDRESS).read_text()}", "--as=worker"]
     arguments += [peer_credential(run_dir, int(peer)), f"--run_dir={run_dir}", *more_arguments]
-    return start(log, "train.py", arguments, _of_one_thread())
+    return start(log, "train.py", arguments, of_one_thread())
 
 
-def _of_one_thread() -> dict[str, str]:
+def of_one_thread() -> dict[str, str]:
     """The environment of a process that shares this machine with others."""
-    return os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
+    xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+    return os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": xla_flags, "PYTHONUNBUFFERED": "1"}
 
 
 def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> None:

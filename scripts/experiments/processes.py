@@ -1,6 +1,6 @@
 """Fleets of real processes that are disturbed while they train: the vocabulary of trials, and what plays them.
 
-A trial's disturbances are streams of (seconds after the beginning, what happens):
+A trial's disturbances are streams of what happens, seconds after the beginning:
 
     at(s, what)           once; s may be (least, most), of which one moment is drawn
     AtShare(0.5, what)    once, when such a share of the steps is committed
@@ -9,15 +9,14 @@ A trial's disturbances are streams of (seconds after the beginning, what happens
 
 A victim is named, such as "peer 3", or one is drawn of a kind: "coordinator", "peer" (of the plan, and newcomers),
 "worker" (of a pool, ready to compute), "server" (a pool's other peers). Who is paused is not drawn. An expectation is a
-function of what was played; it returns the problem, or ''. Needs no jax, but for the parameters of a checkpoint.
+function of what was played; it returns the problem, or ''. A disturbance is a function of the fleet, a generator that
+yields while it waits (trial_fleets.py). Needs no jax, but for the parameters of a checkpoint.
 """
 
-import contextlib
-import heapq
 import importlib
 import itertools
 import json
-import os
+import math
 import random
 import shutil
 import signal
@@ -32,29 +31,40 @@ from pathlib import Path
 from typing import Any
 
 import leak_check
-from churn_comparison.results import is_alone
+from rollback_proof import Life
+from trial_fleets import POLL_S, RECOVERED_S, Fleet, HostFleet, Script, Scripts
 
 from jaxdt.cli import local_run
-from jaxdt.run import network as networks
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import EMITTED_RUN_DIR
 from jaxdt.runtime.reporting import counts
 
-POLL_S, SAMPLE_S = 0.05, 2.0
+SAMPLE_S = 2.0
 BEGINS_S, TIMEOUT_S = 300.0, 1800.0
-READY = " is ready on "  # in the log of a worker that can compute
+PAUSE_S, HURRY_S = (1.0, 4.0), (2.0, 6.0)  # between two kinds, at least; and where the fleet need not recover
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL, or SIGTERM for `by` "term". With `back_s` the process comes back within so many seconds, a worker as
-    often as a new one in its place. `spared`: never these. `spares_alone`: not a peer that is alone at its stage."""
+    """SIGKILL, or SIGTERM for `by` "term". With `back_s` the process comes back within so many seconds, after
+    `back_least_s` at least; a worker as often as a new one in its place. `spared`: never these. `spares_alone`: not a
+    peer that is alone at its stage."""
 
     who: str
     back_s: float | None = None
+    back_least_s: float = 0.0
     by: str = "kill"
     spared: Collection[str] = ()
     spares_alone: bool = False
+
+    def __call__(self, fleet: Fleet) -> Script:
+        if not (victim := fleet.victim(self.who, self.spared)):
+            return
+        if self.spares_alone and fleet.is_alone(victim):
+            return fleet.happened("spared", victim)
+        back_s = None if self.back_s is None else fleet.rng.uniform(self.back_least_s, self.back_s)
+        yield from fleet.leaves(victim, signal.SIGTERM if self.by == "term" else signal.SIGKILL, back_s)
 
 
 @dataclass(frozen=True)
@@ -65,14 +75,22 @@ class Pause:
     most_s: float
     least_s: float = 0.0
 
+    def __call__(self, fleet: Fleet) -> Script:
+        if victim := fleet.victim(self.who):
+            yield from fleet.pauses(victim, fleet.rng.uniform(self.least_s, self.most_s))
+
 
 @dataclass(frozen=True)
 class Join:
     """A newcomer joins the run."""
 
+    def __call__(self, fleet: Fleet) -> Script:
+        fleet.happened("join", fleet.start())
+        yield from ()
 
-Disturbance = Kill | Pause | Join
-Stream = Callable[[random.Random], Iterator[tuple[float, tuple[Disturbance, ...]]]]
+
+Disturbance = Callable[[Any], Script]  # of a fleet of the kind that it needs
+Stream = Callable[[Fleet], Script]
 
 
 @dataclass(frozen=True)
@@ -82,21 +100,34 @@ class AtShare:
     share: float
     what: Disturbance
 
+    def __call__(self, fleet: Fleet) -> Script:
+        yield lambda: self.share * fleet.trial.steps <= len(fleet.rows_s)
+        fleet.scripts.go(self.what(fleet))
+
 
 def at(seconds: float | tuple[float, float], *whats: Disturbance) -> Stream:
-    return lambda rng: iter([(rng.uniform(*seconds) if isinstance(seconds, tuple) else seconds, whats)])
+    def stream(fleet: Fleet) -> Script:
+        yield fleet.rng.uniform(*seconds) if isinstance(seconds, tuple) else seconds
+        for what in whats:
+            fleet.scripts.go(what(fleet))
+
+    return stream
 
 
 def every(seconds: float, *whats: Disturbance) -> Stream:
-    return lambda rng: ((seconds * n, whats) for n in itertools.count(1))
+    def stream(fleet: Fleet) -> Script:
+        for n in itertools.count(1):
+            yield from at(seconds * n, *whats)(fleet)
+
+    return stream
 
 
 def often(seconds: float, *whats: Disturbance) -> Stream:
-    def stream(rng: random.Random) -> Iterator[tuple[float, tuple[Disturbance, ...]]]:
+    def stream(fleet: Fleet) -> Script:
         at_s = 0.0
         while True:
-            yield at_s, (rng.choice(whats),)
-            at_s += rng.expovariate(1 / seconds)
+            yield from at(at_s, fleet.rng.choice(whats))(fleet)
+            at_s += fleet.rng.expovariate(1 / seconds)
 
     return stream
 
@@ -106,11 +137,12 @@ class Trial:
     """config, flags: of the run. seconds: the driver ends the run then; 0: it ends by itself. steps: of the run; 0: as
     the config says. begins: disturbances begin after so many steps. forward_s: an emulated forward takes at least so
     long. latency_s: of each emulated link, with which machines of one host are apart. watched: processes that are
-    sampled all the time."""
+    sampled all the time. n_hosts: so many peers have a host, and a folder, of their own; 0: launch.py starts all
+    processes in one folder. kinds: of disturbances that happen in turn, by name."""
 
     config: str
-    disturbances: Sequence[Stream | AtShare]
     expected: Sequence["Expectation"]
+    disturbances: Sequence[Stream] = ()
     flags: tuple[str, ...] = ()
     seconds: float = 0.0
     steps: int = 0
@@ -119,6 +151,8 @@ class Trial:
     forward_s: float = 0.0
     latency_s: float | None = None
     watched: Collection[str] = ()
+    n_hosts: int = 0
+    kinds: Mapping[str, Disturbance] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,10 +160,11 @@ class Played:
     """A run that has been played. code: its exit code; None if the driver ended it. Times are seconds after began_s, a
     moment of the monotonic clock. events: (when, what, whom). rows_s: when each row of the metrics was seen. samples:
     of the watched processes. held_up_s: the longest time between two polls, less the sleep between them. cores_busy:
-    the mean number of busy cores, with all that ran on the machine. figures: what expectations have measured."""
+    the mean number of busy cores, with all that ran on the machine. lives: of the peers' processes, where each has a
+    host. figures: what has been measured. problems: what has been seen that must not happen."""
 
     trial: Trial
-    run_dir: Path
+    folder: Path
     code: int | None = None
     began_s: float = 0.0
     seconds: float = 0.0
@@ -138,18 +173,29 @@ class Played:
     samples: dict[str, list[leak_check.Sample]] = field(default_factory=dict)
     held_up_s: float = 0.0
     cores_busy: float = 0.0
+    lives: list[Life] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder; where each process has one, the coordinator's."""
+        return self.folder / EMITTED_RUN_DIR if self.trial.n_hosts else self.folder
 
     @property
     def log(self) -> Path:
-        return self.run_dir.with_suffix(".log")
+        return self.folder.with_suffix(".log")
 
     def alone(self, n_steps: int) -> Path:
         """The folder of a run of one process with so many steps."""
-        folder = self.run_dir.with_name("alone")
+        folder = self.folder.with_name("alone")
         if len(local_run.losses(folder)) < n_steps:
             local_run.losses_alone(folder, self.trial.flags, n_steps)
         return folder
+
+    def records(self) -> list[dict]:
+        """The coordinator's trace, which is written line by line."""
+        return local_run.objects(self.run_dir / "trace" / "coordinator.jsonl")
 
     def reports(self, kind: str) -> Iterator[Mapping[str, Any]]:
         """The fields of all reports of a kind, of all processes."""
@@ -160,154 +206,6 @@ class Played:
 
 
 Expectation = Callable[[Played], str]
-
-
-class Fleet:
-    """The processes of a run: the launcher's children, and those that have been started since, by name."""
-
-    def __init__(self, trial: Trial, run_dir: Path, rng: random.Random):
-        self.trial, self.run_dir, self._rng = trial, run_dir, rng
-        self.started: dict[str, subprocess.Popen] = {}
-        self.killed: set[int] = set()  # ids of peers
-        self._paused: dict[int, float] = {}  # process -> when it goes on
-        self._coming: list[tuple[float, str]] = []  # when which worker comes, '' for a new one
-        words = [*trial.flags, f"--run_dir={run_dir}", "--report=false", *self._slow()]
-        if trial.steps or trial.seconds:
-            words.append(f"--config.train.steps={trial.steps or 100_000_000}")
-        if trial.latency_s is not None:
-            words.append(f"--emulate={self._network(trial.latency_s)}")
-        self.launcher = local_run.start(run_dir.with_suffix(".log"), "launch.py", words)
-
-    def _slow(self) -> list[str]:
-        return [f"--emulate_forward_s={self.trial.forward_s}"] if self.trial.forward_s else []
-
-    def _network(self, latency_s: float) -> Path:
-        path = self.run_dir.with_suffix(".network.json")
-        path.write_text(json.dumps(networks.to_json(networks.uniform(64, latency_s, 1.0))))
-        return path
-
-    @property
-    def n_rows(self) -> int:
-        return len(local_run.objects(self.run_dir / "metrics.jsonl"))
-
-    def pids(self) -> dict[str, int]:
-        """Process ids by name: coordinator, peer 3, newcomer 0. Whoever is gone is not among them."""
-        started = {name: process.pid for name, process in self.started.items() if process.poll() is None}
-        return local_run.children(self.launcher.pid) | started
-
-    def of_kind(self, kind: str, pids: Mapping[str, int]) -> list[str]:
-        """The names of the processes of a kind."""
-        workers = (
-            {f"peer {peer}" for peer in local_run.workers(self.launcher.pid)} if kind in ("worker", "server") else ()
-        )
-        match kind:
-            case "coordinator":
-                return [name for name in pids if name == kind]
-            case "peer":
-                return [name for name in pids if name != "coordinator"]
-            case "server":
-                return [name for name in pids if name.startswith("peer") and name not in {*workers, *self.started}]
-        own = [name for name in pids if name in workers or name in self.started]
-        return [name for name in own if READY in self._log(name).read_text()]
-
-    def _log(self, name: str) -> Path:
-        if name in self.started or name.startswith("newcomer"):
-            return self._log_of_started(name)
-        return self.run_dir / "logs" / f"{name.replace(' ', '_')}.log"
-
-    def _log_of_started(self, name: str) -> Path:
-        return self.run_dir.with_name(f"{self.run_dir.name}_{name.replace(' ', '_')}.log")
-
-    def apply(self, what: Disturbance, now_s: float) -> list[tuple[str, str]]:
-        """Let something happen. Returns what was done, and to whom; nothing if there is no victim."""
-        if isinstance(what, Join):
-            return [("join", self.start())]
-        pids = self.pids()
-        named = [what.who] if what.who in pids or " " in what.who else self.of_kind(what.who, pids)
-        spared = what.spared if isinstance(what, Kill) else ()
-        candidates = sorted(name for name in named if name not in spared and pids.get(name) not in self._paused)
-        if not candidates:
-            return []
-        victim = self._rng.choice(candidates)
-        if victim not in pids:
-            raise BadInput(f"{self.run_dir}: {victim} has ended before it was to leave; see its log")
-        if isinstance(what, Pause):
-            os.kill(pids[victim], signal.SIGSTOP)
-            self._paused[pids[victim]] = now_s + self._rng.uniform(what.least_s, what.most_s)
-            return [("pause", victim)]
-        peer = self.peer_of(victim)
-        if what.spares_alone and peer is not None and is_alone(self.records(), peer, self.killed):
-            return [("spared", victim)]
-        os.kill(pids[victim], signal.SIGTERM if what.by == "term" else signal.SIGKILL)
-        self.killed |= set() if peer is None else {peer}
-        if what.back_s is not None:
-            self.started.pop(victim, None)
-            same = str(peer) if victim.startswith("peer") else ""
-            self._coming.append((now_s + self._rng.uniform(0.0, what.back_s), self._rng.choice((same, ""))))
-        return [("leave", victim)]
-
-    def records(self) -> list[dict]:
-        """The coordinator's trace, which is written line by line."""
-        return local_run.objects(self.run_dir / "trace" / "coordinator.jsonl")
-
-    def peer_of(self, name: str) -> int | None:
-        """The id by which the run knows a process; None if it has none yet."""
-        if name.startswith("peer "):
-            return int(name.removeprefix("peer "))
-        if not name.startswith("newcomer "):
-            return None
-        first = self._log(name).read_text().partition(": joins for stage")[0]
-        return int(first.rpartition("peer ")[2]) if "peer " in first else None
-
-    def start(self, worker: str | None = None) -> str:
-        """Start a newcomer; or a worker: the one of this id, for '' a new one. Returns its name."""
-        name = f"peer {worker}" if worker else f"newcomer {sum(n.startswith('newcomer') for n in self.started)}"
-        log = self._log_of_started(name)
-        if worker is None:
-            self.started[name] = local_run.join(self.run_dir, log, self._slow())
-        else:
-            self.started[name] = local_run.worker(self.run_dir, log, worker, self._slow())
-        return name
-
-    def follow_up(self, now_s: float) -> list[tuple[str, str]]:
-        """Let processes go on, and come back, whose time has come."""
-        for pid in [pid for pid, until_s in self._paused.items() if until_s <= now_s]:
-            del self._paused[pid]
-            with contextlib.suppress(ProcessLookupError):  # its launcher may have ended it meanwhile
-                os.kill(pid, signal.SIGCONT)
-        due = [entry for entry in self._coming if entry[0] <= now_s]
-        self._coming = [entry for entry in self._coming if entry[0] > now_s]
-        return [("back", self.start(worker)) for _, worker in due]
-
-    def sample(self, name: str, pid: int, now_s: float) -> leak_check.Sample | None:
-        """A sample of a process; None if it is gone."""
-        try:
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            n_fds = len(os.listdir(f"/proc/{pid}/fd"))
-        except OSError:
-            return None
-        if "VmRSS" not in status:
-            return None
-        n_members = len(json.loads((self.run_dir / "coordinator" / "view.json").read_bytes())["value"]["members"])
-        return now_s, 1024 * int(status["VmRSS"].split()[0]), n_fds, int(status["Threads"]), n_members
-
-    def wait_for_rows(self, n: int, until_s: float) -> None:
-        while self.n_rows < n:
-            self.check()
-            if time.monotonic() > until_s:
-                raise BadInput(
-                    f"{self.run_dir}: {n} steps were not done in time; see {self.run_dir.with_suffix('.log')}"
-                )
-            time.sleep(POLL_S)
-
-    def check(self) -> None:
-        if self.launcher.poll() is not None:
-            code = self.launcher.returncode
-            raise BadInput(f"{self.run_dir}: the run ended with code {code}; see {self.run_dir.with_suffix('.log')}")
-
-    def end(self) -> None:
-        self.follow_up(float("inf"))
-        local_run.end(self.launcher, self.started.values())
 
 
 def clear(folder: Path, mark: str, overwrites: bool) -> None:
@@ -322,70 +220,75 @@ def clear(folder: Path, mark: str, overwrites: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def play(trial: Trial, run_dir: Path, rng: random.Random) -> Played:
+def play(trial: Trial, folder: Path, rng: random.Random) -> Played:
     """Play a trial once."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    fleet, played = Fleet(trial, run_dir, rng), Played(trial, run_dir)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    played = Played(trial, folder)
+    fleet = HostFleet(played, rng) if trial.n_hosts else Fleet(played, rng)
     try:
-        fleet.wait_for_rows(trial.begins, time.monotonic() + BEGINS_S)
-        played.began_s = time.monotonic()
-        _disturb(trial, fleet, played, rng)
-        if trial.seconds:
-            fleet.wait_for_rows(fleet.n_rows + 1, time.monotonic() + BEGINS_S)  # the current step counts in part
-        else:
-            fleet.follow_up(float("inf"))
-            played.code = fleet.launcher.wait(timeout=TIMEOUT_S)
+        fleet.wait_for_rows(trial.begins, BEGINS_S)
+        fleet.begin()
+        _disturb(fleet)
+        played.code = fleet.conclude(BEGINS_S if trial.seconds else TIMEOUT_S)
     finally:
         fleet.end()
-    played.figures = {"steps": len(played.rows_s)} | dict(Counter(what for _, what, _ in played.events))
+    happened = Counter(what for _, what, _ in played.events)
+    played.figures = {"steps": len(played.rows_s)} | dict(happened) | played.figures
     return played
 
 
-def _disturb(trial: Trial, fleet: Fleet, played: Played, rng: random.Random) -> None:
+def _disturb(fleet: Fleet) -> None:
     """Let all happen in time, until the time is over, all steps are done, or the run has ended."""
-    streams = [stream(rng) for stream in trial.disturbances if not isinstance(stream, AtShare)]
-    due = [(at_s, n, whats) for n, stream in enumerate(streams) for at_s, whats in itertools.islice(stream, 1)]
-    heapq.heapify(due)
-    shares = [one for one in trial.disturbances if isinstance(one, AtShare)]
-    idle_before_s, before_s, sampled_s = counts.idle_s(), 0.0, 0.0
-
-    def happened(events: list[tuple[str, str]]) -> None:
-        for what, whom in events:
-            played.events.append((time.monotonic() - played.began_s, what, whom))
-            print(f"{played.events[-1][0]:6.1f} s, {len(played.rows_s)} steps: {what} {whom}", flush=True)
-
-    def has_come(at_s: float) -> bool:
-        return time.monotonic() >= played.began_s + at_s
-
+    played, trial, streams = fleet.played, fleet.trial, Scripts(fleet.has_come)
+    idle_before_s, before_s = counts.idle_s(), 0.0
+    for stream in [*trial.disturbances, *([in_turn] if trial.kinds else []), *([watch] if trial.watched else [])]:
+        streams.go(stream(fleet))
     while True:
-        now_s = time.monotonic() - played.began_s
+        now_s = fleet.now_s
         played.held_up_s = max(played.held_up_s, now_s - before_s - POLL_S)
         before_s = now_s
-        played.rows_s += [now_s] * (fleet.n_rows - len(played.rows_s))
-        is_over = has_come(trial.seconds) if trial.seconds else 0 < trial.steps <= len(played.rows_s)
-        while due and has_come(due[0][0]):
-            at_s, n, whats = heapq.heappop(due)
-            for what in whats:
-                happened(fleet.apply(what, now_s))
-            for next_s, more in itertools.islice(streams[n], 1):
-                heapq.heappush(due, (max(next_s, at_s), n, more))
-        for one in [one for one in shares if one.share * trial.steps <= len(played.rows_s)]:
-            shares.remove(one)
-            happened(fleet.apply(one.what, now_s))
-        happened(fleet.follow_up(now_s))
-        if is_over or (not trial.seconds and fleet.launcher.poll() is not None):
-            break
-        if trial.seconds:
+        fleet.poll()
+        is_over = fleet.has_come(trial.seconds) if trial.seconds else 0 < trial.steps <= len(fleet.rows_s)
+        streams.run()
+        fleet.scripts.run()
+        if trial.seconds and not is_over:
             fleet.check()
-        if trial.watched and now_s >= sampled_s:
-            sampled_s = now_s + SAMPLE_S
-            for name, pid in fleet.pids().items():
-                if name in trial.watched and (sample := fleet.sample(name, pid, now_s)):
-                    played.samples.setdefault(name, []).append(sample)
-        until_s = min([now_s + POLL_S, *(due[0][:1] if due else ()), *([trial.seconds] if trial.seconds else [])])
+        if is_over or fleet.has_ended():
+            break
+        until_s = min(now_s + POLL_S, streams.next_s, trial.seconds or math.inf)
         time.sleep(max(0.0, played.began_s + until_s - time.monotonic()))
-    played.seconds = time.monotonic() - played.began_s
+    played.seconds, played.rows_s = fleet.now_s, fleet.rows_s.copy()
     played.cores_busy = len(allowed_cpus()) - (counts.idle_s() - idle_before_s) / max(played.seconds, 1e-9)
+
+
+def in_turn(fleet: Fleet) -> Script:
+    """Each kind of the trial once, in a drawn order, and then one drawn again and again. In six cases of ten the fleet
+    recovers in between."""
+    rng, kinds = fleet.rng, fleet.trial.kinds
+    counted = fleet.played.figures.setdefault("failures", {})
+    first = rng.sample(sorted(kinds), len(kinds))
+    while True:
+        kind, n_before = first.pop(0) if first else rng.choice(sorted(kinds)), len(fleet.played.events)
+        fleet.scripts.go(kinds[kind](fleet))
+        if len(fleet.played.events) == n_before:  # it does not fit now
+            first += [kind] if kind not in counted else []
+            yield fleet.now_s + POLL_S
+            continue
+        counted[kind] = counted.get(kind, 0) + 1
+        pause_s, patience_s = rng.uniform(*PAUSE_S), RECOVERED_S if rng.random() < 0.6 else rng.uniform(*HURRY_S)
+        next_s, until_s = fleet.now_s + pause_s, fleet.now_s + patience_s
+        yield lambda until_s=until_s: fleet.has_recovered() or fleet.now_s > until_s
+        yield next_s
+
+
+def watch(fleet: Fleet) -> Script:
+    """Sample the watched processes all the time."""
+    samples = fleet.played.samples
+    while True:
+        for name in fleet.trial.watched:
+            if sample := fleet.sample(name):
+                samples.setdefault(name, []).append(sample)
+        yield fleet.now_s + SAMPLE_S
 
 
 # -------------------------------------------------------------------------------------------------------- expectations
@@ -437,16 +340,23 @@ def has_losses_of_one(most: float, first: int = 0) -> Expectation:
     another order every fifty steps."""
 
     def expect(played: Played) -> str:
-        losses = local_run.losses(played.run_dir)
-        losses = losses[: first or len(losses)]
-        alone = local_run.losses(played.alone(len(losses)))
-        difference = max((abs(a - b) / abs(b) for a, b in zip(losses, alone, strict=False)), default=float("inf"))
-        played.figures |= {"loss_difference": difference, "steps_compared": min(len(losses), len(alone))}
-        if len(alone) < len(losses):
-            return f"{len(losses)} steps to compare, alone {len(alone)}"
+        difference, n_compared, n_steps = loss_difference(played, first)
+        played.figures |= {"loss_difference": difference, "steps_compared": n_compared}
+        if n_compared < n_steps:
+            return f"{n_steps} steps to compare, alone {n_compared}"
         return "" if difference <= most else f"losses differ by {difference:.1e}, expected at most {most:.0e}"
 
     return expect
+
+
+def loss_difference(played: Played, first: int = 0) -> tuple[float, int, int]:
+    """(the largest relative difference to one process's losses, of how many steps, of how many that were to be
+    compared). `first`: so many steps, 0 for all."""
+    losses = local_run.losses(played.run_dir)
+    losses = losses[: first or len(losses)]
+    alone = local_run.losses(played.alone(len(losses)))
+    difference = max((abs(a - b) / abs(b) for a, b in zip(losses, alone, strict=False)), default=math.inf)
+    return difference, min(len(losses), len(alone)), len(losses)
 
 
 def has_parameters_of_one(most: float) -> Expectation:
@@ -538,5 +448,5 @@ def judged(trial: Trial, played: Played) -> tuple[dict, list[str]]:
         return played.figures, [f"the run ended with code {played.code}, {played.log} says why"]
     if not played.events:
         return played.figures, ["nothing was disturbed: the run was over before"]
-    problems = [expect(played) for expect in trial.expected]
+    problems = [*played.problems, *(expect(played) for expect in trial.expected)]
     return played.figures, [problem for problem in problems if problem]

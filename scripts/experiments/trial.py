@@ -1,7 +1,7 @@
 """Play a trial: a fleet of real processes, disturbances at their moments, and what has to hold afterwards.
 
     python scripts/experiments/trial.py NAME --run_dir=runs/x [--seed=0] [--tries=N] [--minutes=M | --steps=N]
-        [--config=FILE] [--config.FIELD=VALUE] [--overwrite]
+        [--kind=KIND]... [--config=FILE] [--config.FIELD=VALUE] [--overwrite]
 
 A trial is a file of scripts/experiments/trials: its config, when it ends, its disturbances, and its expectations. Its
 docstring says what it shows, and how long it takes. Flags of the config, the duration and the tries change what the
@@ -20,11 +20,13 @@ from absl import flags
 from processes import NAMES, clear, judged, play, trial_of, with_config
 
 from jaxdt.cli import environment, local_run, run_flags
+from jaxdt.run.errors import BadInput
 
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
 TRIES = flags.DEFINE_integer("tries", 0, "Fleets, one after the other; 0: as the trial says.", 0)
 MINUTES = flags.DEFINE_float("minutes", 0.0, "Duration of a try that ends by the clock; 0: as the trial says.", 0.0)
 STEPS = flags.DEFINE_integer("steps", 0, "Steps of a try; 0: as the trial or the config says.", 0)
+KINDS = flags.DEFINE_multi_string("kind", [], "Only these kinds of what happens in turn, where a trial has such.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier trial in run_dir.")
 
 
@@ -34,6 +36,9 @@ def main(name: str) -> int:
     trial = trial_of(name)
     seconds, steps = 60.0 * MINUTES.value or trial.seconds, STEPS.value or trial.steps
     trial = replace(trial, seconds=seconds, steps=steps, flags=tuple(local_run.config_flags()))
+    if unknown := {*KINDS.value} - {*trial.kinds}:
+        raise BadInput(f"--kind: got {', '.join(sorted(unknown))}, expected one of {', '.join(trial.kinds) or 'none'}")
+    trial = replace(trial, kinds={kind: trial.kinds[kind] for kind in KINDS.value or trial.kinds})
     run_flags.config_and_plan()
     folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
     clear(folder, "0.log", OVERWRITE.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
+import trial_fleets
 from churn_comparison import results
 from churn_comparison.setup import Setup
 from comparison import PAGE
@@ -80,8 +81,9 @@ class FakeMachine:
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
             (processes.counts, "idle_s", self.monotonic),
-            (processes.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
+            (trial_fleets.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
             (processes, "time", self),
+            (trial_fleets, "time", self),
         ):
             monkeypatch.setattr(module, name, own)
         self.pid, self.returncode = 99, None

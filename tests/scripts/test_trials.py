@@ -2,11 +2,28 @@
 
 import itertools
 import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import processes
 import pytest
-from processes import AtShare, Join, Kill, Pause, Played, Trial, at, does_not_grow, every, goes_on, is_replayed, often
+from processes import (
+    PAUSE_S,
+    AtShare,
+    Played,
+    Trial,
+    at,
+    does_not_grow,
+    every,
+    goes_on,
+    in_turn,
+    is_replayed,
+    often,
+)
+from trial_fleets import HostFleet, Life, Lines, Process, Scripts
 
 from jaxdt.cli import local_run
 
@@ -16,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("name", processes.NAMES)
 def test_a_trial_has_a_config_and_ends(name):
     trial = processes.trial_of(name)
-    assert (ROOT / trial.config).is_file() and trial.disturbances and trial.expected
+    assert (ROOT / trial.config).is_file() and (trial.disturbances or trial.kinds) and trial.expected
     needs_steps = any(isinstance(one, AtShare) for one in trial.disturbances)
     assert not needs_steps or trial.steps
 
@@ -28,20 +45,80 @@ def test_a_trial_gives_its_config_where_the_command_line_names_none():
     assert processes.with_config(own) == own
 
 
+class FakeFleet:
+    """A clock that jumps to each moment for which something waits; `done`: (when, what happened)."""
+
+    def __init__(self, **of_trial):
+        self.rng, self.now_s, self.done, self.rows_s = random.Random(0), 0.0, [], []
+        self.trial = Trial("configs/sdpipe.py", expected=(), **of_trial)
+        self.played = Played(self.trial, Path())
+        self.scripts = Scripts(self.has_come)
+
+    def has_come(self, at_s):
+        return self.now_s >= at_s
+
+    def has_recovered(self):
+        return not self.scripts
+
+    def happens(self, what):
+        """A disturbance that is over after a second."""
+
+        def script(fleet):
+            self.done.append((self.now_s, what))
+            self.played.events.append((self.now_s, what, ""))
+            yield self.now_s + 1.0
+
+        return script
+
+    def play(self, stream, until_s):
+        streams = Scripts(self.has_come)
+        streams.go(stream(self))
+        while self.now_s < until_s:
+            self.now_s = min(streams.next_s, self.scripts.next_s, self.now_s + 1.0)
+            streams.run()
+            self.scripts.run()
+        return self.done
+
+
 def test_streams_say_when_what_happens():
-    kill, pause = Kill("peer"), Pause("peer", 2.0)
-    rng = random.Random(0)
-    assert list(at(4.0, kill, Join())(rng)) == [(4.0, (kill, Join()))]
-    ((drawn_s, _),) = at((2.0, 3.0), kill)(rng)
+    fleet = FakeFleet()
+    assert fleet.play(at(4.0, fleet.happens("a"), fleet.happens("b")), 9.0) == [(4.0, "a"), (4.0, "b")]
+    fleet = FakeFleet()
+    ((drawn_s, _),) = fleet.play(at((2.0, 3.0), fleet.happens("a")), 9.0)
     assert 2.0 <= drawn_s <= 3.0
-    assert [s for s, _ in itertools.islice(every(20.0, kill)(rng), 3)] == [20.0, 40.0, 60.0]
-    drawn = list(itertools.islice(often(3.0, kill, pause)(rng), 400))
-    assert {whats for _, whats in drawn} == {(kill,), (pause,)}
-    assert drawn[-1][0] / 400 == pytest.approx(3.0, rel=0.2) and [s for s, _ in drawn] == sorted(s for s, _ in drawn)
+    fleet = FakeFleet()
+    assert [s for s, _ in fleet.play(every(20.0, fleet.happens("a")), 61.0)] == [20.0, 40.0, 60.0]
+    fleet = FakeFleet()
+    drawn = fleet.play(often(3.0, fleet.happens("a"), fleet.happens("b")), 1200.0)
+    assert {what for _, what in drawn} == {"a", "b"}
+    assert len(drawn) / 400 == pytest.approx(1.0, rel=0.2) and [s for s, _ in drawn] == sorted(s for s, _ in drawn)
+
+
+def test_a_share_of_the_steps_is_waited_for():
+    fleet = FakeFleet(steps=10)
+    assert fleet.play(AtShare(0.5, fleet.happens("a")), 5.0) == []
+    fleet.rows_s = [0.0] * 5
+    assert [what for _, what in fleet.play(AtShare(0.5, fleet.happens("a")), 6.0)] == ["a"]
+
+
+def test_each_kind_comes_once_before_any_comes_again_and_one_that_does_not_fit_is_tried_again():
+    never = []
+
+    def late(fleet):
+        never.append(fleet.now_s)
+        return (yield from fleet.happens("late")(fleet) if len(never) > 3 else ())
+
+    fleet = FakeFleet(kinds={"late": late})
+    kinds = fleet.trial.kinds | {what: fleet.happens(what) for what in ("a", "b", "c")}
+    fleet.trial = replace(fleet.trial, kinds=kinds)
+    done = fleet.play(in_turn, 100.0)
+    assert sorted(what for _, what in done[:4]) == ["a", "b", "c", "late"] and len(done) > 8
+    assert fleet.played.figures["failures"] == Counter(what for _, what in done)
+    assert all(b - a >= PAUSE_S[0] for (a, _), (b, _) in itertools.pairwise(done))
 
 
 def played(tmp_path, rows_s, **known):
-    trial = Trial("configs/sdpipe.py", disturbances=(), expected=())
+    trial = Trial("configs/sdpipe.py", expected=())
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "metrics.jsonl").write_text("".join('{"step_s": 0.5, "loss": 1.0}\n' for _ in rows_s))
     return Played(trial, tmp_path / "0", rows_s=rows_s, **known)
@@ -65,3 +142,52 @@ def test_an_unwatched_process_and_a_run_that_failed_or_was_not_disturbed_are_no_
 def test_a_log_that_cannot_be_replayed_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(local_run, "SCRIPTS", tmp_path)  # without a replay.py: its exit code is not 0
     assert is_replayed(played(tmp_path, [1.0])).startswith("replay.py: ")
+
+
+# ------------------------------------------------------------------------------------------------ without a common disk
+
+
+def test_whole_lines_of_a_growing_file_are_read_once(tmp_path):
+    lines = Lines(tmp_path / "log")
+    assert lines.new() == []
+    (tmp_path / "log").write_text("one\ntw")
+    assert lines.new() == ["one"] and lines.new() == []
+    (tmp_path / "log").write_text("one\ntwo\n")
+    assert lines.new() == ["two"]
+
+
+class Hosts(HostFleet):
+    """No launch.py: the processes of hosts are single lines of Python."""
+
+    def __init__(self, tmp_path):
+        trial = Trial("configs/sdpipe.py", expected=(), n_hosts=1)
+        (tmp_path / "0" / "logs").mkdir(parents=True)
+        self._logs, self.played = tmp_path / "0" / "logs", Played(trial, tmp_path / "0")
+        self.trial, self.rows_s, self.scripts = trial, [], Scripts(lambda at_s: False)
+
+    def process(self, code):
+        popen = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+        popen.wait()
+        (self._logs / f"{code}.log").write_text("its last line\n")
+        return Process(self._logs / f"{code}.log", popen, Life(0))
+
+
+@pytest.mark.parametrize(("code", "problems"), [(2, []), (3, ["3.log: code 3, expected [2]: its last line"])])
+def test_the_exit_code_of_a_process_that_had_to_end_is_looked_at(tmp_path, code, problems):
+    fleet = Hosts(tmp_path)
+    fleet.scripts.go(fleet.ends(fleet.process(code), {2}))
+    fleet.scripts.run()
+    assert fleet.played.problems == problems and not fleet.scripts
+
+
+def test_a_process_that_ends_by_itself_is_a_problem_once(tmp_path):
+    fleet = Hosts(tmp_path)
+    process = fleet.process(1)
+    for _ in range(2):
+        if process.is_watched:
+            fleet._watch(process)
+    assert fleet.played.problems == ["1.log: ended with code 1: its last line"]
+    assert process.life.ended_s < float("inf")
+    trial = replace(fleet.trial, expected=())
+    fleet.played.events.append((0.0, "leave", "host_0"))
+    assert processes.judged(trial, fleet.played)[1] == fleet.played.problems

@@ -74,10 +74,9 @@ def played_run(folder: Path, name: str, setup: Setup, faults: Sequence[Fault], s
         expected=(),
     )
     played = play(trial, folder / "run", random.Random(0))
-    records = local_run.objects(played.run_dir / "trace" / "coordinator.jsonl")
     measured = dict(held_up_s=played.held_up_s, cores_busy=played.cores_busy, events=played.events)
     about = dict(name=name, n_samples=setup.microbatches, began_s=played.began_s, seconds=seconds)
-    return results.run_of(about | measured, records)
+    return results.run_of(about | measured, played.records())
 
 
 def disturbance(fault: Fault, setup: Setup) -> Kill | Join:
