@@ -3,16 +3,23 @@
     python scripts/bench/bench_planner.py first_use     # CPU seconds of new processes with an empty cache of kernels
     python scripts/bench/bench_planner.py targets       # costs and proofs: some 15 minutes of a quiet machine
     python scripts/bench/bench_planner.py rate          # plans per CPU second of the annealing, once it is compiled
+    python scripts/bench/bench_planner.py replicas [NETWORK.json] [--out=PLAN.json]
     python scripts/bench/bench_planner.py solvers NETWORK.json ... --out=DIR [--solvers=auto,random] [--write=PAGE.md]
 
-The first three print one line a measurement. `targets` prints the limit beside the median of three seeds, and ends with
-exit code 1 where one is missed.
+All print one line a measurement. `targets` prints the limit beside the median of three seeds, and ends with exit code 1
+where one is missed.
+
+`replicas` compares unequal and equal numbers of replicas a stage by simulated seconds of a step, by default on 24
+devices of three kinds. Each search gets the same seconds. The equal plans are the best of two searches: pipelines with
+`fixed` wiring in any shape, with uneven layers, uneven shares and devices left out (`planner solve --stages auto`), and
+equally many replicas of each stage with `swarm` wiring. --out gets the unequal plan.
 
 `solvers` runs each solver on each network of stages x pipelines devices with equal budgets, on one core each, with some
 seeds. It writes bench.md, bench.json and bench.png into --out, and with --write the section of a page between two
 marks, as configs/networks/README.md has it.
 """
 
+import json
 import math
 import multiprocessing
 import os
@@ -36,7 +43,10 @@ import planner
 from jaxdt.cli import script_main
 from jaxdt.run import network as networks
 from jaxdt.run.errors import BadInput
+from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Network
+from jaxdt.run.plan import to_json
+from planner.api.by_step import workload_of
 from planner.cost.compiled import generator
 from planner.cost.reference import cost_of
 from planner.model.generate import generate
@@ -55,18 +65,23 @@ from planner.search.base import check_solver
 from planner.search.charges import NOTHING
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
+from planner.step_time.unequal import plan_of_sets, search_sets
 
 STAGES = flags.DEFINE_integer("stages", 8, "solvers: stages; networks of another size are skipped.", 1)
 PIPELINES = flags.DEFINE_integer("pipelines", 8, "solvers: pipelines.", 1)
 C_DP = flags.DEFINE_float("c_dp_bytes", 650_000_000, "solvers: bytes of gradients of one stage.", 0.0)
 C_PP = flags.DEFINE_float("c_pp_bytes", 471_249_220, "solvers: bytes of a pipeline over one boundary in a step.", 0.0)
 SOLVERS = flags.DEFINE_list("solvers", "auto,types,evolve,kl,random", "solvers: their names.")
-TIME_LIMIT_S = flags.DEFINE_float("time_limit_s", None, "solvers: of a run; 60, or none with --evaluations.", 0.0)
+TIME_LIMIT_S = flags.DEFINE_float(
+    "time_limit_s", None, "Of a run or search; solvers: 60, or none with --evaluations; replicas: 120.", 0.0
+)
 EVALUATIONS = flags.DEFINE_integer("evaluations", None, "solvers: plans to score in a run.", 1)
-SEED = flags.DEFINE_integer("seed", 0, "solvers: the first seed.")
+SEED = flags.DEFINE_integer("seed", 0, "replicas, solvers: the first seed.")
 N_SEEDS = flags.DEFINE_integer("n_seeds", 1, "solvers: runs of each solver on each network.", 1)
 JOBS = flags.DEFINE_integer("jobs", 1, "solvers: runs at the same time, each on one core.", 1)
-OUT = flags.DEFINE_string("out", None, "solvers: folder for bench.md, bench.json and bench.png.")
+MODEL = flags.DEFINE_string("model", "gpt3_1p3b", "replicas: a preset of the GPT family.")
+GLOBAL_BATCH = flags.DEFINE_integer("global_batch", 512, "replicas: sequences of a step.", 1)
+OUT = flags.DEFINE_string("out", None, "solvers: folder for bench.md, bench.json and bench.png; replicas: a plan file.")
 WRITE = flags.DEFINE_string("write", None, "solvers: a page whose section of results is written, too.")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +100,7 @@ TARGETS = {
 }
 N_TARGET_SEEDS = 3
 LARGE = 1024
+FLOPS = {"A100": 312e12, "V100": 125e12, "T4": 65e12}  # dense, 16 bit, from the vendor's data sheets
 FIRST_USE_S = 40.0  # limit of a search
 # Prints the CPU seconds of its process (all threads, and the imports) when the first plans of a search are counted.
 FIRST_PLANS = """
@@ -169,6 +185,24 @@ def rate() -> int:
                 walk = soft_walk_from(place)
                 anneal_softened(devices, walk, generator(0), Cooling(1.0, 0.1, moves), Softness(1.0, 0.0), 0.3)
         print(f"{name}: {n_moves / (time.thread_time() - started_s):,.0f} plans per CPU s")
+    return 0
+
+
+def replicas(*paths: str) -> int:
+    """Unequal against equal numbers of replicas: a row of each, and the unequal plan."""
+    network = planner.load_network(paths[0] if paths else NETWORKS / "mixed24.json")
+    run = planner.run_of_model(GPTConfig.of(MODEL.value), planner.StepOptions(global_batch=GLOBAL_BATCH.value))
+    job = planner.Job(run, None, None, planner.profile_of_flops(run, network, FLOPS))
+    time_s = 120.0 if TIME_LIMIT_S.value is None else TIME_LIMIT_S.value
+    piped = planner.solve(network, job, planner.Stop(time_s=time_s), SEED.value)
+    print(f"fixed wiring: {piped.score_s:.3f} s, {piped.plan.shape}", flush=True)
+    workload = workload_of(job, network)
+    for name in ("equal", "unequal"):
+        sets = search_sets(workload, None, Incumbent(Budget(time_s)), SEED.value, name == "equal")[0]
+        plan, layers = plan_of_sets(workload, sets), list(sets.stages)
+        print(f"swarm wiring, {name} replicas: {sets.step_s:.3f} s, {plan.shape}, layers {layers}", flush=True)
+        if OUT.value and name == "unequal":
+            Path(OUT.value).write_text(json.dumps(to_json(plan)) + "\n")
     return 0
 
 
@@ -292,13 +326,14 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "first_use": first_use,
     "targets": targets,
     "rate": rate,
+    "replicas": replicas,
     "solvers": compare_solvers,
 }
 
 
 def main(command: str, *paths: str) -> int:
-    if paths and command != "solvers":
-        raise BadInput(f"argument: got {paths[0]!r}, expected flags only")
+    if len(paths) > {"solvers": len(paths), "replicas": 1}.get(command, 0):
+        raise BadInput(f"argument: got {paths[-1]!r}, expected flags only")
     return COMMANDS[command](*paths)
 
 
