@@ -9,8 +9,9 @@ A trial's disturbances are streams of what happens, seconds after the beginning:
 
 A victim is named, such as "peer 3", or one is drawn of a kind: "coordinator", "peer" (of the plan, and newcomers),
 "worker" (of a pool, ready to compute), "server" (a pool's other peers). Who is paused is not drawn. An expectation is a
-function of what was played; it returns the problem, or ''. A disturbance is a function of the fleet, a generator that
-yields while it waits (trial_fleets.py). Needs no jax, but for the parameters of a checkpoint.
+function of what was played; it returns the problem, or ''. A stream and a disturbance are functions of the fleet,
+generators that yield while they wait (trial_fleets.py); what a stream does before it waits is done before the processes
+start. Needs no jax, but for the parameters of a checkpoint.
 """
 
 import importlib
@@ -89,8 +90,7 @@ class Join:
         yield from ()
 
 
-Disturbance = Callable[[Any], Script]  # of a fleet of the kind that it needs
-Stream = Callable[[Fleet], Script]
+Disturbance = Callable[[Any], Script]  # of a fleet of the kind that it needs; a stream of them is one, too
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class AtShare:
         fleet.scripts.go(self.what(fleet))
 
 
-def at(seconds: float | tuple[float, float], *whats: Disturbance) -> Stream:
+def at(seconds: float | tuple[float, float], *whats: Disturbance) -> Disturbance:
     def stream(fleet: Fleet) -> Script:
         yield fleet.rng.uniform(*seconds) if isinstance(seconds, tuple) else seconds
         for what in whats:
@@ -114,7 +114,7 @@ def at(seconds: float | tuple[float, float], *whats: Disturbance) -> Stream:
     return stream
 
 
-def every(seconds: float, *whats: Disturbance) -> Stream:
+def every(seconds: float, *whats: Disturbance) -> Disturbance:
     def stream(fleet: Fleet) -> Script:
         for n in itertools.count(1):
             yield from at(seconds * n, *whats)(fleet)
@@ -122,7 +122,7 @@ def every(seconds: float, *whats: Disturbance) -> Stream:
     return stream
 
 
-def often(seconds: float, *whats: Disturbance) -> Stream:
+def often(seconds: float, *whats: Disturbance) -> Disturbance:
     def stream(fleet: Fleet) -> Script:
         at_s = 0.0
         while True:
@@ -142,7 +142,7 @@ class Trial:
 
     config: str
     expected: Sequence["Expectation"]
-    disturbances: Sequence[Stream] = ()
+    disturbances: Sequence[Disturbance] = ()
     flags: tuple[str, ...] = ()
     seconds: float = 0.0
     steps: int = 0
@@ -225,10 +225,14 @@ def play(trial: Trial, folder: Path, rng: random.Random) -> Played:
     folder.parent.mkdir(parents=True, exist_ok=True)
     played = Played(trial, folder)
     fleet = HostFleet(played, rng) if trial.n_hosts else Fleet(played, rng)
+    streams = Scripts(fleet.has_come)
+    for stream in [*trial.disturbances, *([in_turn] if trial.kinds else []), *([watch] if trial.watched else [])]:
+        streams.go(stream(fleet))
+    fleet.launch()
     try:
         fleet.wait_for_rows(trial.begins, BEGINS_S)
         fleet.begin()
-        _disturb(fleet)
+        _disturb(fleet, streams)
         played.code = fleet.conclude(BEGINS_S if trial.seconds else TIMEOUT_S)
     finally:
         fleet.end()
@@ -237,12 +241,10 @@ def play(trial: Trial, folder: Path, rng: random.Random) -> Played:
     return played
 
 
-def _disturb(fleet: Fleet) -> None:
+def _disturb(fleet: Fleet, streams: Scripts) -> None:
     """Let all happen in time, until the time is over, all steps are done, or the run has ended."""
-    played, trial, streams = fleet.played, fleet.trial, Scripts(fleet.has_come)
+    played, trial = fleet.played, fleet.trial
     idle_before_s, before_s = counts.idle_s(), 0.0
-    for stream in [*trial.disturbances, *([in_turn] if trial.kinds else []), *([watch] if trial.watched else [])]:
-        streams.go(stream(fleet))
     while True:
         now_s = fleet.now_s
         played.held_up_s = max(played.held_up_s, now_s - before_s - POLL_S)
@@ -267,6 +269,7 @@ def in_turn(fleet: Fleet) -> Script:
     rng, kinds = fleet.rng, fleet.trial.kinds
     counted = fleet.played.figures.setdefault("failures", {})
     first = rng.sample(sorted(kinds), len(kinds))
+    yield 0.0
     while True:
         kind, n_before = first.pop(0) if first else rng.choice(sorted(kinds)), len(fleet.played.events)
         fleet.scripts.go(kinds[kind](fleet))
@@ -284,6 +287,7 @@ def in_turn(fleet: Fleet) -> Script:
 def watch(fleet: Fleet) -> Script:
     """Sample the watched processes all the time."""
     samples = fleet.played.samples
+    yield 0.0
     while True:
         for name in fleet.trial.watched:
             if sample := fleet.sample(name):

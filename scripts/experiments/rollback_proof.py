@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 ADOPTED = re.compile(r" is in view (\d+), with peers? (.*)$")
 NUMBER = re.compile(r"\d+")
 DOWNLOAD = re.compile(r" has the state of step (\d+) ")
-JOINS = re.compile(r"^peer (\d+): joins ")
+JOINS = re.compile(r"^peer (\d+): joins ", re.MULTILINE)
 HEARD_S = 1.0  # the coordinator has to hear of a download before it can count on it
 
 

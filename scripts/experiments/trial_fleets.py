@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import leak_check
 from churn_comparison.results import is_alone
-from rollback_proof import Life
+from rollback_proof import JOINS, Life
 
 from jaxdt.cli import local_run
 from jaxdt.run import network as networks
@@ -87,6 +87,8 @@ class Fleet:
     """The processes of a run of launch.py: its children, and those that have been started since, by name. What happens
     is added to `played`. `scripts`: what has begun to happen and is not over."""
 
+    launcher: subprocess.Popen
+
     def __init__(self, played: "Played", rng: random.Random):
         self.played, self.trial, self.run_dir, self.rng = played, played.trial, played.run_dir, rng
         self.scripts = Scripts(self.has_come)
@@ -94,7 +96,10 @@ class Fleet:
         self.started: dict[str, subprocess.Popen] = {}
         self._killed: set[int] = set()  # ids of peers
         self._paused: set[str] = set()
-        self.launcher = local_run.start(played.log, "launch.py", self._words())
+
+    def launch(self) -> None:
+        """Start its processes."""
+        self.launcher = local_run.start(self.played.log, "launch.py", self._words())
 
     def _words(self) -> list[str]:
         return [*self._config(), f"--run_dir={self.run_dir}", "--report=false", *self._slow()]
@@ -224,10 +229,8 @@ class Fleet:
         """The id by which the run knows a process; None if it has none yet."""
         if name.startswith("peer "):
             return int(name.removeprefix("peer "))
-        if not name.startswith("newcomer "):
-            return None
-        first = self._log(name).read_text().partition(": joins for stage")[0]
-        return int(first.rpartition("peer ")[2]) if "peer " in first else None
+        found = JOINS.search(self._log(name).read_text()) if name.startswith("newcomer ") else None
+        return int(found[1]) if found else None
 
     def is_alone(self, name: str) -> bool:
         """Whether no other peer of its stage has the state and was not killed."""
@@ -389,6 +392,7 @@ class HostFleet(Fleet):
 
     def __init__(self, played: "Played", rng: random.Random):
         super().__init__(played, rng)
+        super().launch()  # writes the job of the hosts
         if self.launcher.wait():
             raise BadInput(f"launch.py: ended with code {self.launcher.returncode}, {played.log} says why")
         self.job, self._logs = played.folder, played.folder / "logs"
@@ -400,6 +404,8 @@ class HostFleet(Fleet):
         self._members: dict[int, int] = {}
         self._joining: set[int] = set()
         self._reports = Lines(self.run_dir / "trace" / "coordinator.jsonl")
+
+    def launch(self) -> None:
         for host in [self.coordinator, *self.hosts]:
             host.start()
 
@@ -412,11 +418,15 @@ class HostFleet(Fleet):
         words = [script, f"--flagfile={self.job / name}.flags", f"--run_dir={folder}"]
         return Host(name, words + (self._slow() if peer is not None else []), self._logs, peer)
 
+    @property
+    def address(self) -> str:
+        """The coordinator's."""
+        return (self.job / ADDRESS).read_text()
+
     def newcomer(self) -> Host:
         """The host of a newcomer, with a token and an empty folder."""
         name = f"newcomer_{len(self.retired) + len(self.hosts)}"
-        address = (self.run_dir / ADDRESS).read_text()
-        words = ["train.py", f"--join={address}", token_flag(self.job, name), f"--run_dir={self.job / name}"]
+        words = ["train.py", f"--join={self.address}", token_flag(self.job, name), f"--run_dir={self.job / name}"]
         self.hosts.append(Host(name, [*words, *self._slow()], self._logs))
         return self.hosts[-1]
 

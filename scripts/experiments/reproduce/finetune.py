@@ -5,17 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.machines import on_machines, work_s
 from experiments.reproduce.results import Job, Results
 
-from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport, StepReport
 from jaxdt.run.config import GroupsConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, default_plan
 from jaxdt.run.model import options_of
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.network import Link
-from jaxdt.run.work import WorkKind
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import RARE
 
 MODELS = {"SmolLM2-135M": "smollm2_135m", "Llama 3 8B": "llama3_8b"}
@@ -58,14 +57,11 @@ def step_s(preset: str, what: str, codec: str, every_steps: int, mbps: float) ->
     """Seconds of averaging by step, over one period."""
     config = config_of(preset, what, codec, every_steps)
     plan = default_plan(config)
-    host_of = {peer: str(peer) for peer in plan.peers}
     gbps = mbps / 1000
-    conditions = Conditions(
-        seconds={peer: dict.fromkeys(WorkKind, 0.0) for peer in plan.peers},
-        link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else Link(LATENCY_S, gbps),
-        host_of=host_of,
-        cores=dict.fromkeys(host_of.values(), 1),
-        options=LinkOptions(access_gbps=dict.fromkeys(host_of.values(), (gbps, gbps))),
+    conditions = on_machines(
+        {peer: work_s(0.0) for peer in plan.peers},
+        lambda src, dst: Link(LATENCY_S, gbps),
+        options=LinkOptions(access_gbps={str(peer): (gbps, gbps) for peer in plan.peers}),
         free=frozenset(("transfer",)),
     )
     outcome = simulate(config, plan, conditions)

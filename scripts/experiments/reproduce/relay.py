@@ -6,19 +6,18 @@ activation and one gradient per microbatch, which makes two round trips.
 
 from dataclasses import dataclass, replace
 
+from experiments.reproduce.machines import on_machines, work_s
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig, TrainConfig, default_plan
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
-from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import RARE
 from jaxdt.sim.time_breakdown import Totals
 
 GBPS, SEQ_LEN = 0.5, 512  # Table 1: 500 Mb/s, one sequence of 512 tokens
-BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 N_MICROBATCHES = 192
 
 
@@ -44,15 +43,8 @@ class Relay:
         config = RunConfig(model, train=TrainConfig(steps=2), net=RARE, codec=self.codec, dtype="bfloat16")
         depths = f"{2 * self.in_flight - 1},{self.in_flight},1"
         config = replace(config, plan=replace(config.plan, stages=3, microbatches=N_MICROBATCHES, in_flight=depths))
-        idle = dict.fromkeys("FBEGU", 0.0)
-        server = idle | {"F": (1 - BACKWARD_SHARE) * self.compute_s, "B": BACKWARD_SHARE * self.compute_s}
-        between_stages = Link(self.rtt_s / 2, GBPS)
-        conditions = Conditions(
-            seconds={0: idle, 1: server, 2: idle},
-            link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else between_stages,
-            host_of={peer: str(peer) for peer in range(3)},
-            cores={str(peer): 1 for peer in range(3)},
-        )
+        seconds = {0: work_s(0.0), 1: work_s(self.compute_s), 2: work_s(0.0)}
+        conditions = on_machines(seconds, lambda src, dst: Link(self.rtt_s / 2, GBPS))
         totals = Totals(first_step=1)
         outcome = simulate(config, default_plan(config), conditions, totals)
         return [totals.busy_s[1] / outcome.of(StepReport)[1].step_s]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from experiments.reproduce.machines import on_machines, shares, work_s
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
 from jaxdt.run.families.gpt import GPTConfig
@@ -20,7 +20,6 @@ from jaxdt.sim.links import Jitter
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import RARE
 
-BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 SLICE_BYTES = 1 << 30
 SLOWDOWN = 2.0
 
@@ -102,52 +101,36 @@ class Fleet:
             dtype="bfloat16",
         )
         plan = default_plan(config)
-        shares = parts(n_microbatches, self.weights) if self.weights else plan.shares
+        parts = shares(n_microbatches, self.weights) if self.weights else plan.shares
         in_flight = tuple(self.depth * (self.n_stages - stage) for stage in range(self.n_stages))
-        return config, replace(plan, shares=shares, in_flight=in_flight)
+        return config, replace(plan, shares=parts, in_flight=in_flight)
 
     def _conditions(self, config: RunConfig, plan: Plan) -> Conditions:
         link = Link(self.latency_s, self.gbps)
-        free = () if self.synced else ("sync", "transfer")[: 1 + self.blocking]
-        host_of = {peer: str(peer) for peer in plan.peers}
-        return Conditions(
-            seconds={peer: self._seconds(config, plan, peer) for peer in plan.peers},
-            link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) and not self.synced else link,
-            host_of=host_of,
-            cores=dict.fromkeys(host_of.values(), 1),
+        found = on_machines(
+            {peer: self._seconds(config, plan, peer) for peer in plan.peers},
+            lambda src, dst: link,
             options=LinkOptions(
                 jitter=Jitter(self.jitter_s, self.seed) if self.jitter_s else None,
-                access_gbps=dict.fromkeys(host_of.values(), (self.gbps, self.gbps)),
+                access_gbps={str(peer): (self.gbps, self.gbps) for peer in plan.peers},
             ),
-            free=frozenset(free),
+            free=frozenset(() if self.synced else ("sync", "transfer")[: 1 + self.blocking]),
         )
+        return replace(found, link=lambda src, dst: link) if self.synced else found  # then commits take time
 
     def _seconds(self, config: RunConfig, plan: Plan, peer: int) -> dict[str, float]:
         stage, pipeline = plan.seat(peer)
-        compute_s = self.compute_s * (self.slowdown if peer in self.slow else 1.0)
-        forward_s = (1 - BACKWARD_SHARE) * compute_s
-        backward_s = BACKWARD_SHARE * compute_s
-        if stage == plan.n_stages - 1:  # its backward contains its forward
-            forward_s = 0.0
-            backward_s = compute_s
-        elif self.blocking:
-            forward_s += self._blocked_s(boundary_bytes(config, plan, stage, pipeline, True))
+        is_last = stage == plan.n_stages - 1
+        seconds = work_s(self.compute_s * (self.slowdown if peer in self.slow else 1.0), is_last)
+        if self.blocking and not is_last:
+            seconds[WorkKind.FORWARD] += self._blocked_s(boundary_bytes(config, plan, stage, pipeline, True))
         if self.blocking and stage > 0:
-            backward_s += self._blocked_s(boundary_bytes(config, plan, stage - 1, pipeline, False))
-        return dict.fromkeys("EGUR", 0.0) | {WorkKind.FORWARD: forward_s, WorkKind.BACKWARD: backward_s}
+            seconds[WorkKind.BACKWARD] += self._blocked_s(boundary_bytes(config, plan, stage - 1, pipeline, False))
+        return seconds
 
     def _blocked_s(self, n_bytes: int) -> float:
         """Seconds for which a sender blocks: on an idle line, with the mean of the jitter."""
         return Link(self.latency_s + self.jitter_s / 2, self.gbps).transfer_s(n_bytes)
-
-
-def parts(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """`total` divided in proportion to `weights`, by largest remainders."""
-    shares = [total * weight // sum(weights) for weight in weights]
-    remainders = [total * weight % sum(weights) for weight in weights]
-    for i in sorted(range(len(weights)), key=lambda i: (-remainders[i], i))[: total - sum(shares)]:
-        shares[i] += 1
-    return tuple(shares)
 
 
 def each_s(fleet: Fleet, short: int, long: int, results: Results) -> float:

@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Fleet, shares
+from experiments.reproduce.hybrid_ps_parts.fleets import Fleet
+from experiments.reproduce.machines import BACKWARD_SHARE, shares
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ is that of the pair, as in the paper's Eq. 1, so the links of a machine do not s
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +14,6 @@ from jaxdt.run.network import Link
 Range = tuple[float, float]
 
 SLOWDOWN = 1.55  # of the paper's simulated RTX 2080 against a V100
-BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 INSIDE = Link(1e-4, 16.0)  # 2 GB/s is printed, the latency is not
 ALONE = "standalone"
 
@@ -136,12 +134,3 @@ class Losses:
             if chance < self.prob:
                 lost[device] = moment
         return lost
-
-
-def shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` divided in proportion to `weights` by largest remainders, of equal ones the first."""
-    exact = [total * weight / sum(weights) for weight in weights]
-    found = [int(part) for part in exact]
-    for i in sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))[: total - sum(found)]:
-        found[i] += 1
-    return tuple(found)

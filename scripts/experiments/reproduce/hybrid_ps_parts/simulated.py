@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Losses, Machines, shares
+from experiments.reproduce.hybrid_ps_parts.fleets import Losses, Machines
+from experiments.reproduce.machines import on_machines, shares, work_s
 from experiments.reproduce.results import Job, Results, described
 
-from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import PlanConfig, RunConfig, TrainConfig, WiringConfig
 from jaxdt.run.families.gpt import GPTConfig
-from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan, PlanRoles
-from jaxdt.run.work import WorkKind
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import RARE
@@ -107,19 +105,6 @@ def plan_of(system: System, machines: Machines) -> Plan:
 
 
 def conditions_of(machines: Machines, plan: Plan) -> Conditions:
-    peers = plan.peers + plan.workers
-    hosts = {peer: str(peer) for peer in peers}
-    return Conditions(
-        seconds={peer: _seconds(machines, plan, peer) for peer in peers},
-        link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else machines.link(src, dst),
-        host_of=hosts,
-        cores=dict.fromkeys(hosts.values(), 1),
-    )
-
-
-def _seconds(machines: Machines, plan: Plan, peer: int) -> dict[str, float]:
-    stage_s = machines.stage_s(peer)
-    is_last = plan.seat(peer)[0] == plan.n_stages - 1  # its backward contains its forward
-    forward_s = 0.0 if is_last else (1 - BACKWARD_SHARE) * stage_s
-    zero = dict.fromkeys("EGURNC", 0.0)
-    return zero | {WorkKind.FORWARD: forward_s, WorkKind.BACKWARD: stage_s - forward_s}
+    last = plan.n_stages - 1
+    peers = {peer: machines.stage_s(peer) for peer in plan.peers + plan.workers}
+    return on_machines({peer: work_s(s, plan.seat(peer)[0] == last) for peer, s in peers.items()}, machines.link)
