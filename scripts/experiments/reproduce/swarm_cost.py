@@ -11,7 +11,7 @@ from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.square_cube import BASE_FLOPS, FLOPS
-from experiments.reproduce.swarm_fleet import Fleet
+from experiments.reproduce.swarm_fleet import Fleet, step_at_s
 from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
 from matplotlib.figure import Figure
 
@@ -77,15 +77,9 @@ def fleet(rate: Rate, gpu: str, n_stages: int, n_pipelines: int, wiring: str = "
     )
 
 
-def linear(short: float, long: float, share: float) -> float:
-    """The value at `share` microbatches a pipeline, from the values at SHORT and at LONG."""
-    return long + (share - LONG) * (long - short) / (LONG - SHORT)
-
-
 def step_s(machines: Fleet, results: Results) -> float:
     """Seconds of a step of BATCH sequences."""
-    short_s, long_s = (machines.step_s(share, results) for share in (SHORT, LONG))
-    return linear(short_s, long_s, BATCH / machines.n_pipelines)
+    return step_at_s(machines, BATCH / machines.n_pipelines, SHORT, LONG, results)
 
 
 def loss_s(rate: Rate, gpu: str, share: int, results: Results) -> float:

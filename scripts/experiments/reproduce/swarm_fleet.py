@@ -136,4 +136,11 @@ class Fleet:
 def each_s(fleet: Fleet, short: int, long: int, results: Results) -> float:
     """Seconds that one more microbatch per pipeline takes in the steady state: the slope between two sizes of a
     step."""
-    return (fleet.step_s(long, results) - fleet.step_s(short, results)) / (long - short)
+    short_s, long_s = (fleet.step_s(share, results) for share in (short, long))
+    return (long_s - short_s) / (long - short)
+
+
+def step_at_s(fleet: Fleet, share: float, short: int, long: int, results: Results) -> float:
+    """Seconds of a step with `share` microbatches per pipeline, on the line through those of two sizes."""
+    microbatch_s = each_s(fleet, short, long, results)
+    return fleet.step_s(long, results) + (share - long) * microbatch_s

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Results
-from experiments.reproduce.swarm_fleet import Fleet
+from experiments.reproduce.swarm_fleet import Fleet, each_s, step_at_s
 from matplotlib.figure import Figure
 
 from jaxdt.run.families.gpt import GPTConfig
@@ -77,11 +77,9 @@ def best_samples_per_s(n_peers: int, layers: int) -> float:
 
 def samples_per_s(machines: Fleet, results: Results, batch: int | None = None) -> float:
     """Sequences per second in the steady state, or in whole steps of `batch` sequences."""
-    long_s = machines.step_s(LONG, results)
-    each_s = (long_s - machines.step_s(SHORT, results)) / (LONG - SHORT)
     if batch is None:
-        return machines.n_pipelines / each_s
-    return batch / (long_s + (batch / machines.n_pipelines - LONG) * each_s)
+        return machines.n_pipelines / each_s(machines, SHORT, LONG, results)
+    return batch / step_at_s(machines, batch / machines.n_pipelines, SHORT, LONG, results)
 
 
 def shares(machines: Sequence[Fleet], results: Results) -> Interval:

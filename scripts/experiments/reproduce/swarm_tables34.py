@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Results
-from experiments.reproduce.swarm_fleet import Fleet, each_s
+from experiments.reproduce.swarm_fleet import Fleet, each_s, step_at_s
 from experiments.reproduce.swarm_scaling import BOUNDARY_BYTES, GBPS, LATENCY_S, SEQ_LEN, WIDTH
 from matplotlib.figure import Figure
 
@@ -96,11 +96,7 @@ class Row:
         if batch is None:
             return self.n_a_stage / each / self.best
         share = batch / (self.papers_best / self.best) / self.n_a_stage  # of a batch, as much as of the paper's fleet
-        return share * self.n_a_stage / self._step_s(system, share, results) / self.best
-
-    def _step_s(self, system: str, share: float, results: Results) -> float:
-        long_s = self.fleet(system).step_s(LONG, results)
-        return long_s + (share - LONG) * self.each_s(system, results)
+        return share * self.n_a_stage / step_at_s(self.fleet(system), share, SHORT, LONG, results) / self.best
 
     def with_papers_averaging(self, system: str, results: Results) -> float:
         """The same for BATCHES[0], with an averaging as slow as the paper's instead of the simulated one."""
