@@ -86,7 +86,7 @@ class Join:
     """A newcomer joins the run."""
 
     def __call__(self, fleet: Fleet) -> Script:
-        fleet.happened("join", fleet.start())
+        fleet.happened("join", fleet.join())
         yield from ()
 
 

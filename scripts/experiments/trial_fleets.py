@@ -94,8 +94,8 @@ class Fleet:
         self.scripts = Scripts(self.has_come)
         self.begin()
         self.started: dict[str, subprocess.Popen] = {}
+        self.busy: set[str] = set()  # what happens to them is not over
         self._killed: set[int] = set()  # ids of peers
-        self._paused: set[str] = set()
 
     def launch(self) -> None:
         """Start its processes."""
@@ -198,7 +198,7 @@ class Fleet:
         """The name of whom a disturbance meets; '' if there is nobody now."""
         pids = self.pids()
         named = [who] if who in pids or " " in who else self._of_kind(who, [*pids])
-        candidates = sorted({*named} - {*spared} - self._paused)
+        candidates = sorted({*named} - {*spared} - self.busy)
         victim = self.rng.choice(candidates) if candidates else ""
         if victim and victim not in pids:
             raise BadInput(f"{self.run_dir}: {victim} has ended before it was to leave; see its log")
@@ -237,7 +237,11 @@ class Fleet:
         peer = self._peer_of(name)
         return peer is not None and is_alone(self.played.records(), peer, self._killed)
 
-    def start(self, worker: str | None = None) -> str:
+    def join(self) -> str:
+        """Start a newcomer. Returns its name."""
+        return self._start(None)
+
+    def _start(self, worker: str | None) -> str:
         """Start a newcomer; or a worker: the one of this id, for '' a new one. Returns its name."""
         name = f"peer {worker}" if worker else f"newcomer {sum(n.startswith('newcomer') for n in self.started)}"
         log = self._log_of_started(name)
@@ -257,16 +261,16 @@ class Fleet:
             self.started.pop(name, None)
             worker = self.rng.choice((name.removeprefix("peer ") if name.startswith("peer") else "", ""))
             yield self.now_s + back_s
-            self.happened("back", self.start(worker))
+            self.happened("back", self._start(worker))
 
     def pauses(self, name: str, seconds: float) -> Script:
         """A process is stopped, and goes on after so long."""
         pid = self.pids()[name]
+        self.happened("pause", name, f", for {seconds:.1f} s")
         os.kill(pid, signal.SIGSTOP)
-        self._paused.add(name)
-        self.happened("pause", name)
+        self.busy.add(name)
         yield self.now_s + seconds
-        self._paused.discard(name)
+        self.busy.discard(name)
         with contextlib.suppress(ProcessLookupError):  # its launcher may have ended it meanwhile
             os.kill(pid, signal.SIGCONT)
 
@@ -315,10 +319,9 @@ class Process:
     life: Life
     expected: set[int] = field(default_factory=set)
     is_watched: bool = True
-    is_paused: bool = False
 
     def __post_init__(self) -> None:
-        self._lines = Lines(self.log)
+        self.lines = Lines(self.log)
 
     @property
     def runs(self) -> bool:
@@ -334,18 +337,6 @@ class Process:
         """It ends now, or is taken for dead, unless it was before."""
         self.life.ended_s = min(self.life.ended_s, time.monotonic())
 
-    def read_log(self) -> None:
-        for line in self._lines.new():
-            self.life.note(line, time.monotonic())
-
-    def pause(self) -> None:
-        self.popen.send_signal(signal.SIGSTOP)
-        self.is_paused = True
-
-    def go_on(self) -> None:
-        self.popen.send_signal(signal.SIGCONT)
-        self.is_paused = False
-
     def fill_disk(self, is_full: bool) -> None:
         """Let every write to a file fail, or none."""
         if self.runs:
@@ -359,18 +350,21 @@ class Process:
 @dataclass
 class Host:
     """A command, and the processes that it has had. `peer`: None for the coordinator, and for a newcomer that has no
-    id yet. `is_busy`: what happens to this host is not over."""
+    id yet."""
 
     name: str
     words: list[str]
     logs: Path
     peer: int | None = None
     processes: list[Process] = field(default_factory=list)
-    is_busy: bool = False
 
     @property
     def process(self) -> Process:
         return self.processes[-1]
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.processes) and self.process.runs
 
     def spawn(self, *more_words: str) -> Process:
         """Start the command, as a process beside those of this host."""
@@ -380,7 +374,6 @@ class Host:
         return Process(log, popen, Life(self.peer))
 
     def start(self, *more_words: str) -> None:
-        self.is_busy = False
         self.processes.append(self.spawn(*more_words))
 
     def __str__(self) -> str:
@@ -432,6 +425,7 @@ class HostFleet(Fleet):
 
     def retire(self, host: Host) -> None:
         host.process.kill()
+        self.busy.discard(host.name)
         self.hosts.remove(host)
         self.retired.append(host)
 
@@ -453,12 +447,13 @@ class HostFleet(Fleet):
                     self._watch(process)
                 host.peer = process.life.peer
         for host in [self.coordinator, *self.hosts]:
-            if host.processes and not host.is_busy and not host.process.runs:
+            if host.processes and not host.runs and host.name not in self.busy:
                 host.start()
 
     def _watch(self, process: Process) -> None:
         code = process.popen.poll()
-        process.read_log()
+        for line in process.lines.new():
+            process.life.note(line, time.monotonic())
         if code is None:
             return
         process.is_watched = False
@@ -488,9 +483,8 @@ class HostFleet(Fleet):
             self.problem(f"no step for {STALLED_S:.0f} s, the logs are in {self._logs}")
 
     def is_whole(self) -> bool:
-        """Whether all hosts are in the run."""
-        runs = self.coordinator.process.runs and not self.coordinator.process.is_paused
-        return runs and all(self.is_member(host) for host in self.hosts)
+        """Whether all hosts are in the run, and nothing happens to any of them."""
+        return not self.busy and self.coordinator.runs and all(map(self.is_member, self.hosts))
 
     def has_recovered(self) -> bool:
         return super().has_recovered() and self.is_whole()
@@ -501,16 +495,16 @@ class HostFleet(Fleet):
         if not self.wait(self.has_recovered, RECOVERED_S):
             self.problem(f"not all peers are back after {RECOVERED_S:.0f} s")
         hosts = [self.coordinator, *self.hosts]
+        self.busy |= {host.name for host in hosts}
         for host in hosts:
-            host.is_busy = True
             host.process.expected.add(0)
         stop = self.ask("stop")
-        self.wait(lambda: not any(process.runs for process in (stop, *(host.process for host in hosts))), STOPS_S)
+        self.wait(lambda: not stop.runs and not any(host.runs for host in hosts), STOPS_S)
         self.poll()
         if stop.popen.poll() != 0:
             self.problem(f"fleet.py stop: code {stop.popen.poll()}, {stop.last_line()}")
         for host in hosts:
-            if host.process.runs:
+            if host.runs:
                 self.problem(f"{host}: still runs {STOPS_S:.0f} s after the end, its log is {host.process.log}")
         return 0
 
@@ -532,56 +526,43 @@ class HostFleet(Fleet):
 
     def is_member(self, host: Host) -> bool:
         """Whether a host's newest process is in the run."""
-        if not host.processes or not host.process.runs or host.process.is_paused or self.stage_of(host) is None:
-            return False
-        return bool(host.process.life.views) and host.peer not in self._joining
+        is_let_in = self.stage_of(host) is not None and host.peer not in self._joining
+        return host.runs and is_let_in and bool(host.process.life.views)
 
     def pids(self) -> dict[str, int]:
-        hosts = [host for host in [self.coordinator, *self.hosts] if host.processes and host.process.runs]
-        return {host.name: host.process.popen.pid for host in hosts}
+        return {host.name: host.process.popen.pid for host in [self.coordinator, *self.hosts] if host.runs}
 
-    def victim(self, who: str, spared: Collection[str] = ()) -> str:
-        hosts = [self.coordinator] if who == "coordinator" else [h for h in self.hosts if who in ("peer", h.name)]
-        candidates = [host.name for host in hosts if self.is_free(host) and host.name not in spared]
-        return self.rng.choice(candidates) if candidates else ""
-
-    def is_free(self, host: Host) -> bool:
-        """Whether a host runs, as a peer that is known, and nothing else happens to it now."""
-        is_known = host is self.coordinator or host.peer is not None
-        return is_known and not host.is_busy and bool(host.processes) and host.process.runs
+    def _of_kind(self, kind: str, names: list[str]) -> list[str]:
+        return [name for name in names if name == kind or (kind == "peer" and self.host(name).peer is not None)]
 
     def host(self, name: str) -> Host:
         return next(host for host in [self.coordinator, *self.hosts] if host.name == name)
 
-    def start(self, worker: str | None = None) -> str:
-        if worker is not None:
-            raise BadInput(f"disturbances: got worker {worker!r} of a pool, expected none where hosts have own folders")
+    def join(self) -> str:
         host = self.newcomer()
         host.start()
         return host.name
 
-    def leaves(self, name: str, by: int, back_s: float | None) -> Script:
+    def start_again(self, host: Host) -> None:
+        self.busy.discard(host.name)
+        host.start()
+
+    def leaves(self, name: str, by: int, back_s: float | None, codes: Collection[int] = (0,)) -> Script:
+        """A process gets a signal, but for 0, and ends with one of these codes. After back_s its command is started
+        again; without it the host is gone for good."""
         host = self.host(name)
         self.happened("leave", f"{host}", "" if back_s is None else f", again after {back_s:.1f} s")
-        host.is_busy = True
+        self.busy.add(name)
         if by == signal.SIGKILL:
             host.process.kill()
         else:
+            host.process.expected |= {*codes}
             host.process.popen.send_signal(by)
-            yield from self.left(host, {0})
+            yield from self.ends(host.process, codes)
         if back_s is None:
             return self.retire(host)
         yield self.now_s + back_s
-        host.start()
-
-    def pauses(self, name: str, seconds: float) -> Script:
-        host = self.host(name)
-        self.happened("pause", f"{host}", f", for {seconds:.1f} s")
-        host.is_busy = True
-        host.process.pause()
-        yield self.now_s + seconds
-        host.process.go_on()
-        host.is_busy = False
+        self.start_again(host)
 
     def within(self, seconds: float, is_so: Callable[[], bool]) -> Generator[When, None, bool]:
         """Wait until something is so. Returns whether it is so in time."""
@@ -589,13 +570,7 @@ class HostFleet(Fleet):
         yield lambda: is_so() or self.now_s > until_s
         return is_so()
 
-    def left(self, host: Host, codes: set[int]) -> Script:
-        """Wait for a host whose process has to leave the run, with one of these codes."""
-        host.is_busy = True
-        host.process.expected |= codes
-        yield from self.ends(host.process, codes)
-
-    def ends(self, process: Process, codes: set[int]) -> Script:
+    def ends(self, process: Process, codes: Collection[int]) -> Script:
         """Wait for a process that has to end soon, with one of these codes."""
         if not (yield from self.within(ENDS_S, lambda: not process.runs)):
             process.kill()

@@ -23,7 +23,7 @@ from processes import (
     is_replayed,
     often,
 )
-from trial_fleets import HostFleet, Life, Lines, Process, Scripts
+from trial_fleets import Fleet, HostFleet, Life, Lines, Process, Scripts
 
 from jaxdt.cli import local_run
 
@@ -191,3 +191,16 @@ def test_a_process_that_ends_by_itself_is_a_problem_once(tmp_path):
     trial = replace(fleet.trial, expected=())
     fleet.played.events.append((0.0, "leave", "host_0"))
     assert processes.judged(trial, fleet.played)[1] == fleet.played.problems
+
+
+def test_a_newcomer_is_known_by_its_own_line_and_a_worker_is_no_peer(tmp_path, monkeypatch):
+    """A worker's log names peers, too: its servers."""
+    fleet = Fleet(Played(Trial("configs/pool.py", expected=()), tmp_path / "0"), random.Random(0))
+    logs = {
+        "newcomer 0": "1 core\npeer 7: joins for stage 1\n",
+        "newcomer 1": "worker 8: hands in to peer 1, stage 1\n",
+    }
+    monkeypatch.setattr(fleet, "_log", lambda name: tmp_path / name)
+    for name, text in logs.items():
+        (tmp_path / name).write_text(text)
+    assert [fleet._peer_of(name) for name in (*logs, "peer 3", "coordinator")] == [7, None, 3, None]

@@ -41,7 +41,7 @@ from trial_fleets import KILLED, RECOVERED_S, REFUSED, Host, HostFleet, Script
 
 N_STAGES = 2
 FIRST_COMPARED = 300
-PUT_OUT = 3
+PUT_OUT, NO_SIGNAL = 3, 0
 OPERATOR_COMMANDS = ("status", "pause", "drain", "checkpoint", "evict")
 
 
@@ -59,18 +59,18 @@ def one_of_several(fleet: HostFleet) -> Host | None:
     host = one(fleet)
     stage = fleet.stage_of(host) if host else None
     others = [other for other in fleet.of_stage(stage) if other is not host] if stage is not None else []
-    return host if any(fleet.is_member(other) and not other.is_busy for other in others) else None
+    return host if any(is_in_peace(fleet, other) for other in others) else None
 
 
 def whole_stage(fleet: HostFleet) -> tuple[int, list[Host]]:
     """A stage, and its hosts if all of them are in the run and nothing happens to them now."""
     stage = fleet.rng.randrange(N_STAGES)
     hosts = fleet.of_stage(stage)
-    return stage, hosts if all(fleet.is_member(host) and not host.is_busy for host in hosts) else []
+    return stage, hosts if all(is_in_peace(fleet, host) for host in hosts) else []
 
 
-def is_calm(fleet: HostFleet) -> bool:
-    return fleet.is_whole() and not any(host.is_busy for host in fleet.hosts)
+def is_in_peace(fleet: HostFleet, host: Host) -> bool:
+    return fleet.is_member(host) and host.name not in fleet.busy
 
 
 # ----------------------------------------------------------------------------------------------------------- the kinds
@@ -95,9 +95,9 @@ def pause_stage(fleet: HostFleet) -> Script:
 def second(fleet: HostFleet, host: Host) -> Script:
     """Start a host's command once more; it has to be refused."""
     fleet.happened("second", f"{host}")
-    host.is_busy = True
+    fleet.busy.add(host.name)
     yield from fleet.ends(host.spawn(), {REFUSED})
-    host.is_busy = False
+    fleet.busy.discard(host.name)
 
 
 def second_peer(fleet: HostFleet) -> Script:
@@ -107,52 +107,51 @@ def second_peer(fleet: HostFleet) -> Script:
 
 
 def second_coordinator(fleet: HostFleet) -> Script:
-    coordinator = fleet.coordinator
-    if fleet.is_free(coordinator) and coordinator.process.log.read_text():  # of two that have just begun and have no
-        yield from second(fleet, coordinator)  # folder yet, either may be the one that is refused
+    # Of two that have just begun and have no folder yet, either may be the one that is refused.
+    if fleet.victim("coordinator") and fleet.coordinator.process.log.read_text():
+        yield from second(fleet, fleet.coordinator)
 
 
 def replaced(fleet: HostFleet) -> Script:
     if not (host := one_of_several(fleet)):
         return
     first = host.process
-    first.pause()
+    first.popen.send_signal(signal.SIGSTOP)
     first.ends()  # its owner takes it for dead
     first.expected |= {KILLED, REFUSED, PUT_OUT}
+    fleet.busy.add(host.name)
     host.start("--listen=127.0.0.1:0")
-    host.is_busy = True
     fleet.happened("replaced", f"{host}")
     if not (yield from fleet.within(RECOVERED_S, lambda: fleet.is_member(host))):
         fleet.problem(f"{host}: a second process was not let in, its log is {host.process.log}")
-    first.go_on()
+    first.popen.send_signal(signal.SIGCONT)
     yield fleet.now_s + 10.0
     first.kill()
-    host.is_busy = False
+    fleet.busy.discard(host.name)
 
 
 def full_disk(fleet: HostFleet) -> Script:
     stage, hosts = whole_stage(fleet)
-    if not is_calm(fleet):
+    if not fleet.is_whole():
         return
     hosts.sort(key=lambda host: host.peer or 0)
     host = hosts[0] if fleet.rng.random() < 0.7 else fleet.rng.choice(hosts)  # the first one writes checkpoints
     process, seconds = host.process, fleet.rng.uniform(20.0, 60.0)
     process.fill_disk(True)
     process.expected.add(REFUSED)
-    for other in hosts:  # if all others were gone meanwhile, nothing would be durable, and the run would end
-        other.is_busy = True
+    names = {other.name for other in hosts}
+    fleet.busy |= names  # if all others were gone meanwhile, nothing would be durable, and the run would end
     fleet.happened("full_disk", f"{host}", f", of stage {stage}, for {seconds:.1f} s")
     yield fleet.now_s + seconds
     process.fill_disk(False)
-    for other in hosts:
-        other.is_busy = False
+    fleet.busy -= names
     if process.runs:
         process.expected.discard(REFUSED)
 
 
 def lost_stage(fleet: HostFleet) -> Script:
     stage, hosts = whole_stage(fleet)
-    if is_calm(fleet):
+    if fleet.is_whole():
         fleet.happened("lost_stage", f"{stage}", f": {', '.join(map(str, hosts))} for good, newcomers come")
         for host in hosts:
             fleet.retire(host)
@@ -173,25 +172,20 @@ def drain(fleet: HostFleet) -> Script:
 
 def operator(fleet: HostFleet) -> Script:
     coordinator, host = fleet.coordinator, one_of_several(fleet)
-    if not host or not fleet.is_free(coordinator):
+    if not host or not fleet.victim("coordinator"):
         return
     n_before = sum(what == "operator" for _, what, _ in fleet.played.events)
     command = OPERATOR_COMMANDS[n_before % len(OPERATOR_COMMANDS)]
     words = [str(host.peer)] if command in ("drain", "evict") else []
-    coordinator.is_busy = True
+    fleet.busy.add(coordinator.name)
     fleet.happened("operator", " ".join([command, *words]))
     if words:
-        fleet.scripts.go(comes_again(fleet, host))
+        fleet.scripts.go(fleet.leaves(host.name, NO_SIGNAL, 0.0, {0, PUT_OUT}))
     yield from fleet.ends(fleet.ask(command, *words), {0})
     if command == "pause":
         yield fleet.now_s + fleet.rng.uniform(1.0, 6.0)
         yield from fleet.ends(fleet.ask("resume"), {0})
-    coordinator.is_busy = False
-
-
-def comes_again(fleet: HostFleet, host: Host) -> Script:
-    yield from fleet.left(host, {0, PUT_OUT})
-    host.start()
+    fleet.busy.discard(coordinator.name)
 
 
 # -------------------------------------------------------------------------------------------------------- expectations
