@@ -491,7 +491,7 @@ class HostFleet(Fleet):
 
     def conclude(self, timeout_s: float) -> int:
         """End the run as an operator does. All processes end with code 0."""
-        self.say("nothing happens any more")
+        self.say("no more disturbances")
         if not self.wait(self.has_recovered, RECOVERED_S):
             self.problem(f"not all peers are back after {RECOVERED_S:.0f} s")
         hosts = [self.coordinator, *self.hosts]
@@ -526,8 +526,8 @@ class HostFleet(Fleet):
 
     def is_member(self, host: Host) -> bool:
         """Whether a host's newest process is in the run."""
-        is_let_in = self.stage_of(host) is not None and host.peer not in self._joining
-        return host.runs and is_let_in and bool(host.process.life.views)
+        is_admitted = self.stage_of(host) is not None and host.peer not in self._joining
+        return host.runs and is_admitted and bool(host.process.life.views)
 
     def pids(self) -> dict[str, int]:
         return {host.name: host.process.popen.pid for host in [self.coordinator, *self.hosts] if host.runs}

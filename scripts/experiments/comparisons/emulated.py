@@ -10,7 +10,7 @@ again. The 72 cases of five runs take nearly two hours on two cores.
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,8 @@ CASES = {
 }
 
 
-def cases(given: Given) -> list[Line]:
-    return [dict(case=case, seed=seed) for seed in given.seeds for case in CASES]
+def cases(given: Given, names: Iterable[str] = CASES) -> list[Line]:
+    return [dict(case=case, seed=seed) for seed in given.seeds for case in names]
 
 
 def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,10 @@ from prediction_error.network_hosts import NETWORKS, NetworkHosts, missing
 
 from comparisons import emulated
 from comparisons.emulated import prepare
-from jaxdt.cli import environment
+from jaxdt.cli import environment, local_run
 from jaxdt.run import network as networks
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
-from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 
 N_HOSTS = 4
 PORT = 7700
@@ -43,10 +43,6 @@ SYSTEMS = {  # of each network; the last two have four microbatches in flight ea
 
 
 CASES = {f"{network} {system}": (network, system) for network in NETWORKS for system in SYSTEMS}
-
-
-def cases(given: Given) -> list[Line]:
-    return [dict(case=case, seed=seed) for seed in given.seeds for case in CASES]
 
 
 def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:
@@ -115,9 +111,8 @@ def _script(path: str, *arguments: str) -> None:
 
 
 def _start(hosts: NetworkHosts, host: int, script: str, arguments: list[str]) -> subprocess.Popen:
-    one_thread = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
-    environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": one_thread, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
+    environment = local_run.of_one_thread() | {"JAX_PLATFORMS": "cpu"}
     return hosts.start(host, command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
@@ -135,4 +130,6 @@ def _wait(processes: Sequence[subprocess.Popen]) -> None:
         raise BadInput(f"hosts: exit codes {codes}, expected 0 of each process; the reason stands above")
 
 
-COMPARISON = replace(emulated.COMPARISON, cases=cases, made=made, n_seeds=3, steps=5, file=page.HOSTS)
+COMPARISON = replace(
+    emulated.COMPARISON, cases=partial(emulated.cases, names=CASES), made=made, n_seeds=3, steps=5, file=page.HOSTS
+)

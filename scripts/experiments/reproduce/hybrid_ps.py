@@ -25,6 +25,7 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     compute_s,
     fill,
     gain,
+    met,
 )
 from experiments.reproduce.hybrid_ps_parts.chains import Static
 from experiments.reproduce.hybrid_ps_parts.instances import PARAMS
@@ -92,10 +93,6 @@ def within(found: Interval, limits: Sequence[float]) -> tuple[str, str]:
 
 def band(limits: Sequence[float]) -> str:
     return f"{limits[0]:g} to {limits[1]:g}"
-
-
-def met(is_met: bool) -> str:
-    return "yes" if is_met else "NO"
 
 
 def draw(path: Path, results: Results) -> None:

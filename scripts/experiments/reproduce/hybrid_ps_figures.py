@@ -20,6 +20,7 @@ from experiments.reproduce.hybrid_ps_parts.cases import (
     Batch,
     compute_s,
     fill,
+    met,
     runs_of,
     time_s,
 )
@@ -164,10 +165,6 @@ def target_rows(results: Results) -> list[list[str]]:
 
 def growth(values: Sequence[float]) -> tuple[str, str]:
     return ", ".join(f"{value:.3f}" for value in values), met(all(a < b for a, b in pairwise(values)))
-
-
-def met(is_met: bool) -> str:
-    return "yes" if is_met else "NO"
 
 
 def grid_table(results: Results) -> list[list]:

@@ -59,17 +59,17 @@ def one_of_several(fleet: HostFleet) -> Host | None:
     host = one(fleet)
     stage = fleet.stage_of(host) if host else None
     others = [other for other in fleet.of_stage(stage) if other is not host] if stage is not None else []
-    return host if any(is_in_peace(fleet, other) for other in others) else None
+    return host if any(is_undisturbed(fleet, other) for other in others) else None
 
 
 def whole_stage(fleet: HostFleet) -> tuple[int, list[Host]]:
     """A stage, and its hosts if all of them are in the run and nothing happens to them now."""
     stage = fleet.rng.randrange(N_STAGES)
     hosts = fleet.of_stage(stage)
-    return stage, hosts if all(is_in_peace(fleet, host) for host in hosts) else []
+    return stage, hosts if all(is_undisturbed(fleet, host) for host in hosts) else []
 
 
-def is_in_peace(fleet: HostFleet, host: Host) -> bool:
+def is_undisturbed(fleet: HostFleet, host: Host) -> bool:
     return fleet.is_member(host) and host.name not in fleet.busy
 
 

@@ -154,6 +154,10 @@ def slower(model: str, system: System | Static, n_failing: int, results: Results
     return over(Batch(model, 4, system, n_failing), Batch(model, 3, system), results)
 
 
+def met(is_met: bool) -> str:
+    return "yes" if is_met else "NO"
+
+
 # ------------------------------------------------------------------------------------------------------------- sections
 
 
