@@ -3,8 +3,9 @@
 import pytest
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Chain, Static, chain_s, chains_s
-from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site, shares
+from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site
 from experiments.reproduce.hybrid_ps_parts.simulated import FIXED, POOL, SWARM, System, batch_s, run_batch
+from experiments.reproduce.machines import shares
 from experiments.reproduce.results import Results
 
 NO_TIME = ((0.0, 0.0),)
@@ -55,6 +56,8 @@ def test_what_two_lost_chains_leave_is_done_by_the_third():
 def test_shares_by_largest_remainders():
     assert shares(10, (1.0, 1.0, 1.0)) == (4, 3, 3)
     assert shares(7, (2.0, 1.0, 0.5)) == (4, 2, 1)
+    assert shares(420, (2, 2, 1, 1)) == (140, 140, 70, 70)
+    assert shares(10, (1000, 500, 1000)) == (4, 2, 4) and sum(shares(11, (3, 3, 3))) == 11
 
 
 def test_machines_that_may_fail_are_in_pipelines_of_their_own_or_in_the_same():

@@ -7,7 +7,7 @@ import pytest
 from experiments.reproduce import hybrid_ps_table1 as hybrid_table1
 from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2, swarm_tables34
 from experiments.reproduce.results import Results
-from experiments.reproduce.swarm_fleet import Fleet, parts
+from experiments.reproduce.swarm_fleet import Fleet
 from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
 from experiments.reproduce.targets import write
 
@@ -61,11 +61,6 @@ def test_pipelines_of_swarms_depth_hide_the_latency_that_they_show_at_their_usua
     far = replace(FLEET, n_pipelines=1, n_stages=3, latency_s=0.5)
     assert each_s(far, 12, 24) >= 1.2
     assert each_s(replace(far, depth=4), 12, 24) == pytest.approx(1.0, rel=1e-3)
-
-
-def test_shares_are_whole_and_go_by_weight():
-    assert parts(420, (2, 2, 1, 1)) == (140, 140, 70, 70)
-    assert parts(10, (1000, 500, 1000)) == (4, 2, 4) and sum(parts(11, (3, 3, 3))) == 11
 
 
 def test_sorted_slow_peers_stay_in_their_stages_in_few_pipelines():
