@@ -43,6 +43,7 @@ from jaxdt.runtime.reporting import counts
 
 SAMPLE_S = 2.0
 BEGINS_S, TIMEOUT_S = 300.0, 1800.0
+FIRST_LOG = "0.log"  # by which the folder of a trial is known
 PAUSE_S, HURRY_S = (1.0, 4.0), (2.0, 6.0)  # between two kinds, at least; and where the fleet need not recover
 
 
@@ -208,11 +209,10 @@ class Played:
 Expectation = Callable[[Played], str]
 
 
-def clear(folder: Path, mark: str, overwrites: bool) -> None:
-    """Make the folder of a trial, without what an earlier one left there if that may go. `mark`: a file or folder by
-    which one is known."""
+def clear(folder: Path, overwrites: bool) -> None:
+    """Make the folder of a trial, without what an earlier one left there if that may go."""
     if folder.exists() and any(folder.iterdir()):
-        if not overwrites or not (folder / mark).exists():
+        if not overwrites or not (folder / FIRST_LOG).exists():
             raise BadInput(
                 f"--run_dir: {folder} is not empty, expected a new one, or --overwrite for an earlier trial's"
             )

@@ -41,7 +41,7 @@ def main(name: str) -> int:
     trial = replace(trial, kinds={kind: trial.kinds[kind] for kind in KINDS.value or trial.kinds})
     run_flags.config_and_plan()
     folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
-    clear(folder, "0.log", OVERWRITE.value)
+    clear(folder, OVERWRITE.value)
     figures, bad = [], {}
     for number in range(TRIES.value or trial.tries):
         played = play(trial, folder / str(number), rng)

@@ -91,7 +91,7 @@ class Fleet:
 
     def __init__(self, played: "Played", rng: random.Random):
         self.played, self.trial, self.run_dir, self.rng = played, played.trial, played.run_dir, rng
-        self.scripts = Scripts(self.has_come)
+        self.scripts, self.logs = Scripts(self.has_come), played.log
         self.begin()
         self.started: dict[str, subprocess.Popen] = {}
         self.busy: set[str] = set()  # what happens to them is not over
@@ -152,7 +152,7 @@ class Fleet:
     def check(self) -> None:
         if self.has_ended():
             code = self.launcher.returncode
-            raise BadInput(f"{self.run_dir}: the run ended with code {code}; see {self.played.log}")
+            raise BadInput(f"{self.run_dir}: the run ended with code {code}; see {self.logs}")
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Whether something becomes so in time, and before the run ends."""
@@ -168,7 +168,7 @@ class Fleet:
     def wait_for_rows(self, n: int, seconds: float) -> None:
         if not self.wait(lambda: self.n_rows >= n, seconds):
             self.check()
-            raise BadInput(f"{self.run_dir}: {n} steps were not done in time; see {self.played.log}")
+            raise BadInput(f"{self.run_dir}: {n} steps were not done in time; see {self.logs}")
 
     def has_recovered(self) -> bool:
         """Whether all that has happened is over."""
@@ -388,8 +388,8 @@ class HostFleet(Fleet):
         super().launch()  # writes the job of the hosts
         if self.launcher.wait():
             raise BadInput(f"launch.py: ended with code {self.launcher.returncode}, {played.log} says why")
-        self.job, self._logs = played.folder, played.folder / "logs"
-        self._logs.mkdir()
+        self.job, self.logs = played.folder, played.folder / "logs"
+        self.logs.mkdir()
         self.coordinator = self._host("coordinator", "coordinate.py", self.run_dir)
         peers = range(self.trial.n_hosts)
         self.hosts = [self._host(f"host_{n}", "train.py", self.job / f"host_{n}", n) for n in peers]
@@ -409,7 +409,7 @@ class HostFleet(Fleet):
 
     def _host(self, name: str, script: str, folder: Path, peer: int | None = None) -> Host:
         words = [script, f"--flagfile={self.job / name}.flags", f"--run_dir={folder}"]
-        return Host(name, words + (self._slow() if peer is not None else []), self._logs, peer)
+        return Host(name, words + (self._slow() if peer is not None else []), self.logs, peer)
 
     @property
     def address(self) -> str:
@@ -420,7 +420,7 @@ class HostFleet(Fleet):
         """The host of a newcomer, with a token and an empty folder."""
         name = f"newcomer_{len(self.retired) + len(self.hosts)}"
         words = ["train.py", f"--join={self.address}", token_flag(self.job, name), f"--run_dir={self.job / name}"]
-        self.hosts.append(Host(name, [*words, *self._slow()], self._logs))
+        self.hosts.append(Host(name, [*words, *self._slow()], self.logs))
         return self.hosts[-1]
 
     def retire(self, host: Host) -> None:
@@ -473,14 +473,16 @@ class HostFleet(Fleet):
             case "lost":
                 self.say(f"coordinator: {report['reason']}")
 
+    def is_stalled(self) -> bool:
+        return self.now_s - max([0.0, *self.rows_s[-1:]]) > STALLED_S
+
     def has_ended(self) -> bool:
-        """Whether the run goes on no more, or has not begun."""
-        is_stalled = self.now_s - max([0.0, *self.rows_s[-1:]]) > STALLED_S
-        return is_stalled or (not self.rows_s and bool(self.played.problems))
+        """Whether the run does not continue, or a process has failed before it began."""
+        return self.is_stalled() or (not self.rows_s and bool(self.played.problems))
 
     def check(self) -> None:
-        if self.has_ended():
-            self.problem(f"no step for {STALLED_S:.0f} s, the logs are in {self._logs}")
+        if self.is_stalled():
+            self.problem(f"no step for {STALLED_S:.0f} s; see {self.logs}")
 
     def is_whole(self) -> bool:
         """Whether all hosts are in the run, and nothing happens to any of them."""
@@ -580,7 +582,7 @@ class HostFleet(Fleet):
 
     def ask(self, command: str, *words: str) -> Process:
         """Start fleet.py for one request of an operator."""
-        log = self._logs / f"operator_{command}.{time.monotonic_ns()}.log"
+        log = self.logs / f"operator_{command}.{time.monotonic_ns()}.log"
         popen = local_run.start(log, "fleet.py", [command, *words, f"--run_dir={self.job}"])
         return Process(log, popen, Life(None))
 

@@ -162,14 +162,14 @@ class Hosts(HostFleet):
     def __init__(self, tmp_path):
         trial = Trial("configs/sdpipe.py", expected=(), n_hosts=1)
         (tmp_path / "0" / "logs").mkdir(parents=True)
-        self._logs, self.played = tmp_path / "0" / "logs", Played(trial, tmp_path / "0")
+        self.logs, self.played = tmp_path / "0" / "logs", Played(trial, tmp_path / "0")
         self.trial, self.rows_s, self.scripts = trial, [], Scripts(lambda at_s: False)
 
     def process(self, code):
         popen = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
         popen.wait()
-        (self._logs / f"{code}.log").write_text("its last line\n")
-        return Process(self._logs / f"{code}.log", popen, Life(0))
+        (self.logs / f"{code}.log").write_text("its last line\n")
+        return Process(self.logs / f"{code}.log", popen, Life(0))
 
 
 @pytest.mark.parametrize(("code", "problems"), [(2, []), (3, ["3.log: code 3, expected [2]: its last line"])])
@@ -204,3 +204,14 @@ def test_a_newcomer_is_known_by_its_own_line_and_a_worker_is_no_peer(tmp_path, m
     for name, text in logs.items():
         (tmp_path / name).write_text(text)
     assert [fleet._peer_of(name) for name in (*logs, "peer 3", "coordinator")] == [7, None, 3, None]
+
+
+def test_a_run_without_steps_is_over_and_a_problem_once_it_stands_still(tmp_path):
+    fleet = Hosts(tmp_path)
+    fleet.begin()
+    fleet.rows_s = [0.0]
+    fleet.check()
+    assert fleet.played.problems == [] and not fleet.has_ended()
+    fleet.played.began_s -= 151.0
+    fleet.check()
+    assert fleet.played.problems == [f"no step for 150 s; see {fleet.logs}"] and fleet.has_ended()
