@@ -474,7 +474,8 @@ class HostFleet(Fleet):
                 self.say(f"coordinator: {report['reason']}")
 
     def is_stalled(self) -> bool:
-        return self.now_s - max([0.0, *self.rows_s[-1:]]) > STALLED_S
+        """Whether no step has come for long, after those with which the run begins."""
+        return bool(self.rows_s) and self.now_s - self.rows_s[-1] > STALLED_S
 
     def has_ended(self) -> bool:
         """Whether the run does not continue, or a process has failed before it began."""
