@@ -270,8 +270,8 @@ def _worker(setup: PeerSetup, start: RunStart, place: WorkerPlace) -> Peer:
 
 
 def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
-    """4-byte words of a stage's parameters, which are the first of its state."""
-    return config.model.facts.stage_params(*plan.stages[stage])
+    """4-byte words of a stage's trained parameters, which are the first of its state."""
+    return config.model.facts.stage_trained(*plan.stages[stage])
 
 
 def _contribution_shape(setup: PeerSetup) -> ContributionShape:

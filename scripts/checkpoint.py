@@ -18,7 +18,6 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags
-from jaxdt.model.base import stage_entries
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
 from jaxdt.run.model_spec import ModelSpec
@@ -76,7 +75,7 @@ def problem_of(folder: Path) -> str:
     """The reason why a complete checkpoint cannot be used; '' if it can."""
     try:
         model = model_of(checkpoint.complete_record(folder), folder)
-        state = entries.load_entries(folder, stage_entries(model, 0, model.facts.n_layers))
+        state = entries.load_entries(folder, [entry.name for entry in model.facts.entries if entry.n_trained])
     except BadInput as error:
         return f"cannot be read: {error}"
     for name, entry in state.items():

@@ -24,7 +24,7 @@ from jaxdt.run.errors import BadInput, require_at_least, why
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
-from jaxdt.runtime.storage.entries import load_entries, load_parts
+from jaxdt.runtime.storage.entries import load_entries, load_parts, whole_params
 from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN
 
 CHECKPOINT = flags.DEFINE_string(
@@ -59,7 +59,8 @@ def main() -> int:
         for problem in problems:
             print(f"a newer checkpoint cannot be used, so this is of step {found.version}: {problem}", file=sys.stderr)
         entries = load_parts(found.record.checkpoint.parts, [found.folder])
-    params = assemble(config.model, [{name: entry["params"]} for name, entry in entries.items()])
+    names = entries.keys() | {entry.name for entry in config.model.facts.entries if not entry.n_trained}
+    params = assemble(config.model, [{name: whole_params(config, name, entries.get(name))} for name in sorted(names)])
     try:
         prompt = tokenizer.encode_prompt(text.encode()).tolist()
     except ValueError as error:

@@ -38,7 +38,7 @@ from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import LocalFleet
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
-from jaxdt.runtime.storage.model_folder import model_of_run
+from jaxdt.runtime.storage.model_folder import check_model_of_run
 from jaxdt.sim.stragglers import stalls
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
@@ -202,8 +202,7 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
         raise BadInput("--overwrite: deletes what --resume continues from, expected one of them")
     fields = run_inputs.with_model(fields_of(config), options.init_from, options.untie)
     run_config, plan, data = run_inputs.config_and_plan(fields, options.plan, source)
-    if run_config.init.digest and not options.resume:
-        model_of_run(run_config)
+    check_model_of_run(run_config, resumes=options.resume)
     run_config.model.check_source(resumes=options.resume)
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)

@@ -16,7 +16,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_end import ended_run
-from jaxdt.runtime.storage.model_folder import model_of_run
+from jaxdt.runtime.storage.model_folder import check_model_of_run
 from jaxdt.sim.stragglers import stalls
 
 if TYPE_CHECKING:
@@ -94,9 +94,8 @@ def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
     """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port."""
     config, plan, data = config_and_plan()
     check_run_dir()
-    if peer is not None and config.init.digest and not RESUME.value:
-        model_of_run(config)  # before anything else is done for a peer that lacks it
-    if peer is not None:
+    if peer is not None:  # before anything else is done for a peer that lacks the model
+        check_model_of_run(config, resumes=bool(RESUME.value))
         config.model.check_source()
     resume = Path(RESUME.value) if RESUME.value else None
     return _job(config, plan, data, RUN.value, _credential(coordinator, peer), resume)

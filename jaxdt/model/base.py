@@ -90,8 +90,12 @@ def stage_entries(options: ModelSpec, lo: int, hi: int) -> list[str]:
 
 def init_stage(options: ModelSpec, lo: int, hi: int, seed: int) -> Params:
     """Fresh fp32 parameters of layers lo..hi-1. Few small programs are compiled, however many layers there are."""
-    model, key = model_of(options), jax.random.key(seed)
-    return {name: model.init(options, name, key) for name in stage_entries(options, lo, hi)}
+    return {name: init_entry(options, name, seed) for name in stage_entries(options, lo, hi)}
+
+
+def init_entry(options: ModelSpec, name: str, seed: int) -> Any:
+    """Fresh fp32 parameters of one entry."""
+    return model_of(options).init(options, name, jax.random.key(seed))
 
 
 def completed(options: ModelSpec, name: str, tree: Any, seed: int) -> Any:

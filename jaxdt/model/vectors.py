@@ -42,8 +42,18 @@ def trained(config: ModelSpec, params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(kept, params)
 
 
+def frozen(config: ModelSpec, params: Params) -> Params:
+    """The parameters with None in place of each leaf that is trained."""
+    names = config.facts.frozen
+
+    def kept(keys: Any, leaf: Any) -> Any:
+        return leaf if entry_and_path(keys) in names else None
+
+    return jax.tree_util.tree_map_with_path(kept, params)
+
+
 def with_trained(params: Params, part: Params) -> Params:
-    """The parameters with the leaves of `part`, a tree like their trained ones."""
+    """The parameters with the leaves of `part`, a tree like their trained ones. Of `params` the frozen leaves do."""
 
     def newest(new: Any, own: Any) -> Any:
         return own if new is None else new

@@ -162,17 +162,14 @@ class ModelFacts:
         return self._of_range(lo, hi).n_trained
 
     def state_numbers(self, lo: int, hi: int, n_moments: int) -> int:
-        """Numbers of a stage's parameters and of the optimizer's moments, which trained ones have."""
-        return self.stage_params(lo, hi) + n_moments * self.stage_trained(lo, hi)
+        """Numbers of a stage's trained parameters and of the optimizer's moments."""
+        return (1 + n_moments) * self.stage_trained(lo, hi)
 
     def shared_trained(self, lo: int, hi: int) -> int:
         return sum(entry.n_trained for entry in self.shared(lo, hi))
 
     def owned_trained(self, lo: int, hi: int) -> int:
         return sum(entry.n_trained for entry in self.owned(lo, hi))
-
-    def owned_frozen(self, lo: int, hi: int) -> int:
-        return sum(entry.n_params - entry.n_trained for entry in self.owned(lo, hi))
 
     def _of_range(self, lo: int, hi: int) -> "_Range":
         """Kept for each range: planners ask for the same few a million times."""

@@ -48,7 +48,7 @@ class ReplicaOptions:
     `slice_bytes`; `fragment_elements`: numbers of each fragment that averages by itself, `number_bytes` each.
     `weights`: of the stage's replicas in a group's mean, 1 where none is given. `lag_steps`: local steps between the
     freeze of a vector and the adoption of its mean. `has_outer`: a mean means more than its adoption, also that of one
-    replica. `n_frozen`: numbers of the state that are not trained, and which no replica exchanges."""
+    replica."""
 
     n_steps: int
     n_elements: int
@@ -58,7 +58,6 @@ class ReplicaOptions:
     weights: Mapping[int, int] = field(default_factory=dict[int, int])
     lag_steps: int = 0
     has_outer: bool = False
-    n_frozen: int = 0
 
 
 class IndependentReplica(RoundPolicy):
@@ -304,7 +303,7 @@ class IndependentReplica(RoundPolicy):
 
     def _n_elements(self, round: RoundId) -> int:
         if round.kind == RoundKind.STATE:
-            return self._n_words - self._options.n_frozen
+            return self._n_words
         if round.kind == RoundKind.HELD_OUT:
             return self._options.n_elements
         return self._options.fragment_elements[round.fragment]
@@ -486,7 +485,5 @@ def replica_place(setup: PeerSetup) -> PipelinePlace:
 def replica_options(setup: PeerSetup) -> ReplicaOptions:
     """The options of a replica that averages all that is trained, each replica as much, and waits for the mean."""
     config, (lo, hi) = setup.config, setup.plan.stages[setup.stage]
-    n_elements, n_frozen = replica_elements(config, lo, hi), config.model.facts.owned_frozen(lo, hi)
-    return ReplicaOptions(
-        config.train.steps, n_elements, config.sync.slice_bytes, fragment_elements=(n_elements,), n_frozen=n_frozen
-    )
+    n_elements = replica_elements(config, lo, hi)
+    return ReplicaOptions(config.train.steps, n_elements, config.sync.slice_bytes, fragment_elements=(n_elements,))

@@ -78,7 +78,7 @@ def of_model(folder: Path) -> tuple[ModelSpec, Callable[[str], Leaves], Path]:
 
 def of_run(folders: RunFolders) -> tuple[ModelSpec, Callable[[str], Leaves], Path]:
     """The same of the newest whole checkpoint of a run."""
-    from jaxdt.runtime.storage.entries import load_parts
+    from jaxdt.runtime.storage.entries import load_parts, whole_params
 
     path = folders.run_dir / "config.json"
     try:
@@ -94,8 +94,13 @@ def of_run(folders: RunFolders) -> tuple[ModelSpec, Callable[[str], Leaves], Pat
             print(f"a newer checkpoint cannot be used, so this is of step {found.version}: {problem}")
         checkpoint, record = found.folder, found.record
 
+    is_trained = {entry.name: bool(entry.n_trained) for entry in config.model.facts.entries}
+
     def load(name: str) -> Leaves:
-        return as_leaves(load_parts(record.checkpoint.parts, [checkpoint], [name])[name]["params"])
+        entry = load_parts(record.checkpoint.parts, [checkpoint], [name])[name] if is_trained[name] else None
+        if entry and ADAPTER.value:  # needs none of the model's own
+            return as_leaves(entry["params"])
+        return as_leaves(whole_params(config, name, entry))
 
     return config.model, load, folders.job / IN_A_RUN / ORIGIN
 

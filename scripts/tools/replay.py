@@ -23,6 +23,7 @@ from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.base import Params
 from jaxdt.model.stage import StageFunctions
 from jaxdt.model.stage_arithmetic import StageArithmetic
+from jaxdt.model.vectors import trained, with_trained
 from jaxdt.protocol import trace
 from jaxdt.protocol.incarnations import Incarnation, Incarnations
 from jaxdt.protocol.reports import (
@@ -41,12 +42,12 @@ from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import kept_lines
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import complete_record, newest_whole, whole_checkpoints
-from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
-from jaxdt.runtime.storage.model_folder import initial_entries
+from jaxdt.runtime.storage.entries import initial_params, join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sync.matching.mixing import mixing_lines
 from jaxdt.testing.replay import Replay
@@ -81,13 +82,14 @@ def main() -> int:
     arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path))
     replay = Replay(config, plan, arithmetic, incarnations)
     fresh = [arithmetic.fresh_state(stage) for stage in range(plan.n_stages)]
-    begin(replay, fresh, fields_of(reports, StepReport.kind))
+    begin(replay, config.model, fresh, fields_of(reports, StepReport.kind))
     log = RunLog(run_dir, plan, reports, frozenset(folders), incarnations)
     what, states_of = REPLAYS[config.sync.kind](replay, log)
     ends = [(one, incarnations.n_steps[number]) for number, one in enumerate(incarnations.all)]
     steps = ", ".join(f"{steps_of(one, n)} of pipeline {one.pipeline}" for one, n in ends)
     print(f"replayed {what} and local steps {steps}")
-    found = [differs(folders[version], states_of[version]) for version in sorted(folders) if version in states_of]
+    replayed = [version for version in sorted(folders) if version in states_of]
+    found = [differs(folders[version], config.model, states_of[version]) for version in replayed]
     if not found:
         raise BadInput(
             f"run_dir: {run_dir}: the log made none of the checkpoints {sorted(folders)}, expected one of them"
@@ -99,8 +101,7 @@ def begun_with_model(config: RunConfig, functions: StageFunctions) -> StageFunct
     """The functions of a stage, whose initial parameters are those of the model with which the run began."""
 
     def init(seed: int) -> Params:
-        names = list(functions.init(seed))
-        return {name: functions.place(entry["params"]) for name, entry in initial_entries(config, names)}
+        return {name: functions.place(tree) for name, tree in initial_params(config, list(functions.init(seed)))}
 
     return replace(functions, init=init)
 
@@ -113,9 +114,11 @@ def ready_reports(run_dir: Path) -> Iterator[trace.TraceRecord]:
                 yield record
 
 
-def differs(folder: Path, states: Sequence[tuple[Any, Any]]) -> bool:
+def differs(folder: Path, model: ModelSpec, states: Sequence[tuple[Any, Any]]) -> bool:
     """Whether a checkpoint is not what was replayed; a line says so."""
-    made = {name: entry for state in states for name, entry in split_entries(state).items()}
+    made = {
+        name: entry for params, own in states for name, entry in split_entries((trained(model, params), own)).items()
+    }
     n_unequal, n_numbers = compared(made, load_entries(folder))
     print(
         f"{folder}: {n_unequal} of {n_numbers} numbers differ" if n_unequal else f"{folder}: all {n_numbers} are equal"
@@ -191,7 +194,7 @@ def replay_servers(replay: Replay, log: RunLog) -> tuple[str, StatesOf]:
     return f"{n_pushes} pushes, {len(acts) - n_pushes} pulls", states_of
 
 
-def begin(replay: Replay, like: Sequence[tuple[Any, Any]], rows: list[dict[str, Any]]) -> None:
+def begin(replay: Replay, model: ModelSpec, like: Sequence[tuple[Any, Any]], rows: list[dict[str, Any]]) -> None:
     """A run that was resumed begins with a checkpoint; `like`: states of each stage."""
     first = rows[0]["step"] if rows else 0
     if not START.value:
@@ -206,7 +209,8 @@ def begin(replay: Replay, like: Sequence[tuple[Any, Any]], rows: list[dict[str, 
     if version != first:
         raise BadInput(f"--start: {folder} has {version} steps, the log of the run begins after {first}")
     entries = load_entries(folder)
-    replay.begin(version, [join_entries(entries, state) for state in like])
+    states = [(params, join_entries(entries, (trained(model, params), own))) for params, own in like]
+    replay.begin(version, [(with_trained(params, part), own) for params, (part, own) in states])
 
 
 REPLAYS = {"groups": replay_groups, "server": replay_servers}

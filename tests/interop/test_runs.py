@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from fleets import ROOT, Launched, trained_in_one_process, write_config
 from fork_server import Forked
@@ -22,7 +23,8 @@ from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.families.llama import LlamaConfig
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.storage.entries import load_entries
+from jaxdt.runtime.storage.checkpoint import _check_about, about_run
+from jaxdt.runtime.storage.entries import load_entries, split_entries, whole_params, write_entries
 from jaxdt.runtime.storage.model_folder import ModelWriter, as_leaves, copy_description, open_model
 from jaxdt.runtime.storage.store import Store, stage_functions
 
@@ -125,6 +127,63 @@ def test_a_run_continues_only_with_the_model_that_it_began_with(checked, models,
     ):
         api.check(replaced, api.LaunchOptions())
     assert api.check(replaced, api.LaunchOptions(resume=True)).config == replaced  # its checkpoint has all it needs
+    fields = api.fields_of(replaced)
+    adapted = configs.parse(fields | {"model": fields["model"] | {"adapter": "lora:2"}})
+    with pytest.raises(
+        BadInput, match=r"^init\.path: this run begins with the model .+; copy the folder to this host$"
+    ):
+        api.check(adapted, api.LaunchOptions(resume=True))  # which does not hold what is frozen
+
+
+def test_a_checkpoint_of_an_adapter_lacks_the_model_and_is_restored_on_another_cut(checked, models, tmp_path):
+    """Two stages write what they have trained; one stage that reads the model again has the same parameters."""
+
+    def store_of(stages, stage, load=None):
+        run = checked({"plan.stages": stages, "model.adapter": "lora:2:qkv"})
+        job = RunJob(config=run.config, plan=run.plan, data=run.data, run="r", run_dir=tmp_path / "run")
+        load_entries = lambda version, *what: load(*what) if version else job.load_entries(version, *what)  # noqa: E731
+        peer = run.plan.placement[stage][0]
+        functions = stage_functions(run.config, run.plan, stage)
+        return Store(run.config, run.plan, peer, run.data, functions, load_entries)
+
+    stores = [store_of(2, stage) for stage in range(2)]
+    written, params = {}, {}
+    for store in stores:
+        store.restore(ev.Restore(0, 0, 0, ()))
+        versions = store.parameter_versions
+        part, *others = jax.tree.map(lambda leaf: np.array(leaf) + 1, versions.state)
+        versions.put(3, (part, *others))
+        params |= jax.tree.map(np.array, store.parameter_versions.params)
+        written |= split_entries(store.state_of(3))
+    n_trained = sum(leaf.size for entry in written.values() for leaf in jax.tree.leaves(entry["params"]))
+    facts = stores[0]._config.model.facts
+    assert n_trained == facts.n_trained < facts.n_params / 10
+    assert sum(store.n_words for store in stores) < 3 * n_trained + 10  # with two moments and the counters
+    assert written.keys() == {"block_000", "block_001"}
+    write_entries(tmp_path / "part", written)
+
+    again = store_of(1, 0, lambda parts, names: iter([(name, _read_entry(tmp_path / "part", name)) for name in names]))
+    again.restore(ev.Restore(3, 0))
+    jax.tree.map(np.testing.assert_array_equal, again.parameter_versions.params, params)
+    table = open_model(models / "a").load("tok")[""]
+    assert np.array_equal(again.parameter_versions.params["tok"], table)
+    whole = {name: whole_params(again._config, name, written.get(name)) for name in params}
+    jax.tree.map(np.testing.assert_array_equal, whole, params)
+
+
+def _read_entry(part, name):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        tree = dict(reader.metadata(part).item_metadata.tree)
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return reader.restore(part, args=ocp.args.PyTreeRestore(restore_args=as_numpy))[name]
+
+
+def test_an_adapter_of_another_base_is_refused(checked, models):
+    of_model = about_run(checked({"model.adapter": "lora:2"}).config, "data")
+    other = checked({"model.adapter": "lora:2"}, init_from=models / "b").config
+    with pytest.raises(BadInput, match=r"made beside the frozen parameters of model [0-9a-f]{16}, this run has those "):
+        _check_about(models, of_model, about_run(other, "data"))
+    assert about_run(checked().config, "data") == about_run(checked(init_from=models / "b").config, "data")
 
 
 def test_what_does_not_fit_the_model(checked, models, tmp_path):

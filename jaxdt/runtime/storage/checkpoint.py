@@ -47,13 +47,15 @@ WRITTEN = (PART, UNFINISHED, re.compile(r"complete\.json(\.\d+\.\d+\.tmp)?"))  #
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:
-    """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens, and
-    an outer optimizer if the run has one."""
+    """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens, an
+    outer optimizer if the run has one, and where frozen parameters come from, which it does not hold."""
     model = recorded(config.model)
     model.pop("source", None)  # of a module of one's own: another one may make the same model
     if "facts" in model:
         model["facts"] = config.model.facts.structure
     about = {"model": model, "optimizer": config.optim.state_name, "data": data_checksum}
+    if config.model.facts.frozen:
+        about["frozen"] = f"model {config.init.digest}" if config.init.digest else f"seed {config.train.seed}"
     outer = config.sync.groups.outer
     return about if outer == "none" else about | {"outer": outer}
 
@@ -132,6 +134,11 @@ def _check_about(folder: Path, made_with: dict[str, Any], about: dict[str, Any])
         elif got != expected and name == "data":
             texts = f"made with tokens of SHA256 {got!s:.12}, this run has {expected!s:.12}"
             raise BadInput(f"{folder}: {texts}; data.path must name the text that the run began with")
+        elif got != expected and name == "frozen":
+            raise BadInput(
+                f"{folder}: made beside the frozen parameters of {got!s:.22}, this run has those of {expected!s:.22}; "
+                "they are no part of it: --init_from or train.seed must be those with which the run began"
+            )
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
 

@@ -9,16 +9,19 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxdt.model.base import completed, init_entry
 from jaxdt.protocol import events as ev
+from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.checkpoint import complete_record
+from jaxdt.runtime.storage.model_folder import initial_entries
 from jaxdt.runtime.storage.parts import find_part, part_name, whole_unless_changed
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
     """Split a state of ParameterVersions into {entry: {"params": tree, "optimizer": leaves}}, with delayed updates also
     "before": tree. Every subtree of the optimizer's state that mirrors the parameters is split like them. Scalars such
-    as step counts go into every entry."""
+    as step counts go into every entry. An entry without trained parameters is left out."""
     params, opt_state, *before = state
 
     def mirrors(tree: Any) -> bool:
@@ -28,11 +31,30 @@ def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
         own = jax.tree.map(lambda tree: tree[name] if mirrors(tree) else tree, opt_state, is_leaf=mirrors)
         return jax.tree.leaves(own)
 
-    entries = {name: {"params": params[name], "optimizer": optimizer_leaves(name)} for name in params}
+    names = _with_leaves(params)
+    entries = {name: {"params": _without_none(params[name]), "optimizer": optimizer_leaves(name)} for name in names}
     for tree in before:
         for name, entry in entries.items():
-            entry["before"] = tree[name]
+            entry["before"] = _without_none(tree[name])
     return entries
+
+
+def _with_leaves(params: dict[str, Any]) -> list[str]:
+    return [name for name, tree in params.items() if jax.tree.leaves(tree)]
+
+
+def _without_none(tree: Any) -> Any:
+    """A tree of trained parameters without its frozen leaves, which are None."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name: _without_none(inner) for name, inner in tree.items() if jax.tree.leaves(inner)}
+
+
+def _with_none(like: Any, tree: Any) -> Any:
+    """The inverse of _without_none, for the structure of `like`."""
+    if not isinstance(like, dict):
+        return None if like is None else tree
+    return {name: _with_none(inner, tree.get(name, {})) for name, inner in like.items()}
 
 
 def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -44,18 +66,45 @@ def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, 
         return isinstance(tree, dict) and set(tree) == set(params)
 
     nodes, structure = jax.tree.flatten(opt_state, is_leaf=mirrors)
-    iterators = {name: iter(entries[name]["optimizer"]) for name in params}
+    names = _with_leaves(params)
+    iterators = {name: iter(entries[name]["optimizer"]) for name in names}
     joined = []
     for node in nodes:
         if mirrors(node):
-            joined.append({name: _rebuilt(node[name], iterators[name]) for name in params})
+            joined.append(node | {name: _rebuilt(node[name], iterators[name]) for name in names})
         else:
             joined.append([next(iterator) for iterator in iterators.values()][0])
-    joined_params = {name: entries[name]["params"] for name in params}
-    joined_before = tuple(
-        {name: entries[name].get("before", entries[name]["params"]) for name in params} for _ in before
-    )
-    return joined_params, jax.tree.unflatten(structure, joined), *joined_before
+    of_params = {name: entries[name]["params"] for name in names}
+    of_before = {name: entries[name].get("before", entries[name]["params"]) for name in names}
+    joined_params, joined_before = (_with_none(params, found) for found in (of_params, of_before))
+    return joined_params, jax.tree.unflatten(structure, joined), *(joined_before for _ in before)
+
+
+def initial_params(config: RunConfig, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Entries of the parameters with which a run begins, one by one: drawn, or those of its model. BadInput where that
+    is not here."""
+    model, seed = config.model, config.train.seed
+    if not config.init.digest:
+        return ((name, init_entry(model, name, seed)) for name in names)
+    entries = initial_entries(config, names)
+    return ((name, completed(model, name, entry["params"], seed)) for name, entry in entries)
+
+
+def whole_params(config: RunConfig, name: str, entry: dict[str, Any] | None) -> Any:
+    """The parameters of an entry of a run, of which a checkpoint has the trained ones, or nothing. BadInput where its
+    frozen ones are those of a model that is not here."""
+    facts = next(one for one in config.model.facts.entries if one.name == name)
+    if entry and facts.n_trained == facts.n_params:
+        return entry["params"]
+    ((_, begun),) = initial_params(config, [name])
+    return _replaced(begun, entry["params"]) if entry else begun
+
+
+def _replaced(tree: Any, part: Any) -> Any:
+    """A tree with the leaves of `part`, which has some of its names."""
+    if not isinstance(tree, dict):
+        return part
+    return {name: _replaced(inner, part[name]) if name in part else inner for name, inner in tree.items()}
 
 
 def _rebuilt(like: Any, leaves) -> Any:

@@ -148,6 +148,12 @@ def model_of_run(config: RunConfig) -> ModelFolder:
     return found
 
 
+def check_model_of_run(config: RunConfig, *, resumes: bool) -> None:
+    """BadInput where a process of a run lacks the model that it reads. A checkpoint has all but frozen parameters."""
+    if config.init.digest and (not resumes or config.model.facts.frozen):
+        model_of_run(config)
+
+
 def initial_entries(config: RunConfig, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Entries of version 0 of a run that begins with a model, as a checkpoint has them, but without an optimizer; each
     is read when it is asked for. BadInput at once where the model is not here, or not whole by its sizes."""

@@ -3,6 +3,9 @@
 With delayed updates a step may still run when the next version of the parameters exists. The step keeps the
 version that it began with, so two versions are held. A state that moves to another peer or to a disk contains both:
 otherwise the run would continue with other numbers.
+
+Leaves that are not trained stay as the run began with them. They are no part of a state: each peer draws them, or reads
+them from its own copy of the model.
 """
 
 from collections.abc import Mapping
@@ -14,22 +17,23 @@ import numpy as np
 
 from jaxdt.model.averaging import ReplicaState
 from jaxdt.model.stage import StageFunctions
-from jaxdt.model.vectors import trained, with_trained
+from jaxdt.model.vectors import frozen, trained, with_trained
 from jaxdt.run.delay import Delay
 from jaxdt.run.work import Work, WorkKind
 
 
 class ParameterVersions:
-    """The parameters of one stage. Version 0 is drawn from `seed`, or given. `outer`: with an outer optimizer the
-    anchor and the momentum (jaxdt.model.averaging), trees like the parameters. There is no state at first, nor after
-    `drop`. `shapes` is the state's tree, of shapes and dtypes alone."""
+    """The parameters of one stage. `outer`: with an outer optimizer the anchor and the momentum
+    (jaxdt.model.averaging), trees like the trained parameters. There is no state at first, nor after `drop`. `shapes`
+    is the state's tree, of shapes and dtypes alone."""
 
-    def __init__(self, functions: StageFunctions, delay: Delay, seed: int, has_outer: bool = False):
+    def __init__(self, functions: StageFunctions, delay: Delay, has_outer: bool = False):
         self._functions = functions
+        self._config = functions.config
         self._delay = delay
-        self._seed = seed
         self._has_outer = has_outer
-        self.shapes: tuple[Any, ...] = jax.eval_shape(lambda: self._initial_state(functions.init(seed)))
+        self._frozen: Any = None  # with None for leaves that are trained
+        self.shapes: tuple[Any, ...] = jax.eval_shape(lambda: self._initial_state(functions.init(0)))
         self.drop()
 
     def drop(self) -> None:
@@ -42,34 +46,48 @@ class ParameterVersions:
         """Whether there is a state."""
         return self.params is not None
 
-    def initialize(self, given: Any = None) -> None:
-        """Set the initial parameters, version 0: those that are given, or fresh ones."""
-        params = self._functions.init(self._seed) if given is None else self._functions.place(given)
+    def initialize(self, params: Any) -> None:
+        """Set the initial parameters, version 0."""
+        params = self._functions.place(params)
+        self.hold_frozen(params)
         self.put(0, self._initial_state(params))
+
+    @property
+    def lacks_frozen(self) -> bool:
+        """Whether a state cannot be set, since it has frozen parameters beside it that are not held yet."""
+        return self._frozen is None and bool(self._config.facts.frozen)
+
+    def hold_frozen(self, params: Any) -> None:
+        """Keep the frozen ones of the initial parameters, beside which each later state is set."""
+        self._frozen = frozen(self._config, self._functions.place(params))
 
     def _initial_state(self, params: Any) -> tuple[Any, ...]:
         """The state of version 0 with these parameters."""
-        opt_state = self._functions.init_optimizer(params)
+        opt_state, part = self._functions.init_optimizer(params), trained(self._config, params)
         if self._has_outer:
-            part = trained(self._functions.config, params)
             opt_state = (opt_state, part, jax.tree.map(jnp.zeros_like, part))
-        return (params, opt_state) + ((params,) if self._delay.steps else ())
+        return (part, opt_state) + ((part,) if self._delay.steps else ())
+
+    def whole(self, part: Any) -> Any:
+        """The parameters whose trained ones are these."""
+        return with_trained(self._frozen, part) if self._config.facts.frozen else part
 
     def put(self, version: int, state: tuple[Any, ...]) -> None:
         """Set a state that was read from a disk or fetched from a peer. If it lacks the parameters of the version
         before, its own parameters take their place."""
-        params, opt_state, *before = (self._functions.place(tree) for tree in state)
+        part, opt_state, *before = (self._functions.place(tree) for tree in state)
         if self._has_outer:
             opt_state, *outer = opt_state
             self.outer = tuple(outer)
-        self._set(version, params, opt_state, before[0] if before else params)
+        params = self.whole(part)
+        self._set(version, params, opt_state, self.whole(before[0]) if before else params)
 
-    def receive(self, version: int, params: Any, keeps_before: bool) -> None:
-        """Set a version of the parameters that a pool's worker has fetched, which has no optimizer. It computes with
-        the version before only if that is here."""
+    def receive(self, version: int, part: Any, keeps_before: bool) -> None:
+        """Set a version of the trained parameters that a pool's worker has fetched, which has no optimizer. It computes
+        with the version before only if that is here."""
         before = self.params if keeps_before else None
-        placed = self._functions.place(params)
-        self._set(version, placed, self._functions.init_optimizer(placed), before)
+        params = self.whole(self._functions.place(part))
+        self._set(version, params, self._functions.init_optimizer(params), before)
 
     def _set(self, version: int, params: Any, opt_state: Any, before: Any) -> None:
         self.version = version
@@ -79,23 +97,23 @@ class ParameterVersions:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """(params, opt_state), and with delayed updates (params, opt_state, params of the version before). With an
-        outer optimizer its anchor and momentum are a part of the optimizer's state."""
+        """(params, opt_state), and with delayed updates (params, opt_state, params of the version before), of trained
+        parameters. With an outer optimizer its anchor and momentum are a part of the optimizer's state."""
         return self.state_with(self.opt_state)
 
     def state_with(self, opt_state: Any) -> tuple[Any, ...]:
         """The state, with this one of the optimizer in place of its own."""
         whole = (opt_state, *self.outer) if self._has_outer else opt_state
-        return (self.params, whole) + ((self.before,) if self._delay.steps else ())
+        return (self.trained, whole) + ((trained(self._config, self.before),) if self._delay.steps else ())
 
     @property
     def trained(self) -> Any:
         """The parameters that are trained."""
-        return trained(self._functions.config, self.params)
+        return trained(self._config, self.params)
 
     def state_from(self, part: Any) -> tuple[Any, ...]:
         """The state whose trained parameters are these."""
-        return with_trained(self.params, part), *self.state[1:]
+        return part, *self.state[1:]
 
     def of(self, step: int) -> Any:
         """The parameters with which a step computes."""
@@ -110,7 +128,7 @@ class ParameterVersions:
         """Replace the trained parameters, the anchor and the momentum of the outer optimizer, and the replica's own
         optimizer's state; the version stays."""
         place = self._functions.place
-        self.params, self.opt_state = place(with_trained(self.params, state.params)), place(state.opt_state)
+        self.params, self.opt_state = self.whole(place(state.params)), place(state.opt_state)
         self.outer = tuple(place(tree) for tree in state.outer)
 
     def update(self, vectors: Mapping[str, Any], scale: float) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdt.build import replicas_may_differ
 from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
-from jaxdt.model.base import completed, stage_entries
+from jaxdt.model.base import completed
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_role, optimizer
@@ -75,8 +75,8 @@ class StepFreed(Exception):
 
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
-    from the config's seed. `restore` reads others with `load_entries(version, parts, names)`, which gives entries one
-    by one: those of a checkpoint, or for version 0 those of the model with which the run begins."""
+    from the config's seed, or those of the model with which the run begins. `load_entries(version, parts, names)` gives
+    entries one by one: those of a checkpoint, or for version 0 those of that model."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Store:
         self.n_reseeds = 0
         self.boundary_codec = BoundaryCodec(config, plan, peer, functions)
         has_outer = config.sync.groups.outer != "none"
-        self._versions = ParameterVersions(functions, config.delay, config.train.seed, has_outer)
+        self._versions = ParameterVersions(functions, config.delay, has_outer)
         self._is_worker = plan.is_worker(peer)
         lo, hi = plan.stages[plan.seat(peer)[0]]
         self._is_between = not (functions.first or functions.last)
@@ -120,7 +120,6 @@ class Store:
         groups = config.sync.groups
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
         self._n_params = replica_elements(config, lo, hi)
-        self._n_frozen = config.model.facts.owned_frozen(lo, hi)
         self._exchanged_sizes = [exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)]
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
@@ -137,11 +136,15 @@ class Store:
 
     @property
     def parameter_versions(self) -> ParameterVersions:
-        """The parameters and the optimizer state: until others are restored or installed, the initial ones, which are
-        drawn when they are first needed."""
+        """The parameters and the optimizer state: until others are restored or installed, fresh ones, which are drawn
+        when they are first needed. A stage with frozen parameters reads all of them: the frozen ones stay."""
         if not self._versions.is_held:
-            self._versions.initialize()
+            has_frozen = bool(self._config.model.facts.frozen)
+            self._versions.initialize(self._initial_params() if has_frozen else self._drawn_params())
         return self._versions
+
+    def _drawn_params(self) -> dict[str, Any]:
+        return self.functions.init(self._config.train.seed)
 
     def drop_state(self) -> None:
         """Give the state up; one that is to be restored or installed is held alone."""
@@ -166,28 +169,40 @@ class Store:
             return
         found = self.entries_of(restore)  # what is not there is reported while the state of before is still held
         self.drop_state()
-        if found is None:
-            self._versions.initialize()
+        if restore.version == 0:
+            self._versions.initialize(self._initial_params())
             return
+        assert found is not None, "only parameters of version 0 are drawn"
+        self._hold_frozen()
         entries: dict[str, Any] = {}
         for name, entry in found:
             entries[name] = self._own(entry)
             del entry  # before the next one is read
-        if restore.version == 0:
-            model, seed = self._config.model, self._config.train.seed
-            self._versions.initialize({n: completed(model, n, entry["params"], seed) for n, entry in entries.items()})
-            return
         self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
 
     def entries_of(self, restore: ev.Restore) -> Iterable[tuple[str, dict[str, Any]]] | None:
         """The entries of a checkpoint or of a model with which this stage is restored, each read when it is asked for;
-        None where the initial parameters are drawn. BadInput if they are not there."""
+        None where the initial parameters are drawn. BadInput if they are not there. A checkpoint has none without
+        trained parameters."""
         if restore.version == 0 and not self._config.init.digest:
             return None
-        lo, hi = self._plan.stages[self._stage]
-        names = [name for name in stage_entries(self._config.model, lo, hi) if name not in self._table]
+        entries = self._config.model.facts.entries_in(*self._plan.stages[self._stage])
+        held = [entry.name for entry in entries if entry.n_trained or restore.version == 0]
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
-        return self._load_entries(restore.version, restore.parts, names)
+        return self._load_entries(restore.version, restore.parts, [name for name in held if name not in self._table])
+
+    def _initial_params(self) -> dict[str, Any]:
+        """The parameters of version 0: drawn, or those of the model with which the run begins, one entry at a time."""
+        entries = self.entries_of(ev.Restore(0, 0, 0, ()))
+        if entries is None:
+            return self._drawn_params()
+        model, seed = self._config.model, self._config.train.seed
+        return {name: completed(model, name, self._own(entry["params"]), seed) for name, entry in entries}
+
+    def _hold_frozen(self) -> None:
+        """Draw or read the parameters that a state which comes from elsewhere has not got."""
+        if self._versions.lacks_frozen:
+            self._versions.hold_frozen(self._initial_params())
 
     def install(self, install: ev.Install) -> ev.Installed | ev.NotInstalled:
         """Take parameters and optimizer state from the slices that other peers have sent. Nothing changes if they are
@@ -196,6 +211,7 @@ class Store:
             state = self._state_vector.tree(joined(self._fetched.take(install.version)))
         except BadInput as error:
             return ev.NotInstalled(install.version, str(error))
+        self._hold_frozen()
         is_repaired = (install.version, install.generation) == (self._versions.version, self.generation)
         if not is_repaired and not install.beside_work:  # else Work under way continues
             self._begin(install.version, install.generation, install.n_reseeds)
@@ -208,7 +224,7 @@ class Store:
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""
         versions = self.parameter_versions
-        return digest(versions.state), *norm_and_sums(versions.params)
+        return digest(versions.state), *norm_and_sums(versions.trained)
 
     def _begin(self, version: int, generation: int, n_reseeds: int) -> None:
         """Drop the results of earlier Work, also of Work that began after its step was freed, and draw samples for
@@ -321,14 +337,8 @@ class Store:
             return self._pushed.next(versions.trained)
         if round.kind == RoundKind.MEAN:
             return self._exchanged(round.fragment)
-        exchanged = self._trained_state if round.kind == RoundKind.STATE else versions.trained
+        exchanged = versions.state if round.kind == RoundKind.STATE else versions.trained
         return FloatVector(exchanged).of(exchanged)
-
-    @property
-    def _trained_state(self) -> tuple[Any, ...]:
-        """The state without the parameters that are not trained."""
-        versions = self.parameter_versions
-        return versions.trained, *versions.state[1:]
 
     def _exchanged(self, fragment: int) -> np.ndarray:
         groups, names = self._config.sync.groups, self._fragments[fragment]
@@ -357,11 +367,10 @@ class Store:
             self._pushed.pulled(total)
             versions.put(version, versions.state_from(FloatVector(versions.trained).tree(total, scale)))
         elif round.kind == RoundKind.CHECKPOINT:  # the next update donates the optimizer's state
-            params, _ = versions.state_from(FloatVector(versions.trained).tree(total, scale))
-            self._kept_state = (version, (params, jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)))
+            part = FloatVector(versions.trained).tree(total, scale)
+            self._kept_state = (version, (part, jax.tree.map(lambda leaf: np.array(leaf), versions.opt_state)))
         elif round.kind == RoundKind.STATE:
-            part, *others = FloatVector(self._trained_state).tree(total, scale)
-            mean = versions.state_from(part)[0], *others
+            mean = FloatVector(versions.state).tree(total, scale)
             if version == self._config.train.steps:
                 versions.put(version, mean)
             else:
@@ -438,7 +447,7 @@ class Store:
         if self._mean is None or self._mean[0] != round:
             versions = self.parameter_versions
             part = FloatVector(versions.trained).tree(self._slices.result(round), scale)
-            self._mean = (round, self.functions.place(versions.state_from(part)[0]))
+            self._mean = (round, versions.whole(self.functions.place(part)))
         return self._mean[1]
 
     def _mean_with_table(self, rounds: tuple[RoundId, ...], scale: float) -> Any:
@@ -602,7 +611,7 @@ class Store:
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
         if round.kind == RoundKind.STATE:
-            return self.n_words - self._n_frozen if round.stage == self._stage else 0
+            return self.n_words if round.stage == self._stage else 0
         if round.kind == RoundKind.MEAN:
             is_here = round.stage == self._stage and round.fragment in range(len(self._exchanged_sizes))
             return self._exchanged_sizes[round.fragment] if is_here else 0
