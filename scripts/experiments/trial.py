@@ -34,7 +34,7 @@ def main(name: str) -> int:
     trial = trial_of(name)
     seconds, steps = 60.0 * MINUTES.value or trial.seconds, STEPS.value or trial.steps
     trial = replace(trial, seconds=seconds, steps=steps, flags=tuple(local_run.config_flags()))
-    run_flags.config_and_plan()
+    run_flags.inputs()
     folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
     clear(folder, "0.log", OVERWRITE.value)
     figures, bad = [], {}
