@@ -39,7 +39,7 @@ def main() -> int:
         load_credential(Path(run_flags.CREDENTIAL.value))
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
     findings += data_and_disk()
-    plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
+    plan = plans.load(flags.FLAGS.plan) if flags.FLAGS.plan else None
     findings += doctor.descriptors(descriptor_limit(), len(plan.peers) if plan else 1)
     findings += links(plan)
     for finding in findings:
@@ -53,8 +53,9 @@ def data_and_disk() -> Iterable[doctor.Finding]:
     """Findings about the token file, and about the disk. Without --config only the free space is reported."""
     n_checkpoints = n_bytes = 0
     if not run_flags.FLAGS["config"].using_default_value:
-        config, _, data = run_flags.config_and_plan()
-        yield from doctor.tokens(data)
+        inputs = run_flags.inputs()
+        config = inputs.config
+        yield from doctor.tokens(inputs.data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
         facts = config.model.facts
         n_bytes = 4 * facts.state_numbers(0, facts.n_layers, config.optim.n_moments)

@@ -65,7 +65,8 @@ def profile() -> int:
     from jaxdt.runtime import jax_setup
     from jaxdt.runtime.calibrate import layer_times
 
-    config, _, data = run_flags.config_and_plan()
+    inputs = run_flags.inputs()
+    config, data = inputs.config, inputs.data
     out = Path(OUT.value)
     earlier = profiles.load(out) if out.exists() else None
     measured_for = {
@@ -129,9 +130,9 @@ def local_links() -> int:
     check_out()
     if LOCAL.value < 2:
         raise BadInput(f"--local: got {LOCAL.value}, expected an integer >= 2")
-    network = networks.load(run_flags.EMULATE.value) if run_flags.EMULATE.value else None
+    network = networks.load(flags.FLAGS.emulate) if flags.FLAGS.emulate else None
     if network and network.n_devices < LOCAL.value:
-        raise BadInput(f"{run_flags.EMULATE.value}: has {network.n_devices} devices, expected {LOCAL.value}")
+        raise BadInput(f"{flags.FLAGS.emulate}: has {network.n_devices} devices, expected {LOCAL.value}")
     device_names = [device.name for device in network.devices[: LOCAL.value]] if network else names(LOCAL.value)
     addresses = free_addresses(LOCAL.value)
     context, options = multiprocessing.get_context("spawn"), host_options() | {"network": network}

@@ -17,21 +17,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxdt import build
 from jaxdt.api.config import Config, fields_of
 from jaxdt.cli import environment, gpu_flags, resume_flags, run_inputs
 from jaxdt.cli.local_run import SCRIPTS, objects
-from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.cli.run_inputs import RunInputs, RunOptions
+from jaxdt.model.data import verify_checksum
 from jaxdt.run import codec, codec_choice
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.cpus import cores_text, usable_cores
 from jaxdt.run.errors import BadInput, require_text
+from jaxdt.run.options import at_least, kept_option, option, with_meanings
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes
 from jaxdt.runtime import run_dir as run_dirs
@@ -39,7 +41,6 @@ from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import LocalFleet
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.runtime.storage.model_folder import check_model_of_run
-from jaxdt.sim.stragglers import stalls
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
 COORDINATOR_LOG = "coordinator.log"
@@ -71,53 +72,42 @@ def report(run_dir: str | Path) -> Picture:
     return Picture(Path(run_dir) / "report.png", done.stdout.strip())
 
 
+@with_meanings
 @dataclass(frozen=True)
-class LaunchOptions:
-    """The options of a launch, beside the config of the run.
+class LaunchOptions(RunOptions):
+    """The options of a launch, beside the config of the run. `plan` may also be a Plan.
 
-    plan: instead of the plan fields of the config.
-    emulate: a network.json whose links are emulated inside the transport.
-    network: a network.json with measured links, for the prediction and codec auto; else `emulate`.
-    profile: for codec auto, a profile.json; by default int8 is measured.
-    emulate_forward_s: a forward takes at least so long, a backward twice that.
-    stall: stragglers, PROB,SECONDS,SEED (jaxdt.sim.stragglers.stalls).
-    pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
-    gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
-    init_from: a model folder (jaxdt.runtime.storage.model_folder) with whose parameters the run begins. The config of
-        the run then chooses no more of its model than the length.
-    untie: the head of that model gets a copy of the table of the embedding, and is trained apart from it.
-    overwrite: delete the files of an earlier run in the folder.
-    resume: go on from the newest complete checkpoint in the folder. An option from `emulate` to `gpus_per_peer` that is
-        None keeps its former value; an empty text or 0 is the default.
-    show: print what the coordinator prints; without it, that goes to logs/coordinator.log.
-    """
+    With `resume`, an option that is None keeps its former value from `emulate` to `stall` and from `network` to
+    `gpus_per_peer`; an empty text or 0 is the default. Flags of scripts/launch.py have the names of options:"""
 
-    plan: Plan | None = None
-    emulate: str | Path | None = None
-    network: str | Path | None = None
-    profile: str | Path | None = None
-    emulate_forward_s: float | None = None
-    stall: str | None = None
-    pin: int | None = None
-    gpus_per_peer: str | None = None
-    init_from: str | Path | None = None
-    untie: bool = False
-    overwrite: bool = False
-    resume: bool = False
-    show: bool = False
+    network: str | Path | None = kept_option(
+        "Measured links, for the prediction and codec auto; else those of --emulate."
+    )
+    profile: str | Path | None = option(None, "For codec auto: a profile.json; by default int8 is measured.")
+    pin: int | None = kept_option(
+        "CPUs of each peer; 0, the default, divides this machine's among them if there are enough.", at_least(0)
+    )
+    gpus_per_peer: str | None = kept_option(
+        "GPUs of each peer: an integer, or 1/N for N peers on one GPU. By default the peers of this machine divide its "
+        "GPUs, and with --emit each peer takes what jax finds."
+    )
+    init_from: str | Path | None = option(
+        None,
+        "A model folder of tools/import_model.py: the run begins with its parameters, and its config chooses no more "
+        "of its model than the length of samples.",
+    )
+    untie: bool = option(
+        False,
+        "With --init_from: the head gets a copy of the table that it shared with the embedding, and is trained apart "
+        "from it.",
+    )
+    overwrite: bool = option(False, "Delete the files of an earlier run in run_dir.")
+    resume: bool = option(False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
+    show: bool = option(False, "Print what the coordinator prints; without it, that goes to logs/coordinator.log.")
 
 
-@dataclass(frozen=True)
-class CheckedRun:
-    """A run that can be launched: its config, its plan, the open token file, how many GPUs each peer gets, and what was
-    said of its codecs."""
-
-    config: RunConfig
-    plan: Plan
-    data: TokenFile
-    options: LaunchOptions
-    gpus_per_peer: Fraction | None = field(default=None)
-    notes: tuple[str, ...] = ()
+Options = TypeVar("Options", bound=LaunchOptions)
+LaunchInputs = RunInputs[LaunchOptions]
 
 
 class Run:
@@ -190,31 +180,30 @@ def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchO
         if options.resume:
             options = resume_flags.completed(Path(run_dir), options)
         say = print if options.show else _say_nothing
-        return start(with_codecs(check(config, options), say), run_dir, say)
+        checked = check(config, options, "config")
+        return start(with_codecs(checked, say), run_dir, say)
     except BadInput as error:
         names = "|".join(field.name for field in fields(LaunchOptions))
         raise BadInput(re.sub(rf"(?<!\S)--({names})\b", r"LaunchOptions.\1", str(error))) from None
 
 
-def check(config: Config, options: LaunchOptions, source: str = "config") -> CheckedRun:
-    """Read and check what a run is given; `source` names the plan in errors."""
+def check(config: Config, options: Options, source: str = "--config") -> RunInputs[Options]:
+    """Read and check what a launch is given; `source` names the plan of the config in errors."""
     if options.resume and options.overwrite:
         raise BadInput("--overwrite: deletes what --resume continues from, expected one of them")
     fields = run_inputs.with_model(fields_of(config), options.init_from, options.untie)
-    run_config, plan, data = run_inputs.config_and_plan(fields, options.plan, source)
-    check_model_of_run(run_config, resumes=options.resume)
-    run_config.model.check_source(resumes=options.resume)
-    if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
-        verify_checksum(data)
-    for path in (options.emulate, options.network):
-        if path:
-            run_inputs.network_of(str(path), plan)
-    if options.stall:
-        stalls.parse(options.stall)
-    return CheckedRun(run_config, plan, data, options, _gpus_per_peer(run_config, options))
+    checked = run_inputs.check(fields, options, source)
+    check_model_of_run(checked.config, resumes=options.resume)
+    checked.config.model.check_source(resumes=options.resume)
+    if checked.data.tokens.nbytes <= VERIFIED_BYTES_MAX:
+        verify_checksum(checked.data)
+    if options.network:
+        run_inputs.network_of(str(options.network), checked.plan)
+    gpus_per_peer(checked)
+    return checked
 
 
-def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
+def with_codecs(checked: RunInputs[Options], say: Callable[[str], None]) -> RunInputs[Options]:
     """The run with a codec for each link where its plan says auto; `say` hears each choice and its reason."""
     options = checked.options
     config, path = checked.config, options.network or options.emulate
@@ -247,7 +236,7 @@ def _measured_int8(config: RunConfig) -> Callable[[int, int], CodecTimes]:
     return lambda peer, layer: timed(config.model.facts.boundary_width(layer))
 
 
-def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
+def start(checked: LaunchInputs, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
     """Start the processes of a run that was checked. `say` hears which run was replaced, or what a resumed run
     changes and where it continues. If the coordinator's output goes to a log, that begins with what was said.
     `began_s`: since when the user waits, on the monotonic clock."""
@@ -257,8 +246,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     if not (SCRIPTS / "train.py").exists():
         raise BadInput(f"{SCRIPTS}: has no train.py, expected an installation from the repository: pip install -e .")
     _check_pin(options.pin or 0, plan)
-    gpus = gpu_flags.flags_of_local_peers(sorted([*plan.peers, *plan.workers]), config.platform, checked.gpus_per_peer)
-    flags = process_flags(options)
+    gpus = gpu_flags.flags_of_local_peers(sorted([*plan.peers, *plan.workers]), config.platform, gpus_per_peer(checked))
+    flags = run_inputs.process_flags(options)
     replaced = ""
     if options.resume:
         if not run_dirs.has_checkpoints(run_dir):  # nothing is written there then
@@ -272,10 +261,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     try:
         lines = [replaced] if replaced else []
         if options.resume:
-            found, problems = resumable(run_dir, checked)
+            found, lines = resumed(run_dir, checked)
             flags.append(f"--resume_from={found.folder}")
-            changed = resumption(run_dir, found.folder, checked)  # nothing is deleted for a run that is refused
-            lines = [*problems, *drop_damaged(run_dir), *changed]
         for line in lines:
             say(line)
         run_dirs.write_job(run_dir, config, plan)
@@ -289,7 +276,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
         run_dir,
         plan,
         SCRIPTS,
-        flags=[*flags, *network_flags(options)],
+        flags=flags,
+        coordinator_flags=coordinator_flags(options),
         began_s=began_s,
         lock=lock,
         log=log,
@@ -299,36 +287,24 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     return Run(run_dir, fleet, lock, output_start)
 
 
-def process_flags(options: LaunchOptions) -> list[str]:
-    """The flags of train.py and coordinate.py that follow from the options."""
-    flags = [f"--emulate={options.emulate}"] if options.emulate else []
-    flags += [f"--emulate_forward_s={options.emulate_forward_s}"] if options.emulate_forward_s else []
-    return flags + ([f"--stall={options.stall}"] if options.stall else [])
+def coordinator_flags(options: LaunchOptions) -> list[str]:
+    """The flag of coordinate.py with the measured links, on which it predicts the step and looks for better plans."""
+    return [f"--network={options.network}"] if options.network else []
 
 
-def network_flags(options: LaunchOptions) -> list[str]:
-    """The coordinator's flag with the measured links, on which it predicts the step and looks for better plans; the
-    peers of this machine, which get the same flags, do not know it."""
-    return [f"--network={options.network}", "--undefok=network"] if options.network else []
-
-
-def resumable(run_dir: Path, checked: CheckedRun, elsewhere: bool = False) -> tuple[Found, list[str]]:
-    """The newest checkpoint from which this config can continue, marked complete, and a line for each newer one.
-    BadInput if there is none."""
+def resumed(run_dir: Path, checked: LaunchInputs, elsewhere: bool = False) -> tuple[Found, list[str]]:
+    """The newest checkpoint from which this config can continue the run in the folder, and lines: why a newer one
+    cannot be used, what was damaged, what the run changes, and where it continues. BadInput if there is no checkpoint,
+    or no step left; nothing is deleted then. `elsewhere`: parts of it may be on other hosts."""
     found, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum), elsewhere)
     mark_complete(run_dir, found.record.checkpoint, found.record.about)
-    start = f"--resume: a newer checkpoint cannot be used, so the run continues from step {found.version}"
-    return found, [f"{start}: {problem}" for problem in problems]
-
-
-def resumption(run_dir: Path, checkpoint: Path, checked: CheckedRun) -> list[str]:
-    """Lines about a run that continues from a checkpoint of the run in this folder: what it changes, and where it
-    begins. BadInput if it has no steps left."""
-    n_steps, n_done = checked.config.train.steps, int(checkpoint.name)
-    if n_done >= n_steps:
-        raise BadInput(f"train.steps: got {n_steps}, expected more than the {n_done} of {checkpoint}")
+    n_steps = checked.config.train.steps
+    if found.version >= n_steps:
+        raise BadInput(f"train.steps: got {n_steps}, expected more than the {found.version} of {found.folder}")
     changes = resume_flags.changes(run_dir, checked.config, checked.plan, checked.options)
-    return [*changes, f"--resume: the run continues from step {n_done}, checkpoint {checkpoint}"]
+    older = f"--resume: a newer checkpoint cannot be used, so the run continues from step {found.version}"
+    begins = f"--resume: the run continues from step {found.version}, checkpoint {found.folder}"
+    return found, [*(f"{older}: {problem}" for problem in problems), *drop_damaged(run_dir), *changes, begins]
 
 
 def _append(log: Path, lines: Sequence[str]) -> None:
@@ -351,9 +327,9 @@ def _check_pin(pin: int, plan: Plan) -> None:
         )
 
 
-def _gpus_per_peer(config: RunConfig, options: LaunchOptions) -> Fraction | None:
-    """GPUs of each peer, which must fit the platform and the microbatches of the config."""
-    per_peer = gpu_flags.parse_gpus_per_peer(options.gpus_per_peer or "")
+def gpus_per_peer(inputs: LaunchInputs) -> Fraction | None:
+    """GPUs of each peer, which must fit the platform and the microbatches of the config; None: they are not counted."""
+    config, per_peer = inputs.config, gpu_flags.parse_gpus_per_peer(inputs.options.gpus_per_peer or "")
     if per_peer and config.platform not in ("any", "gpu"):
         raise BadInput(f"--gpus_per_peer: got {per_peer}, but platform is {config.platform}, expected any or gpu")
     size = config.train.microbatch_size

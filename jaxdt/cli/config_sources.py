@@ -8,16 +8,18 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from absl import flags
+from typing import TYPE_CHECKING, Any
 
 from jaxdt.cli.config_fields import prefix_of, sections
+from jaxdt.cli.option_flags import as_text
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import Plan
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FLAG, RESUME, DEFAULT, INIT = "flag", "resume", "default", "init_from"
 DERIVED = ("model.facts.", "model.n_equal_layers")  # not for people to set
@@ -62,11 +64,12 @@ def sourced(
     return found
 
 
-def sourced_flags(names: Sequence[str], resumed: Mapping[str, str]) -> list[SourcedValue]:
-    """The flags that are not at their defaults. `resumed`: those that a resumed run keeps."""
-    changed = [flags.FLAGS[name] for name in names if flags.FLAGS[name].value != flags.FLAGS[name].default]
-    source = lambda flag: RESUME if resumed.get(flag.name) == str(flag.value) else FLAG  # noqa: E731
-    return [SourcedValue(f"--{flag.name}", flag.value, source(flag)) for flag in changed]
+def sourced_flags(options: "DataclassInstance", resumed: Mapping[str, str]) -> list[SourcedValue]:
+    """The flags of the options that are not at their defaults. `resumed`: texts of those that a resumed run keeps."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    changed = {name: getattr(options, name) for name in defaults if getattr(options, name) != defaults[name]}
+    source = lambda name: RESUME if resumed.get(name) == as_text(changed[name]) else FLAG  # noqa: E731
+    return [SourcedValue(f"--{name}", value, source(name)) for name, value in changed.items()]
 
 
 def table(values: Sequence[SourcedValue]) -> str:

@@ -1,4 +1,5 @@
-"""The flags of a run that is resumed: those that it was launched with, unless they are given again. Needs no jax."""
+"""What a resumed run keeps of its launch unless it is given again: its config, its plan, and options that launch.json
+holds. Needs no jax."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
+from jaxdt.cli import option_flags
 from jaxdt.cli.config_sources import flat
 from jaxdt.run import plan as plans
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, shell_line, why
+from jaxdt.run.options import kept_names
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import LAUNCH, LAUNCH_PATHS, RunFolders, launch_flags
 from jaxdt.runtime.storage.durable import write_json
@@ -22,16 +25,13 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
-# Flags of launch.py, beside the config and the plan, that a resumed run keeps, and their types; some of them are paths.
-KEPT = {"emulate": str, "network": str, "emulate_forward_s": float, "stall": str, "pin": int, "gpus_per_peer": str}
-KEPT_OF_HOSTS = ("hosts", "port")  # with --emit
 NOT_GIVEN = "not given"
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 
 
 def with_flags_of_run(argv: Sequence[str]) -> list[str]:
-    """The command line of launch.py; with --resume it is completed from the folder of the run: config and plan are
-    those that the run had, fields of the config change by --config.FIELD=VALUE, and a new cut needs a new plan.
+    """The command line of launch.py; with --resume it gets the config and the plan of the run in the folder. Fields of
+    the config change by --config.FIELD=VALUE, and a new cut needs a new plan.
 
     A --config that is given with --resume is not read."""
     given = _given(argv)
@@ -51,9 +51,6 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     added = [f"--config={run_dir / 'config.py'}"]
     if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
         added.append(f"--plan={run_dir / 'plan.json'}")
-    earlier = launch_flags(places.job)
-    names = [*KEPT, *KEPT_OF_HOSTS]
-    added += [f"--{name}={earlier[name]}" for name in names if name in earlier and getattr(given, name) is None]
     return [argv[0], *added, *_without_config(argv[1:])]
 
 
@@ -66,7 +63,7 @@ def _given(argv: Sequence[str]) -> flags.FlagValues:
     """The flags that matter here, as the command line gives them; the others are checked later."""
     values = flags.FlagValues()
     flags.DEFINE_bool("resume", False, "", flag_values=values)
-    for name in ("run_dir", "emit", "config", "plan", *KEPT, *KEPT_OF_HOSTS):
+    for name in ("run_dir", "emit", "config", "plan"):
         flags.DEFINE_string(name, None, "", flag_values=values)
     with contextlib.suppress(flags.Error):  # it is refused when all flags are read
         values(argv, known_only=True)
@@ -82,29 +79,32 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def completed(run_dir: Path, options: Options) -> Options:
-    """The options with which the run in this folder is resumed: those that are None are what they were. Their names are
-    those of flags."""
-    earlier = launch_flags(run_dir)
-    missing = [name for name in KEPT if name in earlier and getattr(options, name) is None]
-    return replace(options, **{name: KEPT[name](earlier[name]) for name in missing})
+def completed(folder: Path, options: Options) -> Options:
+    """The options with which the run in this folder is resumed: those that are None are what they were."""
+    earlier = launch_flags(folder)
+    missing = {
+        name: earlier[name] for name in kept_names(options) if name in earlier and getattr(options, name) is None
+    }
+    return replace(options, **option_flags.of_texts(type(options), missing))
 
 
-def save(folder: Path, options: object, **of_hosts: str) -> None:
-    """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags, and of
-    those of KEPT_OF_HOSTS. A file in the folder goes with it to another host, and is named without it."""
-    fields = _as_kept(options)
+def save(folder: Path, options: "DataclassInstance") -> None:
+    """Write launch.json: those options of this launch that a resumed run keeps. A file in the folder goes with it to
+    another host, and is named without it."""
+    fields = kept_texts(options)
     paths = {name: Path(fields[name]) for name in LAUNCH_PATHS if name in fields}
     in_folder = {name: path.name for name, path in paths.items() if path.parent == folder.resolve()}
-    write_json(folder / LAUNCH, fields | in_folder | of_hosts)
+    write_json(folder / LAUNCH, fields | in_folder)
 
 
-def _as_kept(options: object) -> dict[str, str]:
-    fields = {name: str(getattr(options, name)) for name in KEPT if getattr(options, name)}
-    return fields | {name: str(Path(fields[name]).resolve()) for name in LAUNCH_PATHS if name in fields}
+def kept_texts(options: "DataclassInstance") -> dict[str, str]:
+    """The options that a resumed run keeps and that are given, as flags write them; paths are whole ones."""
+    values = {name: getattr(options, name) for name in kept_names(options)}
+    texts = {name: option_flags.as_text(value) for name, value in values.items() if value}
+    return texts | {name: str(Path(texts[name]).resolve()) for name in LAUNCH_PATHS if name in texts}
 
 
-def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> list[str]:
+def changes(run_dir: Path, config: RunConfig, plan: Plan, options: "DataclassInstance") -> list[str]:
     """One line for each field or kept flag in which a resumed run differs from what the run in this folder was."""
     path = run_dir / "config.json"
     try:
@@ -117,8 +117,8 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     earlier = plans.load(str(run_dir / "plan.json"))
     if plan != earlier:
         lines.append(f"--resume: the plan has {_cut(plan)}, it had {_cut(earlier)}")
-    had, has = launch_flags(RunFolders.of(run_dir).job), _as_kept(options)
-    for name in KEPT:
+    had, has = launch_flags(RunFolders.of(run_dir).job), kept_texts(options)
+    for name in kept_names(options):
         if has.get(name) != had.get(name):
             lines.append(f"--resume: --{name} is {has.get(name, NOT_GIVEN)}, it was {had.get(name, NOT_GIVEN)}")
     return lines

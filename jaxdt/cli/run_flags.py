@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxdt.cli import run_inputs, script_main
-from jaxdt.model.data import TokenFile
+from jaxdt.cli import option_flags, run_inputs, script_main
+from jaxdt.cli.run_inputs import RunInputs, RunOptions
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
@@ -17,7 +17,6 @@ from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.storage.model_folder import check_model_of_run
-from jaxdt.sim.stragglers import stalls
 
 if TYPE_CHECKING:
     from jaxdt.protocol import events as ev
@@ -31,20 +30,13 @@ try:  # this already reads the command line, and the flag files that it names
 except flags.CantOpenFlagFileError as error:
     script_main.refuse_flag_file(error)
 RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
-PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "This process's credential file. Without one: loopback only.")
 TOKEN = flags.DEFINE_string("token", None, "A token file, for a credential of its own from the coordinator.")
-EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
-FORWARD_S = flags.DEFINE_float(
-    "emulate_forward_s", 0.0, "Emulate a slower device: a forward takes at least so long, a backward twice that.", 0.0
-)
-STALL = flags.DEFINE_string(
-    "stall", None, f"Emulate stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or each Work."
-)
 RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
 RESUME = flags.DEFINE_string("resume_from", None, "Folder of a complete checkpoint to go on from.")
 STOP_WITH_PARENT = flags.DEFINE_bool("stop_with_parent", False, "End when standard input ends.")
+option_flags.define(RunOptions)
 
 run = script_main.run
 
@@ -84,45 +76,36 @@ def config_dict() -> ConfigDict:
     return config
 
 
-def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
-    """The config and plan that the flags describe, both checked, and the open token file."""
-    plan = plans.load(PLAN.value) if PLAN.value else None
-    return run_inputs.config_and_plan(config_dict().to_dict(), plan, PLAN.value or "--config")
+def inputs() -> RunInputs[RunOptions]:
+    """The inputs of a run that the flags describe, checked."""
+    return run_inputs.check(config_dict().to_dict(), option_flags.read(RunOptions))
 
 
 def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
     """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port."""
-    config, plan, data = config_and_plan()
+    checked = inputs()
     check_run_dir()
     if peer is not None:  # before anything else is done for a peer that lacks the model
-        check_model_of_run(config, resumes=bool(RESUME.value))
-        config.model.check_source()
-    resume = Path(RESUME.value) if RESUME.value else None
-    return _job(config, plan, data, RUN.value, _credential(coordinator, peer), resume)
+        check_model_of_run(checked.config, resumes=bool(RESUME.value))
+        checked.config.model.check_source()
+    return _job(checked, RUN.value, _credential(coordinator, peer), Path(RESUME.value) if RESUME.value else None)
 
 
-def _job(
-    config: configs.RunConfig,
-    plan: plans.Plan,
-    data: TokenFile,
-    run: str,
-    credential: Path | None,
-    resume: Path | None = None,
-) -> "RunJob":
+def _job(inputs: RunInputs[RunOptions], run: str, credential: Path | None, resume: Path | None = None) -> "RunJob":
     from jaxdt.runtime.run_job import RunJob
 
     return RunJob(
-        config=config,
-        plan=plan,
-        data=data,
+        config=inputs.config,
+        plan=inputs.plan,
+        data=inputs.data,
         run=run,
         run_dir=_run_dir(),
         credential=credential,
-        network=None if EMULATE.value is None else run_inputs.network_of(EMULATE.value, plan),
+        network=inputs.network,
         resume=resume,
         allow_plaintext=PLAINTEXT.value,
-        forward_s_min=FORWARD_S.value,
-        stalls=stalls.parse(STALL.value) if STALL.value else None,
+        forward_s_min=inputs.options.emulate_forward_s or 0.0,
+        stalls=inputs.stalls,
     )
 
 
@@ -158,7 +141,7 @@ def newcomer(
     if own_fingerprint != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
     config.model.check_source()
-    run_job = _job(config, plan, data, welcome.run, credential)
+    run_job = _job(run_inputs.with_options(config, plan, data, option_flags.read(RunOptions)), welcome.run, credential)
     return run_job, _placed(coordinator, run_job, welcome)
 
 

@@ -1,12 +1,14 @@
-"""The inputs of a run, checked: its config, plan and token file, and networks that fit the plan. Needs no flags, and no
-jax."""
+"""The inputs of a run, checked: its config, plan and token file, and what its options emulate. The launcher, from flags
+or from Python, and each process of a run get theirs here. Needs no flags, and no jax."""
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jaxdt import build
+from jaxdt.cli import option_flags
 from jaxdt.model.data import TOKENIZER, TokenFile, open_data
 from jaxdt.model.mixture import SUFFIX, open_mixture
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
@@ -20,20 +22,79 @@ from jaxdt.model.tokenizer import (
 )
 from jaxdt.run import config as configs
 from jaxdt.run import network as networks
+from jaxdt.run import plan as plans
 from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
+from jaxdt.run.options import NOT_NEGATIVE, kept_option, option, require_accepted
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.model_folder import ORIGIN, open_model
+from jaxdt.sim.stragglers import stalls
+from jaxdt.sim.stragglers.stalls import Stalls
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 
 
-def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -> tuple[RunConfig, Plan, TokenFile]:
-    """The config that these fields describe and its plan, both checked, and the open token file. Without a plan the
-    config's plan fields make one. `source` names the plan in errors."""
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that every process of a run has beside the config. Their flags have the same names."""
+
+    plan: Plan | str | Path | None = option(None, "A plan.json; without it the config's plan fields are used.")
+    emulate: str | Path | None = kept_option("A network.json whose links are emulated inside the transport.")
+    emulate_forward_s: float | None = kept_option(
+        "Emulate a slower device: a forward takes at least so long, a backward twice that; 0, the default, emulates "
+        "none.",
+        NOT_NEGATIVE,
+    )
+    stall: str | None = kept_option(
+        f"Emulate stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or each Work."
+    )
+
+
+Options = TypeVar("Options", bound=RunOptions)
+GivenOptions = TypeVar("GivenOptions", bound=RunOptions, covariant=True)
+
+
+@dataclass(frozen=True)
+class RunInputs(Generic[GivenOptions]):
+    """What a run is given, checked.
+
+    data: the open token file.
+    network, stalls: the links and the stragglers that the options emulate.
+    notes: what was said of the codecs of the links."""
+
+    config: RunConfig
+    plan: Plan
+    data: TokenFile
+    options: GivenOptions
+    network: Network | None
+    stalls: Stalls | None
+    notes: tuple[str, ...] = ()
+
+
+def process_flags(options: RunOptions) -> list[str]:
+    """The flags of train.py and coordinate.py with these options. The plan is in the folder of the job, which they are
+    told, too."""
+    return option_flags.words(replace(options, plan=None), RunOptions)
+
+
+def with_options(config: RunConfig, plan: Plan, data: TokenFile, options: Options) -> RunInputs[Options]:
+    """The inputs of a run of this config and plan, which are checked already."""
+    require_accepted(options, "--")
+    network = network_of(str(options.emulate), plan) if options.emulate else None
+    return RunInputs(config, plan, data, options, network, stalls.parse(options.stall) if options.stall else None)
+
+
+def check(fields: Mapping[str, Any], options: Options, source: str = "--config") -> RunInputs[Options]:
+    """The inputs of a run whose config has these fields. Without a plan the config's plan fields make one, which errors
+    name by `source`."""
+    if isinstance(options.plan, str | Path) and options.plan:
+        source = str(options.plan)
+        plan = plans.load(source)
+    else:
+        plan = options.plan or None
     data = token_file(fields.get("data", {}).get("path", ""))
     begins_with_model = fields.get("init", {}).get("digest")
     if begins_with_model and data.vocab_size > fields["model"]["vocab_size"]:
@@ -59,7 +120,7 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
     data.n_train_windows(config.seq_len)
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.seq_len)
-    return config, plan, data
+    return with_options(config, plan, data, options)
 
 
 def _check_tokenizer(data: TokenFile, model: str) -> None:

@@ -362,7 +362,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._check_lengths()
         for section in ("plan", "train", "wiring", "sync", "sync.groups", "sync.server", "net"):
-            require_accepted(functools.reduce(getattr, section.split("."), self), section)
+            require_accepted(functools.reduce(getattr, section.split("."), self), f"{section}.")
         require_accepted(self, "")
         require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
         if bool(self.init.path) != bool(self.init.digest):

@@ -69,7 +69,7 @@ class OptimConfig:
     clip_norm: float = option(1.0, "largest norm of the whole model's gradient; 0: no clipping", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        require_accepted(self, "optim")
+        require_accepted(self, "optim.")
         if self.gradient_frac and not OPTIMIZERS[self.name].reads_gradient_frac:
             raise BadInput(f"optim.gradient_frac: got {self.gradient_frac}, expected 0 with optim.name {self.name}")
         if SECOND_MOMENTS[self.second_moment]:

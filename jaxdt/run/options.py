@@ -7,11 +7,13 @@ import math
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxdt.run.errors import BadInput, nearest
 
-MEANING, ACCEPTS = "meaning", "accepts"
+Kind = TypeVar("Kind")
+
+MEANING, ACCEPTS, KEPT = "meaning", "accepts", "kept"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,14 @@ def option(default: Any, meaning: str, accepts: Accepts | None = None) -> Any:
     return dataclasses.field(default=default, metadata=about(meaning, accepts))
 
 
+def kept_option(meaning: str, accepts: Accepts | None = None) -> Any:
+    """An option of a launch that a resumed run keeps: None is what it was, or for a new run nothing."""
+    if accepts:
+        holds = accepts.holds
+        accepts = Accepts(accepts.text, lambda value: value is None or holds(value), accepts.choices)
+    return dataclasses.field(default=None, metadata=about(meaning, accepts) | {KEPT: True})
+
+
 def about(meaning: str, accepts: Accepts | None = None) -> dict[str, Any]:
     """The metadata of an option, for a field that has no default."""
     return {MEANING: meaning, ACCEPTS: accepts}
@@ -37,6 +47,11 @@ def about(meaning: str, accepts: Accepts | None = None) -> dict[str, Any]:
 def at_least(least: int) -> Accepts:
     """An integer of at least this size."""
     return Accepts(f"an integer >= {least}", lambda value: type(value) is int and value >= least)
+
+
+def in_range(least: int, most: int) -> Accepts:
+    """An integer between these."""
+    return Accepts(f"an integer in {least}..{most}", lambda value: type(value) is int and least <= value <= most)
 
 
 def one_of(choices: Iterable[Any]) -> Accepts:
@@ -73,15 +88,27 @@ def accepts_of(field: "dataclasses.Field[Any]") -> Accepts | None:
     return field.metadata.get(ACCEPTS)
 
 
-def require_accepted(options: object, section: str) -> None:
-    """BadInput for the first option of a dataclass whose value it does not accept. `section`: what stands before the
-    dot in its name, "" at the top."""
+def kept_names(options: Any) -> list[str]:
+    """The names of the options that a resumed run keeps."""
+    return [field.name for field in dataclasses.fields(options) if field.metadata.get(KEPT)]
+
+
+def with_meanings(kind: type[Kind]) -> type[Kind]:
+    """Adds a line for each option to the docstring of a dataclass, for help()."""
+    options: Any = kind
+    lines = [f"{field.name}: {meaning_of(field)}" for field in dataclasses.fields(options) if meaning_of(field)]
+    kind.__doc__ = "\n    ".join([f"{(kind.__doc__ or '').rstrip()}\n", *lines])
+    return kind
+
+
+def require_accepted(options: object, prefix: str) -> None:
+    """BadInput for the first option of a dataclass whose value it does not accept. `prefix`: what stands before its
+    name, such as "train." or "--"."""
     for name, accepts in _rules(type(options)):
         value = getattr(options, name)
         if not accepts.holds(value):
             hint = nearest(value, map(str, accepts.choices)) if isinstance(value, str) else ""
-            where = f"{section}.{name}" if section else name
-            raise BadInput(f"{where}: got {value!r}, expected {accepts.text}{hint}")
+            raise BadInput(f"{prefix}{name}: got {value!r}, expected {accepts.text}{hint}")
 
 
 @functools.cache

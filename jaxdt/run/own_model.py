@@ -48,7 +48,7 @@ class OwnModel(ModelSpec):
     has_own_sources = True
 
     def __post_init__(self) -> None:
-        require_accepted(self, "model")
+        require_accepted(self, "model.")
         try:
             is_object = serialize.is_object(serialize.parse_json(self.options))
         except (TypeError, ValueError):

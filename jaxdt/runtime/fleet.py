@@ -47,7 +47,7 @@ class LocalFleet:
     killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another.
 
     scripts: the folder of train.py and coordinate.py.
-    flags: flags of all processes, beside those of the run's job.
+    flags: flags of all processes, beside those of the run's job; coordinator_flags: more of the coordinator alone.
     began_s: when the launcher began, on the monotonic clock.
     lock: a file descriptor that every process inherits.
     log: the file for the coordinator's output and the launcher's own lines; None: both go to the terminal.
@@ -61,6 +61,7 @@ class LocalFleet:
         scripts: Path,
         *,
         flags: Sequence[str],
+        coordinator_flags: Sequence[str] = (),
         began_s: float,
         lock: int,
         log: Path | None = None,
@@ -74,6 +75,7 @@ class LocalFleet:
         self._lock = lock
         self._log_file = log
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *flags]
+        self._coordinator_flags = coordinator_flags
         self._all = sorted([*plan.peers, *plan.workers])
         self._n_cpus = n_cpus or int(usable_cores()) // len(self._all)
         self._gpu_flags = gpu_flags
@@ -124,7 +126,7 @@ class LocalFleet:
         address_file = self._run_dir / ADDRESS
         written_before = _identity(address_file)
         own_flags = [f"--began_s={self._began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
-        own_flags += [] if has_own_terminal() else ["--nolive"]
+        own_flags += [*self._coordinator_flags, *([] if has_own_terminal() else ["--nolive"])]
         self._release([self._coordinator] if self._coordinator else [])
         with self._log() as log:
             child = self._coordinator = self._popen("coordinate.py", [*own_flags, *self._flags], log)

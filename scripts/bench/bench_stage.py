@@ -37,7 +37,8 @@ NAMES = {
 
 
 def main() -> None:
-    config, plan, data = run_flags.config_and_plan()
+    inputs = run_flags.inputs()
+    config, plan, data = inputs.config, inputs.plan, inputs.data
     stage = STAGE.value
     if stage >= plan.n_stages:
         raise BadInput(f"--stage: got {stage}, the plan has the stages 0..{plan.n_stages - 1}")

@@ -39,7 +39,7 @@ def main(name: str) -> int:
     if unknown := {*KINDS.value} - {*trial.kinds}:
         raise BadInput(f"--kind: got {', '.join(sorted(unknown))}, expected one of {', '.join(trial.kinds) or 'none'}")
     trial = replace(trial, kinds={kind: trial.kinds[kind] for kind in KINDS.value or trial.kinds})
-    run_flags.config_and_plan()
+    run_flags.inputs()
     folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
     clear(folder, OVERWRITE.value)
     figures, bad = [], {}

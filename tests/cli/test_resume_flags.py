@@ -29,8 +29,9 @@ def run_dir(tmp_path):
 
 def test_a_resumed_run_has_the_config_plan_and_network_of_the_run(run_dir):
     argv = ["launch.py", "--resume", f"--run_dir={run_dir}", "--config.train.steps=9"]
-    own = [f"--config={run_dir}/config.py", f"--plan={run_dir}/plan.json", "--emulate=/a/network.json"]
+    own = [f"--config={run_dir}/config.py", f"--plan={run_dir}/plan.json"]
     assert resume_flags.with_flags_of_run(argv) == [argv[0], *own, *argv[1:]]
+    assert resume_flags.completed(run_dir, LaunchOptions(resume=True)) == replace(EMULATED, resume=True)
 
 
 @pytest.mark.parametrize("given", [["--config=configs/quickstart.py"], ["--config", "configs/quickstart.py"]])
@@ -45,7 +46,7 @@ def test_a_config_file_is_not_read_and_that_is_said(run_dir, given, capsys):
 
 @pytest.mark.parametrize(
     ("given", "replaces"),
-    [("--emulate=b.json", "--emulate="), ("--config.plan.stages=1", "--plan="), ("--plan=c.json", "--plan=")],
+    [("--config.plan.stages=1", "--plan="), ("--plan=c.json", "--plan=")],
 )
 def test_what_is_given_anew_replaces_what_the_run_had(run_dir, given, replaces):
     argv = ["launch.py", "--resume", f"--run_dir={run_dir}", given]

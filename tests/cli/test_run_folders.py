@@ -81,11 +81,11 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
     (two / "credentials/operator.pem").unlink()
     tokens = {path: path.read_bytes() for path in two.glob("credentials/*")}
     flags = (two / "host_1.flags").read_text().splitlines()
-    made, plan, data = run_inputs.config_and_plan(json.loads((two / "config.json").read_text()), None, "")
-    write_config_and_plan(run_dir, made, plan)  # as the coordinator does
+    made = run_inputs.check(json.loads((two / "config.json").read_text()), run_inputs.RunOptions())
+    write_config_and_plan(run_dir, made.config, made.plan)  # as the coordinator does
     (run_dir / "checkpoints/00000060").mkdir(parents=True)
     elsewhere = ev.Part(60, 1, "0123456789abcdef" * 4, 9, ("d",))  # on the disk of the other host
-    mark_complete(run_dir, ev.Checkpoint(60, 1, (elsewhere,)), about_run(made, data.checksum))
+    mark_complete(run_dir, ev.Checkpoint(60, 1, (elsewhere,)), about_run(made.config, made.data.checksum))
     members = (ev.Member(0, 0, 1, "10.0.0.1:7801", disk="c"), ev.Member(1, 1, 1, "10.0.0.2:7802", disk="d"))
     FileStore(run_dir / "coordinator").put("view", serialize.write(ev.View(1, 1, 1, members, (1, 1), 60)))
     refused = launched(tmp_path, "--resume", "--emit=two")

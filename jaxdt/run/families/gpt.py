@@ -75,7 +75,7 @@ class GPTConfig(ModelSpec):
     own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
-        require_accepted(self, "model")
+        require_accepted(self, "model.")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
         if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:

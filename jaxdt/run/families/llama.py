@@ -68,7 +68,7 @@ class LlamaConfig(ModelSpec):
     own_head = ("head", "out", "tok")
 
     def __post_init__(self) -> None:
-        require_accepted(self, "model")
+        require_accepted(self, "model.")
         if self.n_heads % self.n_kv_heads:
             raise BadInput(f"model.n_kv_heads: got {self.n_kv_heads}, expected a divisor of n_heads {self.n_heads}")
         if not self.d_head and self.d_model % self.n_heads:

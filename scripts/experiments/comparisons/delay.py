@@ -53,8 +53,8 @@ def configs() -> list[tuple[str, RunConfig, TokenFile]]:
     from jaxdt.cli import run_flags  # defines flags, of which other scripts have some: only for a run of compare.py
 
     if config_flags.get_config_filename(run_flags.FLAGS["config"]):
-        config, _, data = run_flags.config_and_plan()
-        return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), config, data)]
+        inputs = run_flags.inputs()
+        return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), inputs.config, inputs.data)]
     rows = []
     for lr, b1, frac in SETTINGS:
         fields = runpy.run_path(str(ROOT / CONFIG))["get_config"]()
@@ -62,8 +62,8 @@ def configs() -> list[tuple[str, RunConfig, TokenFile]]:
             {"train.steps": STEPS, "optim.decay_steps": STEPS, "sync.delay_after_steps": DELAY_AFTER}
             | {"optim.lr": lr, "optim.b1": b1, "optim.gradient_frac": frac}
         )
-        config, _, data = run_inputs.config_and_plan(fields.to_dict(), None, CONFIG)
-        rows.append((CONFIG, config, data))
+        inputs = run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), CONFIG)
+        rows.append((CONFIG, inputs.config, inputs.data))
     return rows
 
 

@@ -1,0 +1,69 @@
+"""A dataclass of options (jaxdt.run.options) as flags of a script. A flag has the name, the default and the meaning of
+its option; what the option accepts is checked where its value is used. Needs no jax."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import flags
+
+from jaxdt.run.options import meaning_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+flags.disclaim_key_flags()  # those that `define` makes are its caller's
+DEFINED: Mapping[type, Callable[..., object]] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    tuple: flags.DEFINE_list,
+    str: flags.DEFINE_string,
+}
+
+
+def define(kind: "type[DataclassInstance]") -> None:
+    """Define a flag for each option that has a meaning. One that is a flag already stays that flag."""
+    kinds = _kinds(kind)
+    for field in dataclasses.fields(kind):
+        if meaning_of(field) and field.name not in flags.FLAGS:
+            DEFINED[kinds[field.name]](field.name, field.default, meaning_of(field))
+
+
+def read(kind: type[Options]) -> Options:
+    """The options as the command line gives them."""
+    names = [field.name for field in dataclasses.fields(kind) if meaning_of(field)]
+    values = {name: flags.FLAGS[name].value for name in names}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def as_text(value: object) -> str:
+    """The value of an option as its flag writes it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def of_texts(kind: "type[DataclassInstance]", texts: Mapping[str, str]) -> dict[str, Any]:
+    """The values of options by their names, from the texts of `as_text`."""
+    kinds = _kinds(kind)
+    return {name: tuple(t.split(",")) if kinds[name] is tuple else kinds[name](t) for name, t in texts.items()}
+
+
+def words(options: "DataclassInstance", kind: "type[DataclassInstance]") -> list[str]:
+    """The flags of those options that `kind` has, where they are not at their defaults."""
+    values = {field.name: (getattr(options, field.name), field.default) for field in dataclasses.fields(kind)}
+    return [f"--{name}={as_text(value)}" for name, (value, default) in values.items() if value and value != default]
+
+
+def _kinds(kind: type) -> dict[str, type]:
+    """The type that the flag of each option reads: the option's own, or a text."""
+    return {name: _kind(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+
+def _kind(hint: Any) -> type:
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    own = [typing.get_origin(part) or part for part in parts]
+    return next((kind for kind in DEFINED if kind in own), str)
