@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.build import replicas_may_differ
-from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.codec.vectors import vector_leaf
+from jaxdt.model.averaging import ReplicaState, averaged, exchanged, fragment_entries
 from jaxdt.model.base import completed, stage_entries
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
@@ -27,6 +28,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import codec as codecs
+from jaxdt.run.codec import CodecSpec
 from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
@@ -115,7 +117,8 @@ class Store:
         self._residuals: dict[ev.Key, Any] = {}
         self._boundaries: dict[ev.Key, Any] = {}
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
-        self._slices = GradientSlices(peer)
+        self._sync_codec = config.sync.codec_spec
+        self._slices = GradientSlices(peer, self._codec_of, 1 + config.delay.steps)
         self._pushed = PushedChange()
         groups = config.sync.groups
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
@@ -220,11 +223,18 @@ class Store:
         self.generation = generation
         self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
+        if not self._is_worker:  # whose debts end with its admission
+            self._slices.feedback.reset()
         self._freed_step = -1
         self._accumulators.clear()
         self._residuals.clear()
         self._drop_boundaries(lambda key: self._is_freed(key, version - 1))
         self._stash.clear()
+
+    def reset_error_feedback(self) -> None:
+        """Drop what codecs have lost so far: what follows belongs to another series."""
+        self.boundary_codec.reset_error_feedback()
+        self._slices.feedback.reset()
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -274,7 +284,7 @@ class Store:
             self._freeze(step)
         elif work.kind == WorkKind.LAY_OUT:
             for round in rounds:
-                self._slices.offer(round, as_sent(self._codec_of(round), self._vector_of(round)))
+                self._slices.offer(round, self._vector_of(round))
         elif work.kind == WorkKind.TABLE:
             self._move_table(rounds[0], scale)
         else:
@@ -463,8 +473,7 @@ class Store:
         figures = self._auxiliary_figures(step)
         by_stage = {self._stage_of(name): vector for name, vector in vectors.items()}
         for round in rounds:
-            vector = np.asarray(by_stage[round.stage])
-            self._slices.offer(round, as_sent(self._codec_of(round), vector))
+            self._slices.offer(round, by_stage[round.stage])
             if round.kind == RoundKind.CONTRIBUTION:  # what comes now is for another one
                 self._accumulators.pop(step, None)
         return figures
@@ -493,6 +502,7 @@ class Store:
         held = [round for round in rounds if not (self._table and round.stage == SHARED_TABLE)]
         vectors = {names[round.stage]: self._slices.result(round) for round in held}
         self.parameter_versions.update(vectors, scale)
+        self._slices.feedback.commit(rounds)
         return {}
 
     def _params(self, work: Work) -> Any:
@@ -587,17 +597,17 @@ class Store:
             wanted = [(WORD, (key.hi - key.lo + 1,))]
         elif key is not None:
             n = self._n_numbers(key.round)
-            if not 0 <= key.lo <= key.hi <= n:
+            if not 0 <= key.lo < key.hi <= n:
                 raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
-            wanted = [(WIRE_DTYPES[self._codec_of(key.round)], (key.hi - key.lo,))]
+            wanted = [vector_leaf(self._codec_of(key.round), key.hi - key.lo)]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
-    def _codec_of(self, round: RoundId) -> str:
+    def _codec_of(self, round: RoundId) -> CodecSpec:
         """How the numbers of a round travel. The gradient of a table that the stages of one pipeline share is exact."""
         is_of_table = round.kind == RoundKind.GRADIENT and not self._are_equal
-        return self._config.sync.codec if round.kind.is_coded and not is_of_table else codecs.NONE
+        return self._sync_codec if round.kind.is_coded and not is_of_table else codecs.EXACT
 
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
@@ -613,7 +623,7 @@ class Store:
     def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after `step` local steps is this peer's contribution to a round."""
         assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
-        self._slices.offer(round, as_sent(self._codec_of(round), self._frozen[1]))
+        self._slices.offer(round, self._frozen[1])
 
     def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""
