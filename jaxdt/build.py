@@ -174,10 +174,13 @@ def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> Memory
     """The options that decide how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
     copies = sync_entry(config.sync.kind).copies(config, lo, hi)
     n_moments, delay = config.optim.n_moments, config.sync.delay
-    gives_back = copies is None and config.sync.codec != codecs.NONE
-    return MemoryOptions(
-        config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH, gives_back=gives_back
-    )
+    stashes, owes = schedule == STASH, _owes(config)
+    return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=stashes, owes=owes)
+
+
+def _owes(config: RunConfig) -> bool:
+    """Whether a codec loses a part of each gradient, which is made up for later (jaxdt.sync.error_feedback)."""
+    return config.sync.codec != codecs.NONE and not replicas_may_differ(config)
 
 
 def stage_memory(
@@ -313,6 +316,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         outlives_views=OUTLIVES_VIEWS | sync_entry(config.sync.kind).outlives_views,
         from_workers=entry.workers.messages if entry.workers else frozenset(),
         begins_anew=sync_entry(config.sync.kind).begins_anew,
+        owes=_owes(config),
     )
     sync = sync_entry(config.sync.kind).build(setup)
     slice_bytes = config.sync.slice_bytes

@@ -81,7 +81,7 @@ class MemoryOptions:
     """The fields of a run's config that decide how much memory a peer takes. `delay`: the delay of the sync, in steps.
     `copies`: the copies that a replica holds for its layers where replicas may differ, else None. With `stashes` a
     microbatch keeps the parameters of its forward. `n_vectors`: vectors of one number a parameter that a server holds
-    for its workers at most. `gives_back`: a codec loses a part of each gradient, which is owed to a later step
+    for its workers at most. `owes`: a codec loses a part of each gradient, which is owed to a later step
     (jaxdt.sync.error_feedback)."""
 
     dtype: str = "float32"
@@ -91,7 +91,7 @@ class MemoryOptions:
     copies: ReplicaCopies | None = None
     stashes: bool = False
     n_vectors: int = 0
-    gives_back: bool = False
+    owes: bool = False
 
 
 def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
@@ -167,7 +167,7 @@ def stage_memory(
         gradients=(1 + has_delay) * vector_bytes,
         activations=0,
         on_host=options.n_vectors * vector_bytes
-        + (1 + has_delay) * (retained * boundary_bytes + options.gives_back * OWED_VECTORS * vector_bytes),
+        + (1 + has_delay) * (retained * boundary_bytes + options.owes * OWED_VECTORS * vector_bytes),
     )
     computing = StageMemory(
         parameters=0,

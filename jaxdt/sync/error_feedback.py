@@ -71,7 +71,7 @@ class ErrorFeedback(Generic[Error]):
     @property
     def of_state(self) -> Mapping[Slot, Error]:
         """What is owed with the peer's present state."""
-        return self._owed
+        return dict(self._owed)
 
     def _slot(self, round: RoundId) -> Slot:
         if round.kind == RoundKind.CONTRIBUTION:

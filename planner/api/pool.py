@@ -60,8 +60,8 @@ class RunWork:
 
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
         run = self.workload.run
-        gives_back = run.sync.codec != codecs.NONE
-        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay, gives_back=gives_back)
+        owes = run.sync.codec != codecs.NONE
+        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay, owes=owes)
         on_accelerators = self.workload.on_accelerators
         shape = run.microbatch_shape
         memory = stage_memory(run.model, lo, hi, shape, n_in_flight, options, on_accelerator=on_accelerators)

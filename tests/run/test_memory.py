@@ -82,7 +82,7 @@ def test_what_a_codec_loses_is_held_on_the_host(delay, n_vectors):
     config = parse({"model": dict(preset="small", **SHAPE), "sync": dict(codec="int8", delay=delay)})
     options = memory_options(config, "1f1b", 1, 3)
     owes = stage_memory(config.model, 1, 3, ONE, 1, options)
-    exact = stage_memory(config.model, 1, 3, ONE, 1, replace(options, gives_back=False))
+    exact = stage_memory(config.model, 1, 3, ONE, 1, replace(options, owes=False))
     assert owes.on_host - exact.on_host == n_vectors * 4 * config.model.facts.stage_trained(1, 3)
     assert owes.on_device == exact.on_device
 

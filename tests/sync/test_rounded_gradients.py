@@ -10,19 +10,24 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from test_equivalence import Tokens, elastic, gradient_of, train_in_pieces
+from test_equivalence import KINDS, Tokens, elastic, gradient_of, train_in_pieces
 from test_equivalence import functions_of as functions_of  # a fixture
 
+from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.model.base import init_stage
 from jaxdt.model.vectors import gradient_tree
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.codec import parse
+from jaxdt.run.network import Link
+from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
+from jaxdt.runtime.storage.owed import Debtor, read_owed, write_owed
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sync.exchange import sharding, slice_elements
 
 pytestmark = pytest.mark.xdist_group("rounded_gradients")
@@ -34,12 +39,12 @@ MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, max_len
 WIRE = {"none": 4, "bf16": 2, "int8": 1 + 4 / BLOCK}  # bytes of a number
 
 
-def make_config(codec, stages, head, delay=0):
+def make_config(codec, stages, head, delay=0, **train):
     return run_config.parse(
         dict(
             model=MODEL | {"tied_head": head == "tied"},
             plan=dict(stages=stages, pipelines=2, microbatches=N_MICROBATCHES),
-            train=dict(steps=N_STEPS, seed=SEED, microbatch_size=SIZE),
+            train=dict(steps=N_STEPS, seed=SEED, microbatch_size=SIZE) | train,
             optim=dict(name="sgd", lr=LR, momentum=0.0, clip_norm=0.05),
             sync=dict(codec=codec, slice_bytes=SLICE_BYTES, delay=delay),
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
@@ -189,3 +194,72 @@ def test_some_of_these_moments_are_in_mid_round(functions_of, monkeypatch):  # n
     for at_s in (57.0, 58.5, 60.0, 61.5):
         train_in_pieces(config, functions_of, faults=[Fault(at_s, CRASH, 1)])
     assert ledger.laid_out.keys() > ledger.sums.keys()
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def losses_from(version, config, folder, with_owed=True):
+    """The losses of all steps from a version on, of a run that begins with the checkpoint of it; `folder` gets the
+    checkpoints that the run writes, and what members owe with them."""
+    plan = run_config.default_plan(config)
+    start = RunStart("r", ev.Checkpoint(version, 0, ()))
+    stores = {}
+
+    def load_entries(version, parts, names):
+        found = {}
+        for stage in range(plan.n_stages):
+            found |= np.load(folder / f"{version}-{stage}.npy", allow_pickle=True).item()
+        return ((name, found[name]) for name in names)
+
+    def load_owed(version, parts, debtor):
+        return read_owed([folder / str(version)] if with_owed else [], debtor, "r", 0)
+
+    def write(now_s, peer, event, actions):
+        for action in actions:
+            if isinstance(action, ev.WriteOwed):
+                write_owed(folder / str(action.version), stores[peer].debtor, "r", action.generation, stores[peer].owed)
+            if isinstance(action, ev.WriteCheckpoint):
+                entries = jax.device_get(split_entries(stores[peer].state_of(action.version)))
+                np.save(folder / f"{action.version}-{plan.seat(peer)[0]}.npy", entries)
+
+    for peer in plan.peers:
+        stores[peer] = Store(
+            config, plan, peer, Tokens(), compiled(config, plan, plan.seat(peer)[0]), load_entries, load_owed
+        )
+        stores[peer].restore(ev.Restore(version, 0))
+    machines = build_peers(config, plan, start)
+    peers = {p: SimPeer(m, stores[p], f"h{p}", dict.fromkeys(KINDS, 1.0)) for p, m in machines.items()}
+    environment = Environment(lambda src, dst: Link(0.1, 1e-4), cores={peer.host: 1 for peer in peers.values()})
+    outcome = Simulation(build_coordinator(config, plan, start), peers, environment, observer=write).run()
+    assert outcome.stopped[ev.COORDINATOR].code == 0, outcome.stopped[ev.COORDINATOR].reason
+    return [report.loss for _, _, report in outcome.reports if report.kind == "step"]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(delay, tmp_path):
+    config = make_config("int8", 2, "tied", delay, steps=8, checkpoint_every_steps=3)
+    calm = losses_from(0, config, tmp_path)
+    assert len(calm) == 8
+    assert losses_from(3, config, tmp_path) == calm[3:]
+    assert losses_from(6, config, tmp_path) == calm[6:]
+    assert losses_from(3, config, tmp_path, with_owed=False) != calm[3:]
+
+
+def test_what_is_owed_is_read_by_those_who_wrote_it_alone(tmp_path, capsys):
+    debtor, owed = Debtor(3, 0, 2, 2), {(0, 1): np.ones(3, np.float32), (-1, 0): np.zeros(2, np.float32)}
+    write_owed(tmp_path, debtor, "r", 4, owed)
+    found = read_owed([tmp_path / "elsewhere", tmp_path], debtor, "r", 4)
+    assert found.keys() == owed.keys() and all(np.array_equal(found[slot], owed[slot]) for slot in owed)
+    others = [
+        (replace(debtor, peer=1), "r", 4),
+        (replace(debtor, hi=3), "r", 4),
+        (replace(debtor, n_under_way=1), "r", 4),
+    ]
+    for other in (*others, (debtor, "s", 4), (debtor, "r", 5)):
+        assert read_owed([tmp_path], *other) == {}
+    assert not capsys.readouterr().out
+    path = tmp_path / "owed_3.npz"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert read_owed([tmp_path], debtor, "r", 4) == {}
+    assert capsys.readouterr().out.startswith(f"{path}: damaged (")

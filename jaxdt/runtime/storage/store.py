@@ -6,7 +6,7 @@ the loop calls the rest.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,11 @@ from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted, sq_norm
+from jaxdt.runtime.storage.owed import Debtor
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.words import WORD, aligned_empty, joined
+from jaxdt.sync.error_feedback import Slot
 from jaxdt.sync.transfer import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
@@ -53,6 +55,7 @@ NO_STATE: tuple[int, tuple[Any, ...]] = (-1, ())
 # would feel that.
 BEFORE_PEAK = {WorkKind.GATHER, WorkKind.LOCAL_STEP, WorkKind.ADOPT}
 LARGE_WORDS = 1 << 24
+LoadOwed = Callable[[int, tuple[ev.Part, ...], Debtor], Mapping[Slot, np.ndarray]]
 LoadEntries = Callable[[int, tuple[ev.Part, ...], list[str]], Iterable[tuple[str, dict[str, Any]]]]
 
 
@@ -78,7 +81,8 @@ class StepFreed(Exception):
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
     from the config's seed. `restore` reads others with `load_entries(version, parts, names)`, which gives entries one
-    by one: those of a checkpoint, or for version 0 those of the model with which the run begins."""
+    by one: those of a checkpoint, or for version 0 those of the model with which the run begins; and with
+    `load_owed(version, parts, debtor)` what the peer owes with a checkpoint."""
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class Store:
         data: TokenSource,
         functions: StageFunctions,
         load_entries: LoadEntries | None = None,
+        load_owed: LoadOwed = lambda version, parts, debtor: {},
     ):
         self._is_worker = plan.is_worker(peer)
         if self._is_worker:  # its server updates the parameters
@@ -110,7 +115,8 @@ class Store:
         self._config = config
         self._plan = plan
         self._samples = Samples(data, config.train, plan.n_microbatches, config.data.borders)
-        self._load_entries = load_entries
+        self._load_entries, self._load_owed = load_entries, load_owed
+        self.debtor = Debtor(peer, lo, hi, 1 + config.delay.steps)
         self._stage, pipeline = plan.seat(peer)
         self._fetched = FetchedStates(self.n_words)
         self._accumulators: dict[int, Any] = {}
@@ -181,6 +187,7 @@ class Store:
             self._versions.initialize({n: completed(model, n, entry["params"], seed) for n, entry in entries.items()})
             return
         self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
+        self._slices.feedback.reset(self._load_owed(restore.version, restore.parts, self.debtor))
 
     def entries_of(self, restore: ev.Restore) -> Iterable[tuple[str, dict[str, Any]]] | None:
         """The entries of a checkpoint or of a model with which this stage is restored, each read when it is asked for;
@@ -230,6 +237,11 @@ class Store:
         self._residuals.clear()
         self._drop_boundaries(lambda key: self._is_freed(key, version - 1))
         self._stash.clear()
+
+    @property
+    def owed(self) -> Mapping[Slot, np.ndarray]:
+        """What this peer owes with its state, by sync group and series."""
+        return self._slices.feedback.of_state
 
     def reset_error_feedback(self) -> None:
         """Drop what codecs have lost so far: what follows belongs to another series."""
