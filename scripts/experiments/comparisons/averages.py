@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from comparison import Comparison, Given, Line
-from comparisons.delay import whole_model
 from page import ROOT
 
+from comparisons.delay import whole_model
 from jaxdt.cli import run_inputs
 from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
