@@ -92,7 +92,7 @@ def check_config(config: RunConfig) -> None:
     if config.sync.codec not in sync.codecs:
         raise BadInput(
             f"sync.codec: got {config.sync.codec}, expected one of {', '.join(sync.codecs)} with sync.kind "
-            f"{config.sync.kind}: only what gradients lose is made up for in a later step"
+            f"{config.sync.kind}: only what gradients and pushes lose is made up for later"
         )
     _refuse_settings_of_others(config, sync.settings)
 

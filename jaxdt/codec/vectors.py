@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Shaped
 
 from jaxdt.codec.base import decode, encode, encode_with_feedback, wire_leaf
-from jaxdt.run.codec import ABSMAX_BYTES, CodecSpec
+from jaxdt.run.codec import ABSMAX_BYTES, FLOAT32_BYTES, CodecSpec, loses
 
 Vector = Float32[np.ndarray, " n"]
 Wire = Shaped[np.ndarray, "..."]
@@ -52,6 +52,24 @@ def encoded_with_feedback(
 def decoded(spec: CodecSpec, wire: Wire, n: int) -> Vector:
     """The n numbers of a wire in fp32, equal at all who hold the wire."""
     return wire if spec.is_identity else np.asarray(decode(spec, wire, (n,), np.dtype(np.float32)))
+
+
+class VectorCodec:
+    """What arrives of vectors that one codec sends, for whoever does a run again."""
+
+    def __init__(self, spec: CodecSpec):
+        self._spec = spec
+
+    def arrived(self, vector: Vector) -> Vector:
+        sent = encoded(self._spec, vector)
+        return decoded(self._spec, sent.wire, sent.n)
+
+    def with_feedback(self, vector: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        """(what arrives of a vector and what is owed; what is owed then)."""
+        if not loses(self._spec, FLOAT32_BYTES):
+            return vector, None
+        sent, lost = encoded_with_feedback(self._spec, vector, owed)
+        return decoded(self._spec, sent.wire, sent.n), lost
 
 
 def vector_leaf(spec: CodecSpec, n: int) -> tuple[np.dtype, tuple[int, ...]]:

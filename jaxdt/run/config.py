@@ -293,8 +293,8 @@ class SyncConfig:
     never), from the initial ones on.
     `codec`: how replicas send one another gradients, what a group averages, or what they push to a server, and how a
     pool's workers send their gradients. With bf16 and int8 each contribution is rounded once, they are added in fp32,
-    and the sum is rounded once; all members go on from the same bits. What a gradient loses is made up for in the next
-    step (error feedback); int8 is for gradients alone. A server's parameters, and means for held-out losses,
+    and the sum is rounded once; all members go on from the same bits. What a gradient or a push loses is made up for
+    in the next one (error feedback); int8 is for these alone. A server's parameters, and means for held-out losses,
     checkpoints and the result of the run, stay in fp32."""
 
     kind: str = option("allreduce", "how the replicas of a stage agree on an update")

@@ -1,5 +1,5 @@
-"""What a codec has lost of a peer's gradients, until a later contribution of the peer makes up for it (error feedback,
-Seide et al. 2014).
+"""What a codec has lost of a peer's gradients, or pushes, until a later contribution of the peer makes up for it (error
+feedback, Seide et al. 2014).
 
 A contribution is the gradient and what is owed. The codec loses a part of it. An owner loses a part of each sum that it
 encodes, and owes that too. Both are owed once the round counts:
@@ -14,7 +14,8 @@ With delayed updates a step may be laid out before the one before it is committe
 last step lost that is committed in any case, and as many series alternate as steps are under way.
 
 A pool's worker never hears of a commit. Its contribution counts once it is sent; one that turns out to be void ends the
-worker's admission, and nothing is owed under the next one.
+worker's admission, and nothing is owed under the next one. What is pushed to a server counts once it is sent, too: the
+server adds it, unless the worker is lost.
 
 No arrays here: an error is whatever stands for an array (the store's vectors, or tokens in a simulation without
 arithmetic)."""
@@ -46,7 +47,7 @@ class ErrorFeedback(Generic[Error]):
 
     def lose(self, round: RoundId, error: Error) -> None:
         """The codec has lost this of the contribution to a round. It must not be written to once the round counts."""
-        if round.kind != RoundKind.CONTRIBUTION:
+        if round.kind == RoundKind.GRADIENT:
             self._lost[round] = error
             return
         self._owed = {slot: owed for slot, owed in self._owed.items() if slot[0] != round.stage}
@@ -74,6 +75,6 @@ class ErrorFeedback(Generic[Error]):
         return dict(self._owed)
 
     def _slot(self, round: RoundId) -> Slot:
-        if round.kind == RoundKind.CONTRIBUTION:
-            return round.stage, round.view  # the admission
-        return round.stage, round.number % self._n_under_way
+        if round.kind == RoundKind.GRADIENT:
+            return round.stage, round.number % self._n_under_way
+        return round.stage, round.view  # the admission

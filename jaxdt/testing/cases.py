@@ -532,7 +532,7 @@ def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
     if rng.random() < 0.5:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
-    sync["codec"] = rng.choice(("none", "bf16"))
+    sync["codec"] = rng.choice(("none", "bf16" if sync["kind"] == "groups" else "int8"))
     train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
     train["eval_microbatches"] = rng.choice((1, 3))
     if groups is None:

@@ -19,7 +19,7 @@ from jaxdt.run.codec import EXACT, FLOAT32_BYTES, CodecSpec, loses
 from jaxdt.runtime.storage.words import aligned_empty
 from jaxdt.sync.error_feedback import ErrorFeedback
 
-GRADIENTS = (RoundKind.GRADIENT, RoundKind.CONTRIBUTION)
+FED_BACK = (RoundKind.GRADIENT, RoundKind.CONTRIBUTION, RoundKind.PUSH)
 
 
 def sq_norm(vector: np.ndarray) -> float:
@@ -47,9 +47,9 @@ class GradientSlices:
         self._aborted: dict[RoundId, None] = {}  # the latest, in the order in which they were aborted
 
     def offer(self, round: RoundId, vector: Any) -> None:
-        """This peer's contribution to a round, a vector of fp32 numbers. A gradient is sent with what is owed."""
+        """This peer's contribution to a round, a vector of fp32 numbers. Gradients and pushes go with what is owed."""
         spec = self._codec_of(round)
-        if round.kind not in GRADIENTS or not loses(spec, FLOAT32_BYTES):
+        if round.kind not in FED_BACK or not loses(spec, FLOAT32_BYTES):
             self._own[round] = encoded(spec, vector)
             return
         self._own[round], lost = encoded_with_feedback(spec, vector, self.feedback.owed(round))
