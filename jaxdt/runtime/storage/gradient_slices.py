@@ -102,6 +102,7 @@ class GradientSlices:
             raise RoundAborted(f"{round} was aborted")
         slices.sort(key=lambda item: item[0])
         out = aligned_empty((slices[-1][0].hi,), np.dtype(np.float32))
+        assert sum([key.hi - key.lo for key, _ in slices]) == out.size, f"{round} is not whole"
         spec = self._codec_of(round)
         for key, part in slices:
             out[key.lo : key.hi] = decoded(spec, part, key.hi - key.lo)
