@@ -15,8 +15,8 @@ from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import ByNumber
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol import events as ev
+from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
-from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import JOIN, MASK, RunConfig, WiringConfig, check_plan
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import MemoryOptions, StageMemory, most_retained
@@ -88,6 +88,11 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"data.borders: got {MASK}, expected {JOIN} with a model of one's own, whose parts do not hear where "
             "documents begin"
+        )
+    if config.sync.codec not in sync.codecs:
+        raise BadInput(
+            f"sync.codec: got {config.sync.codec}, expected one of {', '.join(sync.codecs)} with sync.kind "
+            f"{config.sync.kind}: only what gradients and pushes lose is made up for later"
         )
     _refuse_settings_of_others(config, sync.settings)
 
@@ -169,7 +174,13 @@ def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> Memory
     """The options that decide how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
     copies = sync_entry(config.sync.kind).copies(config, lo, hi)
     n_moments, delay = config.optim.n_moments, config.sync.delay
-    return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH)
+    stashes, owes = schedule == STASH, _owes(config)
+    return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=stashes, owes=owes)
+
+
+def _owes(config: RunConfig) -> bool:
+    """Whether a codec loses a part of each gradient, which is made up for later (jaxdt.sync.error_feedback)."""
+    return config.sync.codec != codecs.NONE and not replicas_may_differ(config)
 
 
 def stage_memory(
@@ -277,7 +288,7 @@ def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
 def _contribution_shape(setup: PeerSetup) -> ContributionShape:
     groups, sync = sync_groups(setup.config, setup.plan), setup.config.sync
     sizes = {group.stage: group.n_elements for group in groups if setup.stage in group.stages}
-    return ContributionShape(sizes, sync.slice_bytes, EXCHANGED_BYTES[sync.codec])
+    return ContributionShape(sizes, sync.slice_bytes, sync.codec_spec)
 
 
 def _for_workers(setup: PeerSetup) -> list[Machine]:
@@ -305,6 +316,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         outlives_views=OUTLIVES_VIEWS | sync_entry(config.sync.kind).outlives_views,
         from_workers=entry.workers.messages if entry.workers else frozenset(),
         begins_anew=sync_entry(config.sync.kind).begins_anew,
+        owes=_owes(config),
     )
     sync = sync_entry(config.sync.kind).build(setup)
     slice_bytes = config.sync.slice_bytes

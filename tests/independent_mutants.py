@@ -13,9 +13,10 @@ from jaxdt.membership.member import Membership
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.protocol.round_id import RoundKind
+from jaxdt.run.codec import FLOAT32_BYTES
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
-from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
+from jaxdt.sync.exchange import Exchange
 from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
@@ -382,7 +383,7 @@ def members_count_the_same() -> AbstractContextManager:
 
 
 def rounded_numbers_take_four_bytes() -> AbstractContextManager:
-    return mock.patch.object(Exchange, "n_bytes", lambda exchange, bounds: FLOAT_BYTES * (bounds[1] - bounds[0]))
+    return mock.patch.object(Exchange, "n_bytes", lambda exchange, bounds: FLOAT32_BYTES * (bounds[1] - bounds[0]))
 
 
 def held_out_losses_are_those_of_a_sum() -> AbstractContextManager:

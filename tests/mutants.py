@@ -32,6 +32,7 @@ from jaxdt.protocol.reports import LateResultReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.sync import allreduce
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.sync.transfer import FetchedStates, TransferEngine
 from jaxdt.testing.case import finding
 from jaxdt.testing.cases import draw_case
@@ -41,6 +42,7 @@ from jaxdt.testing.promises import (
     COVER,
     DISJOINT,
     EQUAL,
+    GIVEN_BACK,
     GROWS,
     LIVING,
     PAUSED,
@@ -364,6 +366,36 @@ def states_on_trust() -> AbstractContextManager:
     return mock.patch.object(commit, "deviations", lambda votes: [])
 
 
+@contextmanager
+def owes_at_once():
+    """What a contribution has lost is owed before its round counts, and also if it never does."""
+    right = ErrorFeedback.lose
+
+    def lose(self, round, error):
+        right(self, round, error)
+        self.commit([round])
+
+    with mock.patch.object(ErrorFeedback, "lose", lose):
+        yield
+
+
+@contextmanager
+def owes_it_still():
+    """A round that counts leaves what was owed before."""
+    right = ErrorFeedback.commit
+
+    def commit(self, rounds):
+        right(self, [round for round in rounds if self.owed(round) is None])
+
+    with mock.patch.object(ErrorFeedback, "commit", commit):
+        yield
+
+
+def owes_what_is_rolled_back() -> AbstractContextManager:
+    """A peer goes back to a checkpoint, and owes what it owed before."""
+    return mock.patch.object(ErrorFeedback, "reset", lambda feedback, owed=None: None)
+
+
 def no_cover_check() -> AbstractContextManager:
     return mock.patch.object(participants, "cover_problem", lambda *sets: "")
 
@@ -476,6 +508,9 @@ MUTANTS = {
     "a newcomer's failure ends the run": (of_coordinator(EndsWithANewcomer), nullcontext, {SPARED}, (2, *range(30))),
     "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
     "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, (3, *range(50))),
+    "a redo makes up for what an attempt has lost": (unchanged, owes_at_once, {GIVEN_BACK}, (7, *range(10))),
+    "what was lost is made up for twice": (unchanged, owes_it_still, {GIVEN_BACK}, (2, *range(8))),
+    "what was lost before a rollback is made up for": (unchanged, owes_what_is_rolled_back, {GIVEN_BACK}, (60, 63, 71)),
     "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, (30, 61)),
     "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, (17, *range(50))),
     "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (15, 9)),

@@ -16,8 +16,9 @@ from jaxdt.membership.roster import Roster
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundKind
 from jaxdt.protocol.wake_up import WakeUp
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.testing.pool.reissue_only import ReissueOnly
-from jaxdt.testing.promises import BOUNDED, COVER, LEASED_TWICE, PROGRESS, WHOLE_SUMS
+from jaxdt.testing.promises import BOUNDED, COVER, GIVEN_BACK, LEASED_TWICE, PROGRESS, WHOLE_SUMS
 from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
@@ -171,7 +172,18 @@ def as_without_workers_between_steps(self, between_steps, *others):
         return NEXT_VIEW(self, between_steps, *others)
 
 
+def one_debt(self, round):
+    """What a worker owes does not end with its admission."""
+    return round.stage, 0
+
+
 POOL_MUTANTS = {
+    "a worker makes up for a void contribution": (
+        unchanged,
+        patched(ErrorFeedback, "_slot", one_debt),
+        {GIVEN_BACK},
+        (3, 5, 7),
+    ),
     "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, (112, *range(22, 26))),
     "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, (62, *range(56, 72))),
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, (14, *range(20))),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Shaped
 
@@ -69,7 +70,8 @@ def encode_with_feedback(
     Seide et al. 2014). Errors that are not finite become 0."""
     codec = codec_of(spec)
     corrected = x.astype(jnp.float32) + error
-    wire = codec.encode(corrected)
+    # Else XLA may compute the codes a second time for the error, fused with it, and round a few numbers otherwise.
+    wire = lax.optimization_barrier(codec.encode(corrected))
     lost = corrected - codec.decode(wire, x.shape, jnp.float32)
     return wire, jnp.where(jnp.isfinite(lost), lost, 0.0)
 

@@ -50,7 +50,8 @@ class PeerIdentity:
     part of checkpoints. `outage_s`: how long the peer waits for a silent coordinator, beyond the deadline.
     `outlives_views`: messages that count also in a view after the one in which they were sent; `from_workers`: messages
     that a pool's worker, which is in no view, may send to a server. `begins_anew`: a peer that was evicted continues
-    with new machines, in its own stage; versions of states are local steps then."""
+    with new machines, in its own stage; versions of states are local steps then. `owes`: a codec loses a part of what
+    the peer contributes, which belongs to a checkpoint too."""
 
     run: str
     fingerprint: str
@@ -66,6 +67,7 @@ class PeerIdentity:
     outlives_views: frozenset[type] = OUTLIVES_VIEWS
     from_workers: frozenset[type] = frozenset()
     begins_anew: bool = False
+    owes: bool = False
 
 
 def _is_replaced(member: ev.Member, members: Mapping[int, ev.Member]) -> bool:
@@ -397,7 +399,7 @@ class Membership:
         if not holds_state or self._version == self.identity.start_version:
             return [ev.Stop(ExitCode.LOST, reason)]
         self._last_words = reason
-        return [] if self._is_replaced_now else [self._write(self._version)]
+        return [] if self._is_replaced_now else self._write(self._version)
 
     def _watch_work(self, now_s: float) -> ev.Actions:
         overdue = self._work_watch.tick(now_s, self._running)
@@ -462,7 +464,7 @@ class Membership:
         actions += [AdoptedReport(view.number, list(members), back_to), ev.Meet(view.members), ev.ViewChanged(view)]
         is_due = self._is_awaited(self._version) and self._is_saver(view, self._version)
         if is_due and not saved_before and view.number > 1 and not self._is_replaced_now:
-            actions.append(self._write(self._version))  # the member that should have written it is gone
+            actions += self._write(self._version)  # the member that should have written it is gone
         return actions
 
     def _put_out(self, view: ev.View) -> ev.Actions:
@@ -541,10 +543,14 @@ class Membership:
     def _is_saver(self, view: ev.View, version: int) -> bool:
         return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)
 
-    def _write(self, version: int) -> ev.Action:
+    def _write(self, version: int) -> ev.Actions:
         self._writing.add(version)
         assert self.view is not None, "only a member saves"
-        return ev.WriteCheckpoint(version, self.generation, self.view.n_reseeds)
+        return [ev.WriteCheckpoint(version, self.generation, self.view.n_reseeds), *self._write_owed(version)]
+
+    def _write_owed(self, version: int) -> ev.Actions:
+        """Each member owes something else, so each writes that, whoever writes the state."""
+        return [ev.WriteOwed(version, self.generation)] if self.identity.owes else []
 
     def _wrote(self, wrote: ev.WroteCheckpoint) -> ev.Actions:
         version = wrote.version
@@ -578,20 +584,21 @@ class Membership:
 
     def _save_again(self) -> ev.Actions:
         owes = self.view is not None and self._is_awaited(self._version) and self._version not in self._writing
-        return [self._write(self._version)] if owes and not self._is_replaced_now else []
+        return self._write(self._version) if owes and not self._is_replaced_now else []
 
     def _updated(self, version: int) -> ev.Actions:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it
         is_known = version <= self._version  # the run begins at this version, or was rolled back to it
         self._version = version
         if self._last_words:
-            return [self._write(version)]
+            return self._write(version)
         every = self.identity.checkpoint_every_steps
         is_last = version == self.identity.n_steps
         is_wanted = self._is_awaited(version) or (every and version % every == 0)
         if self._saves(version) and not is_known and is_wanted:
-            return [self._write(version)]
-        return self._done() if is_last and self.view else []
+            return self._write(version)
+        owed = self._write_owed(version) if self.view and not is_known and is_wanted else []
+        return [*owed, *(self._done() if is_last and self.view else [])]
 
     def _done(self) -> ev.Actions:
         totals = self._status.values | self._server_counts.values | {"clock_offset_s": self._clock_offset_s}

@@ -18,18 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 
 from jaxdt.model.base import Params
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.model_spec import ModelSpec
 
 Vector = Float32[np.ndarray, " n"]
-Sent = Float[np.ndarray, " n"]  # in the dtype of a codec
 
 
 def fragment_entries(config: ModelSpec, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
@@ -97,19 +94,6 @@ def _mirrors(node: Any, state: ReplicaState) -> bool:
     return isinstance(node, dict) and node.keys() == state.params.keys()
 
 
-def as_sent(codec: str, vector: Vector) -> Sent:
-    """The vector as it goes over a link, rounded once to the numbers of the codec (sync.codec)."""
-    return vector.astype(WIRE_DTYPES[codec], copy=False)
-
-
-def added(parts: Sequence[Sent]) -> Sent:
-    """The sum of contributions in their order: added in fp32, and rounded once to the numbers that they have."""
-    total = parts[0].astype(np.float32)
-    for part in parts[1:]:
-        np.add(total, part.astype(np.float32, copy=False), out=total)
-    return total.astype(parts[0].dtype, copy=False)
-
-
 def outer_update(config: GroupsConfig, anchor: Vector, momentum: Vector, change: Vector) -> tuple[Vector, Vector]:
     """(the next anchor, the next momentum) after a mean change of the replicas."""
     momentum = np.float32(config.outer_momentum) * momentum + change
@@ -128,9 +112,6 @@ def _nesterov(config: GroupsConfig, momentum: Vector, change: Vector) -> Vector:
 
 # Name -> (config, the new momentum, the mean change) -> what is subtracted from the anchor, times the learning rate.
 DIRECTIONS: dict[str, Callable[[GroupsConfig, Vector, Vector], Vector]] = {"sgd": _heavy_ball, "nesterov": _nesterov}
-
-
-WIRE_DTYPES = {NONE: np.dtype(np.float32), BF16: np.dtype(ml_dtypes.bfloat16)}
 
 
 def _pick(tree: Params, names: Sequence[str]) -> Params:

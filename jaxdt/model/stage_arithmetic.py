@@ -5,14 +5,14 @@ n numbers of a stage's parameters."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
-from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.model.averaging import ReplicaState, Vector, averaged, exchanged, fragment_entries
 from jaxdt.model.base import Params
 from jaxdt.model.batches import Samples, TokenSource
 from jaxdt.model.chain import Chain
@@ -26,14 +26,32 @@ from jaxdt.run.plan import Plan
 State = tuple[Params, Any]  # parameters and the optimizer's state, with anchor and momentum of an outer one
 
 
-class StageArithmetic:
-    """`functions`: of each stage."""
+class VectorCodec(Protocol):
+    """What arrives of vectors that replicas exchange (jaxdt.codec.vectors)."""
 
-    def __init__(self, config: RunConfig, plan: Plan, functions: Sequence[StageFunctions], data: TokenSource):
+    def arrived(self, vector: Vector) -> Vector: ...
+
+    def with_feedback(self, vector: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        """(what arrives of a vector and what is owed; what is owed then)."""
+        ...
+
+
+class StageArithmetic:
+    """`functions`: of each stage; `codec`: that of the config's sync."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        functions: Sequence[StageFunctions],
+        data: TokenSource,
+        codec: VectorCodec,
+    ):
         if any(codec != "none" for codec in plan.codec):
             raise BadInput(f"plan.codec: got {', '.join(plan.codec)}, a replay expects none")
         self.n_samples = config.train.microbatch_size
         self._config = config
+        self._codec = codec
         self._groups = config.sync.groups
         self._plan = plan
         self._functions = functions
@@ -80,12 +98,15 @@ class StageArithmetic:
         after = self._functions[stage].update(replica.params, replica.opt_state, gradient, np.float32(scale))
         return _joined(ReplicaState(after[0], replica.outer, after[1]))
 
-    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Sent:
+    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
         names = self._fragments[stage][fragment]
-        return as_sent(self._config.sync.codec, exchanged(self._groups, self._trained(state), names, weight))
+        return self._codec.arrived(exchanged(self._groups, self._trained(state), names, weight))
 
-    def mean(self, contributions: Sequence[Sent], weight: int) -> Vector:
-        return added(contributions).astype(np.float32) * np.float32(1.0 / weight)
+    def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
+        total = contributions[0].copy()
+        for part in contributions[1:]:
+            total += part
+        return self._codec.arrived(total) * np.float32(1.0 / weight)
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
         after = averaged(self._groups, self._trained(state), self._fragments[stage][fragment], mean)
@@ -99,8 +120,8 @@ class StageArithmetic:
         part = self._trained(state).params
         return FloatVector(part).of(part)
 
-    def change(self, vector: Float32[np.ndarray, " n"], base: Float32[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
-        return as_sent(self._config.sync.codec, vector - base).astype(np.float32)
+    def change(self, vector: Vector, base: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        return self._codec.with_feedback(vector - base, owed)
 
     def added(self, vector: Float32[np.ndarray, " n"], change: Float32[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
         return vector + change

@@ -1469,6 +1469,14 @@ class WriteCheckpoint(Action):
     n_reseeds: int = 0
 
 
+class WriteOwed(Action):
+    """Write what this peer owes with the state of `version` in `generation` (jaxdt.sync.error_feedback), for a
+    checkpoint. Nothing answers: without it the checkpoint is complete all the same."""
+
+    version: int
+    generation: int
+
+
 class FindPart(Action):
     """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
 

@@ -23,6 +23,7 @@ COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
 NONE, BF16, INT8, DYNAMIC, AUTO = "none", "bf16", "int8", "int8-dynamic", "auto"
 ABSMAX_BYTES = 4
 BF16_BYTES = 2
+FLOAT32_BYTES = 4
 FLOAT64_BYTES = 8
 
 
@@ -62,7 +63,7 @@ FAMILIES = {
     DYNAMIC: CodecFamily(_block_bytes, default_block=4096),
 }
 NAMES = (*FAMILIES, AUTO)
-EXCHANGED_BYTES = {NONE: 4, BF16: BF16_BYTES}  # codec of what replicas exchange -> bytes of a number
+EXCHANGED = (NONE, BF16, INT8)  # the codecs of what replicas exchange (sync.codec)
 BLOCK_NAMES = tuple(name for name, family in FAMILIES.items() if family.default_block)
 ACCEPTED = f"one of {', '.join(NAMES)}; {' and '.join(BLOCK_NAMES)} also with a block, as in int8:1024"
 
@@ -83,6 +84,9 @@ class CodecSpec:
         return self.name in FAMILIES and FAMILIES[self.name].is_identity
 
 
+EXACT = CodecSpec(NONE)
+
+
 def parse(text: str, where: str = "codec") -> CodecSpec:
     """The codec of a name such as int8 or int8:1024; `where` names the field in errors."""
     name, colon, block = text.partition(":")
@@ -93,6 +97,11 @@ def parse(text: str, where: str = "codec") -> CodecSpec:
     if not (block.isascii() and block.isdigit() and int(block) > 0):
         raise BadInput(f"{where}: got {text!r}, expected an integer >= 1 behind the colon, the numbers in a block")
     return CodecSpec(name, int(block))
+
+
+def exchanged_bytes(spec: CodecSpec, n_numbers: int) -> int:
+    """Payload of so many fp32 numbers of a vector that replicas exchange."""
+    return wire_bytes(spec, n_numbers, FLOAT32_BYTES)
 
 
 def _default_block(name: str) -> int:

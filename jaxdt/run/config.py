@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
+from jaxdt.run.codec import CodecSpec
 from jaxdt.run.delay import Delay
 from jaxdt.run.errors import BadInput, nearest, require_at_least
 from jaxdt.run.model import options_of, renamed
@@ -291,8 +292,9 @@ class SyncConfig:
     `check_every_steps`: how often the replicas of a stage compare checksums of their parameters and optimizer state (0:
     never), from the initial ones on.
     `codec`: how replicas send one another gradients, what a group averages, or what they push to a server, and how a
-    pool's workers send their gradients. With bf16 each contribution is rounded once, they are added in fp32, and the
-    sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
+    pool's workers send their gradients. With bf16 and int8 each contribution is rounded once, they are added in fp32,
+    and the sum is rounded once; all members go on from the same bits. What a gradient or a push loses is made up for
+    in the next one (error feedback); int8 is for these alone. A server's parameters, and means for held-out losses,
     checkpoints and the result of the run, stay in fp32."""
 
     kind: str = option("allreduce", "how the replicas of a stage agree on an update")
@@ -305,10 +307,14 @@ class SyncConfig:
     codec: str = option(
         codecs.NONE,
         "how replicas and a pool's workers send what is averaged or pushed",
-        one_of(codecs.EXCHANGED_BYTES),
+        one_of(codecs.EXCHANGED),
     )
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+
+    @property
+    def codec_spec(self) -> CodecSpec:
+        return codecs.parse(self.codec, "sync.codec")
 
 
 @dataclass(frozen=True)

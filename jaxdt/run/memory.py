@@ -19,6 +19,9 @@ the newest keeps a version of the parameters. The last stage has no moments of a
 (jaxdt.sync.shared_table). A server also holds vectors of its workers: gradients that they
 contribute, or changes that they push, and snapshots.
 
+Where a codec loses a part of each gradient (sync.codec), a replica holds what it owes, twice: as it is before a step
+counts, and after.
+
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.
 
@@ -36,6 +39,7 @@ from jaxdt.run.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4
 TOKEN_BYTES = 4
+OWED_VECTORS = 2  # of a step: what is owed before it counts, and after
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class MemoryOptions:
     """The fields of a run's config that decide how much memory a peer takes. `delay`: the delay of the sync, in steps.
     `copies`: the copies that a replica holds for its layers where replicas may differ, else None. With `stashes` a
     microbatch keeps the parameters of its forward. `n_vectors`: vectors of one number a parameter that a server holds
-    for its workers at most."""
+    for its workers at most. `owes`: a codec loses a part of each gradient, which is owed to a later step
+    (jaxdt.sync.error_feedback)."""
 
     dtype: str = "float32"
     remat: str = "recompute"
@@ -86,6 +91,7 @@ class MemoryOptions:
     copies: ReplicaCopies | None = None
     stashes: bool = False
     n_vectors: int = 0
+    owes: bool = False
 
 
 def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
@@ -160,7 +166,8 @@ def stage_memory(
         moments=options.n_moments * updated_bytes,
         gradients=(1 + has_delay) * vector_bytes,
         activations=0,
-        on_host=options.n_vectors * vector_bytes + (1 + has_delay) * retained * boundary_bytes,
+        on_host=options.n_vectors * vector_bytes
+        + (1 + has_delay) * (retained * boundary_bytes + options.owes * OWED_VECTORS * vector_bytes),
     )
     computing = StageMemory(
         parameters=0,

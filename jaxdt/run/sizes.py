@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxdt.run import codec
+from jaxdt.run.codec import EXACT, CodecSpec, parse, wire_bytes
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
 
@@ -13,12 +13,12 @@ SHARED_TABLE = -1  # in the place of a stage
 @dataclass(frozen=True)
 class Group:
     """Trained parameters that sync together: those of a stage but for a token table that another stage holds too, or
-    this table (`stage` SHARED_TABLE). `stages`: those whose peers hold them. `number_bytes`: of a number on the way."""
+    this table (`stage` SHARED_TABLE). `stages`: those whose peers hold them. `codec`: how their numbers travel."""
 
     stage: int
     stages: tuple[int, ...]
     n_elements: int
-    number_bytes: int = codec.EXCHANGED_BYTES[codec.NONE]
+    codec: CodecSpec = EXACT
 
 
 def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
@@ -51,21 +51,21 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
     """Payload of a tensor of a pipeline that crosses a boundary (between the stages `boundary` and boundary + 1) as an
     activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says.
     Steps of shorter samples send less."""
-    spec = codec.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
+    spec = parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
     _, layer = plan.stages[boundary]
     n_numbers = config.model.facts.boundary_numbers(config.microbatch_shape.n_tokens, layer)
-    return codec.wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
+    return wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
 
 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     """One group per stage; a table that the first and the last stage share adds one."""
     facts, table = config.model.facts, shared_table_elements(config, plan)
-    number_bytes = codec.EXCHANGED_BYTES[config.sync.codec]
+    spec = config.sync.codec_spec
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
         n_elements = facts.stage_trained(lo, hi) - facts.shared_trained(lo, hi)
-        groups.append(Group(stage, (stage,), n_elements, number_bytes))
+        groups.append(Group(stage, (stage,), n_elements, spec))
     if table:
         of_stages = tuple(stage for stage, (lo, hi) in enumerate(plan.stages) if facts.shared(lo, hi))
-        groups.append(Group(SHARED_TABLE, of_stages, table, number_bytes))
+        groups.append(Group(SHARED_TABLE, of_stages, table, spec))
     return tuple(groups)

@@ -348,6 +348,8 @@ class Loop:
                 self._durable_writes.put((name, value))
             case ev.WriteCheckpoint():
                 self._parts.save(action, self.tensors, self.post)
+            case ev.WriteOwed():
+                self._parts.save_owed(action, self.tensors, self.post)
             case ev.FindPart():
                 self._parts.find(action, self.post)
             case ev.KeepPart(part):

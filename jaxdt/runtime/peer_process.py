@@ -106,7 +106,7 @@ def prepare_stage(
     not there is reported before all that. No step before `from_step` is computed, unless the run goes back."""
     config, (stage, pipeline) = job.config, plan.seat(peer)
     functions = functions or stage_functions(config, plan, stage, n_devices)
-    store = Store(config, plan, peer, job.data, functions, job.load_entries)
+    store = Store(config, plan, peer, job.data, functions, job.load_entries, job.load_owed)
     start = job.start
     restore = ev.Restore(start.version, start.generation, start.n_reseeds, start.parts) if is_planned else None
     if restore:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
 from jaxdt.protocol import events as ev
@@ -17,8 +19,10 @@ from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.model_folder import initial_entries
-from jaxdt.runtime.storage.parts import part_folders
+from jaxdt.runtime.storage.owed import Debtor, read_owed
+from jaxdt.runtime.storage.parts import find_part, part_folders, read_manifest
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
+from jaxdt.sync.error_feedback import Slot
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,13 @@ class RunJob:
         from jaxdt.runtime.storage.entries import read_parts  # loads JAX, which only peers need
 
         return read_parts(parts, part_folders(self.run_dir, version, self.resume), names)
+
+    def load_owed(self, version: int, parts: tuple[ev.Part, ...], debtor: Debtor) -> dict[Slot, np.ndarray]:
+        """What a peer owes with the checkpoint of `version`, of which these parts are on this disk."""
+        folders = part_folders(self.run_dir, version, self.resume)
+        found = [path for part in parts if (path := find_part(folders, part.digest))]
+        about = read_manifest(found[0])
+        return read_owed(folders, debtor, about.run, about.generation)
 
     def work_s_min(self, stage: int) -> dict[str, float]:
         """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains

@@ -143,6 +143,7 @@ class Simulation:
             ev.WakeAt: self._wake_at,
             ev.Persist: self._persist,
             ev.WriteCheckpoint: self._write_checkpoint,
+            ev.WriteOwed: lambda peer, action: None,  # a simulated disk has no content
             ev.FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
             ev.KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
             **dict.fromkeys(SCHEMAS.values(), self._report),

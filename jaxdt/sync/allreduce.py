@@ -29,6 +29,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
 from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.run.codec import EXCHANGED
 from jaxdt.run.config import RunConfig
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.peer_setup import PeerSetup
@@ -54,7 +55,7 @@ def round_in_view(group: Group, view: ev.View, step: int, n_microbatches: int) -
         participants=Participants(contributors, contributors, contributors + joining),
         cover_rule=ExactCover(group.stages, n_microbatches),
         n_stages=len(group.stages),
-        number_bytes=group.number_bytes,
+        codec=group.codec,
     )
 
 
@@ -478,4 +479,4 @@ def _check(config: RunConfig, plan: Plan) -> str:
     return ""
 
 
-ENTRY = SyncEntry(_build, _build_agreement, _check)
+ENTRY = SyncEntry(_build, _build_agreement, _check, codecs=EXCHANGED)

@@ -17,6 +17,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.participants import Cover, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.run.codec import CodecSpec
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
 from jaxdt.sync.exchange import Exchange, RoundSpec, slice_elements
 
@@ -38,16 +39,16 @@ class _FromOne:
 
 @dataclass(frozen=True)
 class ContributionShape:
-    """Numbers of each sync group of a stage, by its `stage`; bytes of a slice, and of a number on the way."""
+    """Numbers of each sync group of a stage, by its `stage`; bytes of a slice; how its numbers travel."""
 
     sizes: Mapping[int, int]
     slice_bytes: int
-    number_bytes: int
+    codec: CodecSpec
 
     def spec(self, server: int, worker: int, round: RoundId) -> RoundSpec:
         participants = Participants(contributors=(worker,), owners=(server,), receivers=())
         n_elements = self.sizes[round.stage]
-        return RoundSpec(round, n_elements, participants, _FromOne(worker), number_bytes=self.number_bytes)
+        return RoundSpec(round, n_elements, participants, _FromOne(worker), codec=self.codec)
 
 
 class ContributionSender:

@@ -16,8 +16,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.participants import Cover, CoverRule, Participants
 from jaxdt.protocol.round_id import RoundId
+from jaxdt.run.codec import EXACT, FLOAT32_BYTES, CodecSpec, exchanged_bytes
 
-FLOAT_BYTES = 4
 Bounds = tuple[int, int]  # of a slice: its elements lo..hi-1
 
 
@@ -33,11 +33,14 @@ class Sharding:
 
 
 @functools.lru_cache(maxsize=64)
-def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> Sharding:
-    """Each owner's shard of a vector, cut into slices."""
+def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int, block: int = 0) -> Sharding:
+    """Each owner's shard of a vector, cut into slices. The blocks of a codec stay whole: all slices begin with one."""
     slices: dict[int, list[Bounds]] = {}
+    block = max(1, block)
+    slice_elements = max(block, slice_elements // block * block)
+    n_blocks = -(-n_elements // block)
     for rank, owner in enumerate(owners):
-        lo, end = (r * n_elements // len(owners) for r in (rank, rank + 1))
+        lo, end = (min(r * n_blocks // len(owners) * block, n_elements) for r in (rank, rank + 1))
         slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
     owner_of = {bounds: owner for owner, own in slices.items() for bounds in own}
     turns = itertools.zip_longest(*slices.values())
@@ -46,20 +49,20 @@ def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> S
 
 
 def slice_elements(slice_bytes: int) -> int:
-    return max(1, slice_bytes // FLOAT_BYTES)
+    return max(1, slice_bytes // FLOAT32_BYTES)
 
 
 @dataclass(frozen=True)
 class RoundSpec:
     """Who takes part in a round of a vector of `n_elements`, and which contributions are right. `n_stages`: those that
-    count the same samples in it. `number_bytes`: of a number on the way."""
+    count the same samples in it. `codec`: how the numbers travel, contributions and sums."""
 
     id: RoundId
     n_elements: int
     participants: Participants
     cover_rule: CoverRule
     n_stages: int = 1
-    number_bytes: int = FLOAT_BYTES
+    codec: CodecSpec = EXACT
 
 
 class Exchange:
@@ -78,7 +81,7 @@ class Exchange:
         self._contributing_receivers = tuple([m for m in self.contributors if m in receivers])
         self.set_joining(tuple([m for m in receivers if m not in self.contributor_set]))
         self.is_frozen = False
-        self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements)
+        self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements, spec.codec.block)
         self.in_turn = self._sharding.in_turn
         self.own_slices = self._sharding.slices.get(peer, [])
         self.parts: dict[Bounds, dict[int, ev.Shard]] = {bounds: {} for bounds in self.own_slices}
@@ -119,7 +122,7 @@ class Exchange:
         return ev.Post(tuple(letters), ev.BULK)
 
     def n_bytes(self, bounds: Bounds) -> int:
-        return self.spec.number_bytes * (bounds[1] - bounds[0])
+        return exchanged_bytes(self.spec.codec, bounds[1] - bounds[0])
 
     @property
     def addable(self) -> list[Bounds]:

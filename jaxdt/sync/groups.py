@@ -9,14 +9,13 @@ from dataclasses import replace
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
-from jaxdt.run.codec import EXCHANGED_BYTES
+from jaxdt.run.codec import FLOAT32_BYTES
 from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
 from jaxdt.run.sizes import exchanged_elements, moving_table_bytes, replica_elements
 from jaxdt.sync.base import Period, SyncEntry
-from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.local_steps import OF_OWN_STEPS, PipelinePlace
@@ -52,7 +51,7 @@ def _build(setup: PeerSetup) -> Groups:
     options = replace(
         replica_options(setup),
         fragment_elements=tuple(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments)),
-        number_bytes=EXCHANGED_BYTES[config.sync.codec],
+        codec=config.sync.codec_spec,
         weights={peer: groups.weight(plan.shares[p]) for p, peer in enumerate(plan.placement[stage])},
         lag_steps=groups.lag_steps,
         has_outer=groups.outer != "none",
@@ -75,7 +74,7 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
     n_on_host = n_kept - n_outer * n_params + 3 * n_state  # all but anchor, momentum and the new state
     table = moving_table_bytes(config, lo, hi)
-    return ReplicaCopies(FLOAT_BYTES * n_kept + table, 4 * FLOAT_BYTES * n_state, FLOAT_BYTES * n_on_host + table)
+    return ReplicaCopies(FLOAT32_BYTES * n_kept + table, 4 * FLOAT32_BYTES * n_state, FLOAT32_BYTES * n_on_host + table)
 
 
 def _period(config: RunConfig, plan: Plan) -> Period:

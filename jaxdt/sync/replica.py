@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
+from jaxdt.run.codec import EXACT, CodecSpec
 from jaxdt.run.config import STAGE
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
@@ -33,7 +34,7 @@ from jaxdt.run.sizes import replica_elements, shared_table_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.donor_transfer import donor_pipeline
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
-from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
+from jaxdt.sync.exchange import Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork
 from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
@@ -45,7 +46,7 @@ NO_LOSSES = ev.Tally()
 @dataclass(frozen=True)
 class ReplicaOptions:
     """`n_steps`: rows of the run. `n_elements`: numbers of the replica's parameters, which are exchanged in slices of
-    `slice_bytes`; `fragment_elements`: numbers of each fragment that averages by itself, `number_bytes` each.
+    `slice_bytes`; `fragment_elements`: numbers of each fragment that averages by itself, sent by `codec`.
     `weights`: of the stage's replicas in a group's mean, 1 where none is given. `lag_steps`: local steps between the
     freeze of a vector and the adoption of its mean. `has_outer`: a mean means more than its adoption, also that of one
     replica."""
@@ -54,7 +55,7 @@ class ReplicaOptions:
     n_elements: int
     slice_bytes: int
     fragment_elements: tuple[int, ...]
-    number_bytes: int = FLOAT_BYTES
+    codec: CodecSpec = EXACT
     weights: Mapping[int, int] = field(default_factory=dict[int, int])
     lag_steps: int = 0
     has_outer: bool = False
@@ -336,9 +337,9 @@ class IndependentReplica(RoundPolicy):
         return closed is not None and id.number <= closed.number
 
     def _spec(self, round: RoundId, members: tuple[int, ...]) -> RoundSpec:
-        number_bytes = self._options.number_bytes if round.kind == RoundKind.MEAN else FLOAT_BYTES
+        codec = self._options.codec if round.kind == RoundKind.MEAN else EXACT
         everybody = Participants(members, members, members)
-        return RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
+        return RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), codec=codec)
 
     def whole(self, exchange: Exchange) -> ev.Actions:
         """The mean is adopted, or waits until it is due. That for a held-out loss is kept until then."""

@@ -28,7 +28,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import KeptReport, PullReport, PushReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
-from jaxdt.run.codec import EXCHANGED_BYTES
+from jaxdt.run.codec import EXCHANGED, FLOAT32_BYTES, NONE
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
@@ -37,7 +37,7 @@ from jaxdt.run.sizes import moving_table_bytes, replica_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
-from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
+from jaxdt.sync.exchange import Exchange, RoundSpec
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
 from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import OF_OWN_STEPS, LocalSteps, PipelinePlace
@@ -464,7 +464,7 @@ def _build(setup: PeerSetup) -> Sync:
         slice_bytes=config.sync.slice_bytes,
         staleness=config.sync.server.staleness,
         wave=config.sync.server.wave,
-        push_bytes=EXCHANGED_BYTES[config.sync.codec],
+        push_codec=config.sync.codec_spec,
     )
     if setup.peer == served.server:
         return ParameterServer(served)
@@ -476,11 +476,13 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
-    """A worker keeps its parameters as of its last push. A pull takes the slices, the joined vector and the new
-    parameters. A checkpoint takes as much, and a copy of the moments. A shared table may be on its way besides."""
-    vector_bytes, table = FLOAT_BYTES * replica_elements(config, lo, hi), moving_table_bytes(config, lo, hi)
-    n_exchanging = 3 + config.optim.n_moments
-    return ReplicaCopies(vector_bytes + table, n_exchanging * vector_bytes, n_exchanging * vector_bytes + table)
+    """A worker keeps its parameters as of its last push, and what a codec has lost of its pushes. A pull takes the
+    slices, the joined vector and the new parameters. A checkpoint takes as much, and a copy of the moments. A shared
+    table may be on its way besides."""
+    vector_bytes, table = FLOAT32_BYTES * replica_elements(config, lo, hi), moving_table_bytes(config, lo, hi)
+    owed_bytes = vector_bytes if config.sync.codec != NONE else 0
+    exchanging_bytes = (3 + config.optim.n_moments) * vector_bytes
+    return ReplicaCopies(vector_bytes + owed_bytes + table, exchanging_bytes, exchanging_bytes + owed_bytes + table)
 
 
 def _server_vectors(plan: Plan) -> int:
@@ -535,4 +537,5 @@ ENTRY = SyncEntry(
     server_vectors=_server_vectors,
     copies=_copies,
     period=_period,
+    codecs=EXCHANGED,
 )

@@ -17,16 +17,17 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import SnapshotReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
+from jaxdt.run.codec import EXACT, CodecSpec
 from jaxdt.sync.engine import RoundEngine
-from jaxdt.sync.exchange import FLOAT_BYTES, Exchange, RoundSpec
+from jaxdt.sync.exchange import Exchange, RoundSpec
 from jaxdt.sync.known_groups import KnownGroups
 
 
 @dataclass(frozen=True)
 class ServedStage:
     """A stage with a server; `servers`: of all stages, `workers`: of its own by pipeline. `n_elements`: numbers of its
-    parameters, which are exchanged in slices of `slice_bytes`. `n_steps`: of the run. `push_bytes`: of a number of a
-    push on the way."""
+    parameters, which are exchanged in slices of `slice_bytes`. `n_steps`: of the run. `push_codec`: how pushes
+    travel."""
 
     stage: int
     servers: Sequence[int]
@@ -36,7 +37,7 @@ class ServedStage:
     slice_bytes: int
     staleness: int
     wave: int
-    push_bytes: int = FLOAT_BYTES
+    push_codec: CodecSpec = EXACT
 
     @property
     def server(self) -> int:
@@ -53,9 +54,9 @@ class ServedStage:
         is_push = id.kind == RoundKind.PUSH
         src = id.peer if is_push else self.server
         receivers = (id.peer,) if id.kind == RoundKind.PULL else ()
-        number_bytes = self.push_bytes if is_push else FLOAT_BYTES
+        codec = self.push_codec if is_push else EXACT
         participants = Participants((src,), (self.server,), receivers)
-        return RoundSpec(id, self.n_elements, participants, EachOnce((src,)), number_bytes=number_bytes)
+        return RoundSpec(id, self.n_elements, participants, EachOnce((src,)), codec=codec)
 
 
 @dataclass

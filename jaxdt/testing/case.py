@@ -278,7 +278,10 @@ class EqualReplicas:
         groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
         worker_words = parameter_words(config, plan, stage) if plan.is_worker(peer) else 0
         layout = StageLayout(stage, plan.n_stages, plan.n_microbatches, groups, config.delay, worker_words)
-        checks = Checks(self.invariants.cover_broken, self.invariants.applied, self._is_nonfinite)
+        found = self.invariants
+        checks = Checks(
+            found.cover_broken, found.applied, self._is_nonfinite, found.contributions.update, found.gives_back
+        )
         tensors = self.invariants.tensors[peer] = SymbolicTensors(peer, layout, checks, version)
         return tensors
 

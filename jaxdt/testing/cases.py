@@ -301,6 +301,12 @@ def _with_stop(rng: random.Random, case: Case, run_s: float) -> Case:
     return replace(case, faults=in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, ev.COORDINATOR)]))
 
 
+def _with_codec(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In half of the cases gradients travel in few bytes."""
+    sync = replace(case.config.sync, codec=rng.choice(("none", "none", "bf16", "int8")))
+    return replace(case, config=replace(case.config, sync=sync))
+
+
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
     """The coordinator does not hear a peer that lives."""
     if rng.random() < 0.5:
@@ -393,6 +399,7 @@ MORE = (
     ("operator", _with_operator),
     ("updates", _with_slow_updates),
     ("stop", _with_stop),
+    ("codec", _with_codec),
 )
 
 
@@ -406,7 +413,7 @@ def _with_workers(rng: random.Random, case: Case) -> Case:
     config = replace(
         config,
         plan=replace(config.plan, workers=rng.choice((1, 2, 2, 3)), microbatches=n_microbatches),
-        sync=replace(config.sync, codec=rng.choice(("none", "none", "bf16"))),
+        sync=replace(config.sync, codec=rng.choice(("none", "int8", "bf16"))),
         train=replace(config.train, steps=config.train.steps + MORE_STEPS),
         wiring=replace(config.wiring, retain_bytes=rng.choice((500, 1 << 30))),
     )
@@ -525,7 +532,7 @@ def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
     if rng.random() < 0.5:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
-    sync["codec"] = rng.choice(("none", "bf16"))
+    sync["codec"] = rng.choice(("none", "bf16" if sync["kind"] == "groups" else "int8"))
     train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
     train["eval_microbatches"] = rng.choice((1, 3))
     if groups is None:

@@ -17,7 +17,7 @@ from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport, StepReport
-from jaxdt.protocol.round_id import RoundId
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import serialize
 from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.work import WorkKind
@@ -29,6 +29,7 @@ from jaxdt.testing.promises import (
     COVER,
     DISJOINT,
     EQUAL,
+    GIVEN_BACK,
     GROWS,
     LIVING,
     PAUSED,
@@ -37,7 +38,7 @@ from jaxdt.testing.promises import (
     SPARED,
     Promise,
 )
-from jaxdt.testing.symbolic_tensors import SymbolicTensors, counted_twice
+from jaxdt.testing.symbolic_tensors import Lost, SymbolicTensors, counted_twice
 
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
@@ -96,6 +97,8 @@ class Invariants:
         self._disks: Disks | None = None
         self._n_copies = 1
         self._touched: set[int] = set()  # peers that a fault has begun for
+        self.contributions: set[RoundId] = set()  # of a pool's workers, that were added
+        self._given_back: dict[Lost, RoundId] = {}
 
     def watch_disks(self, disks: Disks, n_copies: int) -> None:
         """From now on check (10): each part of a checkpoint must be on so many disks."""
@@ -475,6 +478,17 @@ class Invariants:
             self.broken(PREFIX, peer, f"skips step {step}, the record says {record.verdict}")
         if not rounds <= set(record.rounds):
             self.broken(PREFIX, peer, f"applies {sorted(rounds)}, the record names {sorted(record.rounds)}")
+
+    def gives_back(self, peer: int, lost: Lost, round: RoundId) -> None:
+        """(26) A peer applies a round that makes up for what was lost in another one."""
+        generation = self.tensors[peer].generation
+        record = self._records.get((generation, lost.round.number))
+        is_contribution = lost.round.kind == RoundKind.CONTRIBUTION
+        counts = lost.round in self.contributions if is_contribution else record and lost.round in record.rounds
+        if lost.generation != generation or not counts:
+            self.broken(GIVEN_BACK, peer, f"{round} makes up for {lost}, which does not count")
+        if (before := self._given_back.setdefault(lost, round)) != round:
+            self.broken(GIVEN_BACK, peer, f"{round} makes up for {lost}, as {before} did")
 
 
 def _is_silence(fault: Fault) -> bool:

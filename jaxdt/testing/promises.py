@@ -1,12 +1,12 @@
 """What a run promises: the invariants, by number. A finding of the fuzzer names the promise that the run has broken.
 
-1 to 11 hold where replicas stay equal (step protocol, Sec. 11), also for the servers of a pool, 12 to 14 besides for a
-pool (hybrid parameter servers), 7 and 15 to 25 where replicas may differ. All are checked from outside: on messages,
-actions, reports, durable values and on what tensors hold. In square brackets: the property of SDPipe's scheduler (Miao
-et al., PVLDB 16(9), Sec. 3) that a promise stands for: [1] one group for every ready signal, [2] members, [3]
-connectivity, [4] the token, [5] no deadlock, [6] windows, [7] known systems as special cases, [8] means are preserved,
-[9] departures (replicas that are done leave their stages while others continue), [10] determinism (a test that plays a
-case twice), [11] the variance of moments (arithmetic, tested where that is).
+1 to 11 and 26 hold where replicas stay equal (step protocol, Sec. 11), also for the servers of a pool, 12 to 14 besides
+for a pool (hybrid parameter servers), 7 and 15 to 25 where replicas may differ. All are checked from outside: on
+messages, actions, reports, durable values and on what tensors hold. In square brackets: the property of SDPipe's
+scheduler (Miao et al., PVLDB 16(9), Sec. 3) that a promise stands for: [1] one group for every ready signal, [2]
+members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7] known systems as special cases, [8] means
+are preserved, [9] departures (replicas that are done leave their stages while others continue), [10] determinism (a
+test that plays a case twice), [11] the variance of moments (arithmetic, tested where that is).
 """
 
 
@@ -161,4 +161,9 @@ ONE_CUT = Promise(
     25,
     """A servers' snapshot for a held-out loss or a checkpoint includes as many local steps of each pipeline at every
     stage.""",
+)
+GIVEN_BACK = Promise(
+    26,
+    """Where replicas are equal, what a codec has lost of a contribution is made up for once at most, in a round that
+    counts, and only if the round in which it was lost counts too, and was not rolled back.""",
 )

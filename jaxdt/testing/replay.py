@@ -96,8 +96,8 @@ class Arithmetic(Protocol):
         """The parameters."""
         ...
 
-    def change(self, vector: Vector, base: Vector) -> Vector:
-        """The difference of parameters, as it goes over a link."""
+    def change(self, vector: Vector, base: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        """(the difference of parameters and what is owed, as it goes over a link; what is owed then)."""
         ...
 
     def added(self, vector: Vector, change: Vector) -> Vector: ...
@@ -196,6 +196,7 @@ class Replay:
         self._n_readers: Counter[Moment] = Counter()  # groups that are going to read it
         self._due: dict[Moment, LoggedGroup] = {}
         self._bases: dict[Place, Vector] = {}  # the parameters as the server has them of a worker
+        self._owed: dict[Place, Vector | None] = {}  # what a codec has lost of a worker's pushes
         self._pulled: dict[Place, int] = {}  # after which local step, last
         self._pushes: dict[Moment, Vector] = {}  # not added yet
         self._n_pushed = [[0] * plan.n_pipelines for _ in stages]
@@ -338,7 +339,8 @@ class Replay:
             del self._gradients[pipeline, step]
         if self.servers:
             vector = self._arithmetic.vector(self.states[place])
-            self._pushes[*place, step + 1] = self._arithmetic.change(vector, self._bases[place])
+            change = self._arithmetic.change(vector, self._bases[place], self._owed.get(place))
+            self._pushes[*place, step + 1], self._owed[place] = change
             self._bases[place] = vector
         return True
 

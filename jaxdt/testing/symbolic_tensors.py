@@ -2,20 +2,25 @@
 
 So a run without arithmetic still shows whether an update counts each microbatch once. An accumulator and a slice are
 counts of microbatches, and a sum adds and checks the counts. A boundary tensor and a residual are the generation in
-which they were computed.
+which they were computed. What a codec loses of a contribution is a `Lost`, which another one may hold beside its
+microbatches.
 """
 
+import functools
+import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.run.codec import FLOAT32_BYTES, loses
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.testing.held_tensors import HELD_OUT, HeldTensors, key_of
 
 N_WORDS = 1000  # 4-byte words of a state: a few slices
@@ -36,15 +41,26 @@ class StageLayout:
     worker_words: int = 0
 
 
+class Lost(NamedTuple):
+    """What the codec has lost of a peer's contribution to a round, and of the sums that the peer has added up in it."""
+
+    generation: int
+    peer: int
+    round: RoundId
+
+
 @dataclass(frozen=True)
 class Checks:
     """`broken(peer, problem)` raises; it is called when a microbatch is not counted once, or a tensor is not there.
     `applied(peer, step, rounds)` is called at every update. `is_nonfinite(generation, step)`: whether the gradient of a
-    step is not finite."""
+    step is not finite. `contributed(rounds)`: a worker's contribution is added. `gives_back(peer, lost, round)`: a
+    round that is applied makes up for this."""
 
     broken: Callable[[int, str], NoReturn]
     applied: Callable[[int, int, frozenset[RoundId]], None]
     is_nonfinite: Callable[[int, int], bool] = lambda generation, step: False
+    contributed: Callable[[Iterable[RoundId]], None] = lambda rounds: None
+    gives_back: Callable[[int, Lost, RoundId], None] = lambda peer, lost, round: None
 
 
 class StepFreed(Exception):
@@ -65,6 +81,7 @@ class SymbolicTensors(HeldTensors):
         self._keeps_before = False  # a worker may lack the version before its own
         self._delay = layout.delay
         self._groups = {group.stage: group for group in layout.groups}
+        self._feedback = ErrorFeedback[Lost](1 + layout.delay.steps)
         self._n_microbatches = layout.n_microbatches
         self._checks = checks
         self._work = {
@@ -103,7 +120,15 @@ class SymbolicTensors(HeldTensors):
     def _gather(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         """Lay the accumulator out; that of a worker starts again."""
         step = _step(work)
-        self._own |= dict.fromkeys(rounds, Counter(self.accumulators.get(step, ())))
+        for round in rounds:
+            held = self.accumulators.get(step, Counter())
+            self._own[round] = _microbatches(held) + Counter(
+                lost for lost in _lost(held) if lost.round.stage == round.stage
+            )
+            if loses(self._groups[round.stage].codec, FLOAT32_BYTES):
+                owed = self._feedback.owed(round)
+                self._own[round].update([] if owed is None else [owed])
+                self._feedback.lose(round, Lost(self.generation, self.peer, round))
         if any(round.kind == RoundKind.CONTRIBUTION for round in rounds):
             self.accumulators.pop(step, None)
         return {}
@@ -114,12 +139,13 @@ class SymbolicTensors(HeldTensors):
         if any(round in self._forgotten for round in rounds):
             raise StepFreed
         slices = [part for key, part in self._slices.items() if key.src is None and key.round in rounds]
-        if not slices or any(part != slices[0] for part in slices):
+        if not slices or any(_microbatches(part) != _microbatches(slices[0]) for part in slices):
             self.broken(f"adds {rounds}, whose slices hold {slices}")
-        self.accumulators.setdefault(step, Counter()).update(slices[0])
+        self.accumulators.setdefault(step, Counter()).update(functools.reduce(operator.or_, slices))
         twice = [item for item, n in self.accumulators[step].items() if n > 1]
         if twice:
             self.broken(f"{rounds[0]} brings {twice}, which the accumulator holds already")
+        self._checks.contributed(rounds)
         return {}
 
     def _evaluate(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
@@ -164,6 +190,10 @@ class SymbolicTensors(HeldTensors):
             if not self.holds(round):
                 self._missing(f"the whole sum of {round}")
         self._checks.applied(self.peer, step, frozenset(rounds))
+        for key, total in self._slices.items():
+            for lost in _lost(total) if key.round in rounds else []:
+                self._checks.gives_back(self.peer, lost, key.round)
+        self._feedback.commit(rounds)
         self.version = step + 1
         return {}
 
@@ -198,16 +228,21 @@ class SymbolicTensors(HeldTensors):
         total = Counter()
         for part in parts:
             total.update(part)
-        checksum, norm = zlib.crc32(repr(sorted(total.items())).encode()), 1.0
+        checksum, norm = zlib.crc32(repr(sorted(total.items(), key=repr)).encode()), 1.0
         if key.round.kind == RoundKind.CONTRIBUTION:
             return total, checksum, norm
         stages = self._groups[key.round.stage].stages
         provenance = (self.generation, self._delay.version_of(key.round.number))
         expected = {(*provenance, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
+        expected |= dict.fromkeys(_lost(total), 1)
         if total != expected:
             wrong = {item: n for item, n in total.items() if n != expected.get(item, 0)}
             self.broken(f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")
         return total, checksum, float("nan") if self._checks.is_nonfinite(self.generation, key.round.number) else norm
+
+    def forget(self, round: RoundId) -> None:
+        super().forget(round)
+        self._feedback.forget(lambda other: other == round)
 
     def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:
         super().free(step, rounds)
@@ -218,6 +253,7 @@ class SymbolicTensors(HeldTensors):
         last = {round.series: round for round in sorted(rounds)}
         is_over = lambda round: round.series in last and round <= last[round.series]  # noqa: E731
         self._forgotten = {round for round in self._forgotten if not is_over(round)}
+        self._feedback.forget(is_over)
         self._own = {round: own for round, own in self._own.items() if not is_over(round)}
         self._slices = {key: part for key, part in self._slices.items() if not is_over(key.round)}
 
@@ -238,6 +274,8 @@ class SymbolicTensors(HeldTensors):
         is_other = generation != self.generation
         self.version, self.generation = version, generation
         self._freed_step = -1
+        if not self.is_worker:
+            self._feedback.reset()
         self.accumulators.clear()
         self._residuals.clear()
         last = max(self._delay.open(version)) if is_other else float("inf")
@@ -263,6 +301,14 @@ class SymbolicTensors(HeldTensors):
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         self.digested = (self.generation, self.version, self.drift)
         return zlib.crc32(repr(self.digested).encode()), 1.0, (self.drift,)
+
+
+def _lost(part: Counter) -> list[Lost]:
+    return [item for item in part if isinstance(item, Lost)]
+
+
+def _microbatches(part: Counter) -> Counter:
+    return Counter({item: n for item, n in part.items() if not isinstance(item, Lost)})
 
 
 def _step(work: Work) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.memory import (
@@ -59,7 +60,8 @@ class RunWork:
 
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
         run = self.workload.run
-        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay)
+        owes = run.sync.codec != codecs.NONE
+        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay, owes=owes)
         on_accelerators = self.workload.on_accelerators
         shape = run.microbatch_shape
         memory = stage_memory(run.model, lo, hi, shape, n_in_flight, options, on_accelerator=on_accelerators)

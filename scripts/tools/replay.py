@@ -20,6 +20,7 @@ from absl import flags
 from replayed_log import checkpoint_means, compared, fields_of, incarnations_of, peers_by_threads, take_threads
 
 from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.codec.vectors import VectorCodec
 from jaxdt.model.base import Params
 from jaxdt.model.stage import StageFunctions
 from jaxdt.model.stage_arithmetic import StageArithmetic
@@ -79,7 +80,8 @@ def main() -> int:
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
     if config.init.digest:
         functions = [begun_with_model(config, one) for one in functions]
-    arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path))
+    codec = VectorCodec(config.sync.codec_spec)
+    arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path), codec)
     replay = Replay(config, plan, arithmetic, incarnations)
     fresh = [arithmetic.fresh_state(stage) for stage in range(plan.n_stages)]
     begin(replay, config.model, fresh, fields_of(reports, StepReport.kind))

@@ -48,9 +48,9 @@ def member(**seat):
     return machine
 
 
-def follower():
+def follower(**seat):
     """The same for peer 2, another replica of the stage: peer 1 writes the checkpoints."""
-    machine = Membership(replace(SEAT, peer=2))
+    machine = Membership(replace(SEAT, peer=2, **seat))
     machine.handle(0.0, ev.Started("h2:1"))
     machine.handle(0.0, from_coordinator(replace(VIEW, members=(*VIEW.members, ev.Member(2, 1, 1, "h2:1")))))
     return machine
@@ -392,6 +392,16 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end():
         [ev.WriteCheckpoint(4)],
     ]
     assert bodies(machine.handle(2.0, ev.WroteCheckpoint(2, 0.1, "a", 9))) == [ev.Saved(2, 1, 0.1, "a", 9)]
+
+
+def test_each_member_writes_what_it_owes_whoever_writes_the_state():
+    """Of the versions of which there are checkpoints."""
+    for machine, saves in ((member(owes=True), True), (follower(owes=True), False)):
+        actions = [action for version in range(1, 5) for action in machine.handle(1.0, ev.Updated(1, version))]
+        assert [action for action in actions if isinstance(action, ev.WriteOwed)] == [
+            ev.WriteOwed(v, 0) for v in (2, 4)
+        ]
+        assert any(isinstance(action, ev.WriteCheckpoint) for action in actions) == saves
 
 
 def test_a_rollback_does_not_write_its_checkpoint_again():

@@ -1,9 +1,11 @@
 """Bytes of a stage: residuals to the byte as jax would return them, the parts that add up, and what grows with what."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
-from jaxdt.build import worker_vectors
+from jaxdt.build import memory_options, worker_vectors
 from jaxdt.model.batches import Batch
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
@@ -72,6 +74,17 @@ def test_memory_grows_with_what_is_held():
     assert stage_memory(model, 1, 4, SIXTEEN, 1, plain).total > one
     assert stage_memory(model, 1, 3, MicrobatchShape(17, 16), 1, plain).total > one
     assert stage_memory(model, 1, 3, SIXTEEN, 8, dots).total > stage_memory(model, 1, 3, SIXTEEN, 8, plain).total
+
+
+@pytest.mark.parametrize(("delay", "n_vectors"), [(0, 2), (1, 4)])
+def test_what_a_codec_loses_is_held_on_the_host(delay, n_vectors):
+    """Before each step that is under way counts, and after."""
+    config = parse({"model": dict(preset="small", **SHAPE), "sync": dict(codec="int8", delay=delay)})
+    options = memory_options(config, "1f1b", 1, 3)
+    owes = stage_memory(config.model, 1, 3, ONE, 1, options)
+    exact = stage_memory(config.model, 1, 3, ONE, 1, replace(options, owes=False))
+    assert owes.on_host - exact.on_host == n_vectors * 4 * config.model.facts.stage_trained(1, 3)
+    assert owes.on_device == exact.on_device
 
 
 def test_with_few_samples_the_update_needs_most():

@@ -45,6 +45,7 @@ def test_the_seeds_draw_all_kinds_and_both_ends():
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
     wait = [case for case in fatal if case.config.wiring.on_stage_lost == "wait"]
     assert N_DRAWN // 15 <= len(fatal) - len(wait) <= N_DRAWN // 6 and len(wait) >= N_DRAWN // 5
+    assert {case.config.sync.codec for case in cases} == {"none", "bf16", "int8"}
     assert {case.config.train.on_nonfinite for case in cases} == {"stop", "skip", "rollback"}
 
 

@@ -25,7 +25,7 @@ def test_the_seeds_draw_all_that_happens_to_workers():
     kinds = {fault.kind for case in cases for fault in case.faults if fault.peer in case.plan.workers}
     assert kinds == {CRASH, POWER_OFF, PAUSE, CUT, SLOW, DUPLICATE, REORDER, RESTART, JOIN}
     assert {case.config.sync.delay for case in cases} == {0, 1}
-    assert {case.config.sync.codec for case in cases} == {"none", "bf16"}
+    assert {case.config.sync.codec for case in cases} == {"none", "bf16", "int8"}
     assert any(fault.peer in case.plan.peers and fault.may_lose for case in cases for fault in case.faults)
 
 

@@ -11,9 +11,10 @@ from test_group_replay import store_of as store_of_group
 from test_held_out import evaluated
 from test_streaming import STREAMING
 
+from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
-from jaxdt.protocol.round_id import RoundKind
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, SAVE, STALE, STOP, Fault
 from jaxdt.sim.tensors import NoTensors
@@ -241,3 +242,75 @@ def test_steps_that_a_lost_pipeline_has_done_count_if_its_last_stage_is_there_to
     outcome, _ = play(replace(case, faults=faults))
     rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
     assert outcome.of(LostReport) and rows == list(range(case.config.train.steps))
+
+
+# ------------------------------------------------------------------------------ the answers of members, one by one
+
+AVERAGED = RoundId(RoundKind.MEAN, 0, 0, view=1)
+STEPS = (1, 1, 1)
+
+
+def restarted(answers, lost=(), config=None):
+    """(the agreement of a coordinator that was started again, what it does when all of three replicas of one stage have
+    answered with these groups and messages, or are `lost`)."""
+    config = config or make_config("all", 3, stages=1, microbatches=3)
+    agreement = build_coordinator(config, run_config.default_plan(config), RunStart("r"))._agreement
+    view = ev.View(1, 1, 0, tuple([ev.Member(peer, 0, 1) for peer in range(3)]), (1,), 0)
+    agreement.restore(view, (), None)
+    actions = []
+    for peer, (groups, said) in answers.items():
+        for message in (ev.ReplicaState(tuple(groups), None, len(said)), *said):
+            assert not actions, "not all have answered"
+            actions += agreement.hear(0.0, peer, message, {})
+    if lost:
+        left = tuple([member for member in view.members if member.peer not in lost])
+        actions += agreement.on_view(1.0, replace(view, number=2, members=left))
+    assert not agreement.is_asking
+    return agreement, actions
+
+
+def known(is_over, round=AVERAGED):
+    return ev.KnownGroup(round, (0, 1, 2), STEPS, is_over)
+
+
+def sent(actions):
+    return [(action.dst, action.body) for action in actions if isinstance(action, ev.Send)]
+
+
+HELD = ev.ResultHeld(AVERAGED, 7, STEPS)
+
+
+def test_a_member_that_has_let_go_of_a_group_is_not_waited_for():
+    """The coordinator died after it had told one of the members that the group was over."""
+    _, actions = restarted({0: ([known(True)], []), 1: ([known(False)], [HELD]), 2: ([known(False)], [HELD])})
+    assert sent(actions) == [(1, ev.GroupClosed(AVERAGED)), (2, ev.GroupClosed(AVERAGED))]
+    _, actions = restarted({0: ([known(True)], []), 1: ([known(False)], [HELD]), 2: ([known(False)], [])})
+    assert sent(actions) == [(2, ev.GroupFormed(AVERAGED, (0, 1, 2), (1,), STEPS))]
+
+
+def test_a_result_that_a_member_holds_counts_before_those_that_are_lost_do():
+    """Else the members that are left would average once more, and the one that has adopted the result with them."""
+    _, actions = restarted({0: ([known(False)], [HELD]), 1: ([known(False)], [])}, lost=[2])
+    assert sent(actions) and {body for _, body in sent(actions)} == {
+        ev.GroupFormed(AVERAGED, (0, 1, 2), holders=(0,), steps=STEPS)
+    }
+    assert {dst for dst, _ in sent(actions)} == {1}
+    _, actions = restarted({0: ([known(False)], []), 1: ([known(False)], [])}, lost=[2])
+    again = ev.GroupFormed(replace(AVERAGED, attempt=1), (0, 1), steps=STEPS[:2])
+    assert set(sent(actions)) == {(0, again), (1, again)}
+
+
+def test_the_mean_of_a_state_that_is_over_for_all_is_that_of_its_checkpoint():
+    state = RoundId(RoundKind.STATE, 0, 3, view=1)
+    agreement, actions = restarted(dict.fromkeys(range(3), ([known(True, state)], [])))
+    assert not sent(actions)
+    assert agreement.mean_of(3) == (tuple(zip(range(3), STEPS, strict=True)),)
+
+
+def test_a_held_out_loss_that_was_measured_is_not_measured_again():
+    """One member still holds the sum, which nobody needs: the others were told that it is over."""
+    config = evaluated(make_config("all", 3, stages=1, microbatches=3), 1)
+    held_out = RoundId(RoundKind.HELD_OUT, 0, 1, view=1)
+    answers = {peer: ([known(peer != 2, held_out)], []) for peer in range(3)}
+    _, actions = restarted(answers, config=config)
+    assert sent(actions) == [(2, ev.GroupClosed(held_out))]

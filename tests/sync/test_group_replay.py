@@ -14,6 +14,7 @@ import pytest
 import reference_models
 
 from jaxdt.build import RunStart, build_coordinator, build_peer, build_peers, check
+from jaxdt.codec.vectors import VectorCodec
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.base import init_stage
 from jaxdt.model.float_vector import FloatVector
@@ -157,7 +158,12 @@ def replayed(config, outcome, *kinds):
     """The replay, with the means of these kinds of reports: StateMeanReport for the run's result."""
     plan, incarnations = run_config.default_plan(config), incarnations_of(config, outcome)
     functions = [functions_for(config, s) for s in range(plan.n_stages)]
-    replay = Replay(config, plan, StageArithmetic(config, plan, functions, Tokens()), incarnations)
+    replay = Replay(
+        config,
+        plan,
+        StageArithmetic(config, plan, functions, Tokens(), VectorCodec(config.sync.codec_spec)),
+        incarnations,
+    )
     keep = [report for kind in kinds for report in outcome.of(kind)]
     replay.run(incarnations.n_steps, outcome.of(GroupReport), keep=keep)
     return replay

@@ -12,6 +12,7 @@ import pytest
 from test_group_replay import Tokens
 
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.codec.vectors import VectorCodec
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage_arithmetic import StageArithmetic
@@ -117,7 +118,9 @@ def replayed(config, outcome):
         if isinstance(report, PushReport | PullReport | SnapshotReport):
             logs[report.stage].append(report)
     functions = [functions_for(config, stage) for stage in range(plan.n_stages)]
-    replay = Replay(config, plan, StageArithmetic(config, plan, functions, Tokens()))
+    replay = Replay(
+        config, plan, StageArithmetic(config, plan, functions, Tokens(), VectorCodec(config.sync.codec_spec))
+    )
     n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
     replay.run(n_steps, logs=logs, keep=outcome.of(KeptReport))
     return replay
@@ -130,7 +133,7 @@ def result_of(replay, stage, pipeline=0):
 
 @pytest.mark.parametrize(
     ("staleness", "wave", "codec", "head"),
-    [(0, 1, "none", "untied"), (2, 3, "bf16", "tied")],
+    [(0, 1, "none", "untied"), (2, 3, "bf16", "tied"), (1, 2, "int8", "untied")],
 )
 def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec, head):
     config = make_config(staleness, wave, head=head)

@@ -154,7 +154,7 @@ def _at_version(store: Store, step: int) -> Iterator[None]:
     version, versions.version = versions.version, step
     yield
     versions.version = version
-    store.boundary_codec.reset_error_feedback()
+    store.reset_error_feedback()
 
 
 def _put_inputs(store: Store, work: Work) -> None:

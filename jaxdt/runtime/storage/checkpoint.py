@@ -31,6 +31,7 @@ from jaxdt.run.errors import BadInput, shell_line, why
 from jaxdt.run.model import recorded, renamed
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import DISK_ID, disk_id, write_json
+from jaxdt.runtime.storage.owed import OWED
 from jaxdt.runtime.storage.parts import (
     Manifest,
     part_name,
@@ -43,7 +44,8 @@ from jaxdt.runtime.storage.parts import (
 COMPLETE = "complete.json"
 PART = re.compile(r"stage_\d+-[0-9a-f]{16}")
 UNFINISHED = re.compile(r"writing\.[0-9a-f]+(\..+)?")
-WRITTEN = (PART, UNFINISHED, re.compile(r"complete\.json(\.\d+\.\d+\.tmp)?"))  # what a run writes into a step's folder
+COMPLETE_FILE = re.compile(r"complete\.json(\.\d+\.\d+\.tmp)?")
+WRITTEN = (PART, UNFINISHED, COMPLETE_FILE, OWED)  # what a run writes into a step's folder
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:

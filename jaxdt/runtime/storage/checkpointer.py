@@ -17,6 +17,7 @@ from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
+from jaxdt.runtime.storage.owed import write_owed
 from jaxdt.runtime.storage.parts import (
     Manifest,
     discard_older_fetched,
@@ -155,6 +156,23 @@ class Checkpointer:
             return ev.CheckpointFailed(version, f"{folder}/stage_{self._stage}: {str(error).splitlines()[0]}")
         self._manifests[manifest.digest] = (part, manifest)
         return ev.WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words, generation)
+
+    def save_owed(
+        self, write: ev.WriteOwed, store: Any, post: Callable[[WriteFailedReport | BaseException], None]
+    ) -> None:
+        """Write what the store's peer owes, on a thread. Nobody writes to these vectors any more. `post` hears if the
+        disk refuses; an exception must end the process."""
+        debtor, owed = store.debtor, store.owed
+        folder = step_folder(self._run_dir, write.version)
+
+        def save() -> WriteFailedReport | None:
+            try:
+                write_owed(folder, debtor, self._run, write.generation, owed)
+            except OSError as error:
+                return WriteFailedReport(f"{error.filename or folder}: {error.strerror}")
+            return None
+
+        self._in_thread(save, lambda failure: post(failure) if failure else None)
 
     def _written_by_another(self, version: int, generation: int) -> Manifest | None:
         """The part that another process has written instead, if the checkpoint is complete with that: then ours has

@@ -6,7 +6,7 @@ the loop calls the rest.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.build import replicas_may_differ
-from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.codec.vectors import vector_leaf
+from jaxdt.model.averaging import ReplicaState, averaged, exchanged, fragment_entries
 from jaxdt.model.base import completed
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
@@ -27,6 +28,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import codec as codecs
+from jaxdt.run.codec import CodecSpec
 from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
@@ -36,9 +38,11 @@ from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted, sq_norm
+from jaxdt.runtime.storage.owed import Debtor
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.words import WORD, aligned_empty, joined
+from jaxdt.sync.error_feedback import Slot
 from jaxdt.sync.transfer import FetchedStates
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
@@ -51,6 +55,7 @@ NO_STATE: tuple[int, tuple[Any, ...]] = (-1, ())
 # would feel that.
 BEFORE_PEAK = {WorkKind.GATHER, WorkKind.LOCAL_STEP, WorkKind.ADOPT}
 LARGE_WORDS = 1 << 24
+LoadOwed = Callable[[int, tuple[ev.Part, ...], Debtor], Mapping[Slot, np.ndarray]]
 LoadEntries = Callable[[int, tuple[ev.Part, ...], list[str]], Iterable[tuple[str, dict[str, Any]]]]
 
 
@@ -76,7 +81,8 @@ class StepFreed(Exception):
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
     from the config's seed, or those of the model with which the run begins. `load_entries(version, parts, names)` gives
-    entries one by one: those of a checkpoint, or for version 0 those of that model."""
+    entries one by one: those of a checkpoint, or for version 0 those of that model; `load_owed(version, parts, debtor)`
+    gives what the peer owes with a checkpoint."""
 
     def __init__(
         self,
@@ -86,6 +92,7 @@ class Store:
         data: TokenSource,
         functions: StageFunctions,
         load_entries: LoadEntries | None = None,
+        load_owed: LoadOwed = lambda version, parts, debtor: {},
     ):
         self._is_worker = plan.is_worker(peer)
         if self._is_worker:  # its server updates the parameters
@@ -108,14 +115,16 @@ class Store:
         self._config = config
         self._plan = plan
         self._samples = Samples(data, config.train, plan.n_microbatches, config.data.borders)
-        self._load_entries = load_entries
+        self._load_entries, self._load_owed = load_entries, load_owed
+        self.debtor = Debtor(peer, lo, hi, 1 + config.delay.steps)
         self._stage, pipeline = plan.seat(peer)
         self._fetched = FetchedStates(self.n_words)
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[ev.Key, Any] = {}
         self._boundaries: dict[ev.Key, Any] = {}
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
-        self._slices = GradientSlices(peer)
+        self._sync_codec = config.sync.codec_spec
+        self._slices = GradientSlices(peer, self._codec_of, 1 + config.delay.steps)
         self._pushed = PushedChange()
         groups = config.sync.groups
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
@@ -179,6 +188,7 @@ class Store:
             entries[name] = self._own(entry)
             del entry  # before the next one is read
         self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
+        self._slices.feedback.reset(self._load_owed(restore.version, restore.parts, self.debtor))
 
     def entries_of(self, restore: ev.Restore) -> Iterable[tuple[str, dict[str, Any]]] | None:
         """The entries of a checkpoint or of a model with which this stage is restored, each read when it is asked for;
@@ -236,11 +246,23 @@ class Store:
         self.generation = generation
         self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
+        if not self._is_worker:  # whose debts end with its admission
+            self._slices.feedback.reset()
         self._freed_step = -1
         self._accumulators.clear()
         self._residuals.clear()
         self._drop_boundaries(lambda key: self._is_freed(key, version - 1))
         self._stash.clear()
+
+    @property
+    def owed(self) -> Mapping[Slot, np.ndarray]:
+        """What this peer owes with its state, by sync group and series."""
+        return self._slices.feedback.of_state
+
+    def reset_error_feedback(self) -> None:
+        """Drop what codecs have lost so far: what follows belongs to another series."""
+        self.boundary_codec.reset_error_feedback()
+        self._slices.feedback.reset()
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -290,7 +312,7 @@ class Store:
             self._freeze(step)
         elif work.kind == WorkKind.LAY_OUT:
             for round in rounds:
-                self._slices.offer(round, as_sent(self._codec_of(round), self._vector_of(round)))
+                self._slices.offer(round, self._vector_of(round))
         elif work.kind == WorkKind.TABLE:
             self._move_table(rounds[0], scale)
         else:
@@ -472,8 +494,7 @@ class Store:
         figures = self._auxiliary_figures(step)
         by_stage = {self._stage_of(name): vector for name, vector in vectors.items()}
         for round in rounds:
-            vector = np.asarray(by_stage[round.stage])
-            self._slices.offer(round, as_sent(self._codec_of(round), vector))
+            self._slices.offer(round, by_stage[round.stage])
             if round.kind == RoundKind.CONTRIBUTION:  # what comes now is for another one
                 self._accumulators.pop(step, None)
         return figures
@@ -502,6 +523,7 @@ class Store:
         held = [round for round in rounds if not (self._table and round.stage == SHARED_TABLE)]
         vectors = {names[round.stage]: self._slices.result(round) for round in held}
         self.parameter_versions.update(vectors, scale)
+        self._slices.feedback.commit(rounds)
         return {}
 
     def _params(self, work: Work) -> Any:
@@ -596,17 +618,17 @@ class Store:
             wanted = [(WORD, (key.hi - key.lo + 1,))]
         elif key is not None:
             n = self._n_numbers(key.round)
-            if not 0 <= key.lo <= key.hi <= n:
+            if not 0 <= key.lo < key.hi <= n:
                 raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
-            wanted = [(WIRE_DTYPES[self._codec_of(key.round)], (key.hi - key.lo,))]
+            wanted = [vector_leaf(self._codec_of(key.round), key.hi - key.lo)]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
-    def _codec_of(self, round: RoundId) -> str:
+    def _codec_of(self, round: RoundId) -> CodecSpec:
         """How the numbers of a round travel. The gradient of a table that the stages of one pipeline share is exact."""
         is_of_table = round.kind == RoundKind.GRADIENT and not self._are_equal
-        return self._config.sync.codec if round.kind.is_coded and not is_of_table else codecs.NONE
+        return self._sync_codec if round.kind.is_coded and not is_of_table else codecs.EXACT
 
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
@@ -622,7 +644,7 @@ class Store:
     def offer(self, round: RoundId, step: int) -> None:
         """The vector that was kept after `step` local steps is this peer's contribution to a round."""
         assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
-        self._slices.offer(round, as_sent(self._codec_of(round), self._frozen[1]))
+        self._slices.offer(round, self._frozen[1])
 
     def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""

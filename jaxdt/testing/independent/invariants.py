@@ -29,7 +29,7 @@ from jaxdt.protocol.reports import (
     ViewReport,
 )
 from jaxdt.protocol.round_id import Place, RoundId, RoundKind
-from jaxdt.run.codec import EXCHANGED_BYTES, NONE
+from jaxdt.run import codec as codecs
 from jaxdt.run.config import STAGE
 from jaxdt.run.errors import BadInput
 from jaxdt.run.exit_codes import ExitCode
@@ -303,8 +303,8 @@ class IndependentInvariants:
         for _, body, n_bytes in sent:
             if isinstance(body, ev.Shard | ev.Reduced):
                 key = body.key
-                codec = self._config.sync.codec if key.round.kind in ROUNDED else NONE
-                expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
+                spec = self._config.sync.codec_spec if key.round.kind in ROUNDED else codecs.EXACT
+                expected = codecs.exchanged_bytes(spec, key.hi - key.lo)
                 if n_bytes != expected:
                     self.broken(HELD, peer, f"sends {key} as {n_bytes} bytes, expected {expected}")
 

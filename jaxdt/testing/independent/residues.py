@@ -231,8 +231,11 @@ class Residues:
     def mean_state(self, states: Sequence[State]) -> State:
         return states[0].unflat(scaled(total([state.flat() for state in states]), 1 / len(states)))
 
-    def change(self, vector: Vector, base: Vector) -> Vector:
-        return self.as_sent(difference(vector, base))
+    def change(self, vector: Vector, base: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        own = difference(vector, base)
+        whole = total((own, owed)) if owed else own
+        sent = self.as_sent(whole)
+        return sent, difference(whole, sent)
 
     def added(self, vector: Vector, change: Vector) -> Vector:
         return total((vector, change))

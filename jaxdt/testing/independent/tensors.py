@@ -56,6 +56,7 @@ class ResidueTensors(HeldTensors):
         self.means: dict[int, State] = {}
         self.norms: dict[int, float] = {}
         self._watcher = watcher
+        self._owed: Vector | None = None  # what a codec has lost of the pushes
         self._base: Vector | None = None  # the parameters that the server has of this worker
         self._table: Vector | None = None  # the first stage's, with which the last computes
         self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
@@ -188,7 +189,7 @@ class ResidueTensors(HeldTensors):
         for round in rounds:
             if round in self._forgotten:
                 self.broken(f"lays out {round}, which it has forgotten")
-            self._own[round] = self._as_sent(round, self._vector_of(round))
+            self._own[round] = self._push(round) if round.kind == RoundKind.PUSH else self._laid_out(round)
         return {}
 
     def _freeze(self, step: int) -> None:
@@ -200,16 +201,23 @@ class ResidueTensors(HeldTensors):
     def _exchanged(self, fragment: int) -> Vector:
         return self._arithmetic.laid_out(self.stage, self.state, fragment, self._weight)
 
+    def _push(self, round: RoundId) -> Vector:
+        """The change since the last push, or pull, and what the codec has lost of the pushes before."""
+        if self._base is None:
+            self.broken(f"pushes in {round} before its first pull")
+        params = self.state.params
+        change, self._owed = self._arithmetic.change(params, self._base, self._owed)
+        self._base = params
+        return change
+
+    def _laid_out(self, round: RoundId) -> Vector:
+        return self._as_sent(round, self._vector_of(round))
+
     def _as_sent(self, round: RoundId, vector: Vector) -> Vector:
         """Vectors of averaging groups and pushes are rounded by the codec; parameters and states are not."""
         return self._arithmetic.as_sent(vector) if round.kind in ROUNDED else vector
 
     def _vector_of(self, round: RoundId) -> Vector:
-        if round.kind == RoundKind.PUSH:
-            if self._base is None:
-                self.broken(f"pushes in {round} before its first pull")
-            base, self._base = self._base, self.state.params
-            return residues.difference(self.state.params, base)
         if round.kind == RoundKind.PULL:
             self._watcher.serves(self.peer, round)
             return self.state.params

@@ -1,7 +1,6 @@
 """The pool's entry in the table of wirings: how its machines are built, and what makes no sense with it."""
 
 from jaxdt.protocol import events as ev
-from jaxdt.run.codec import EXCHANGED_BYTES
 from jaxdt.run.config import RunConfig
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
@@ -26,7 +25,7 @@ def _build(setup: PeerSetup, n_under_way: int) -> list[CountedServer]:
     sync_stages = [group.stage for group in sync_groups(config, plan) if setup.stage in group.stages]
     place = PoolPlace(shape, plan.depth(setup.stage), sync_stages, setup.fingerprint, config.delay)
     server = PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))
-    return [CountedServer(server, EXCHANGED_BYTES[config.sync.codec])]
+    return [CountedServer(server, config.sync.codec_spec)]
 
 
 def _fallback(setup: PeerSetup, shape: StepShape, slot: ComputeSlot, service_time: ServiceTime) -> Fallback:

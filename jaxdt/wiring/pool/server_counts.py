@@ -3,22 +3,23 @@
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import TasksStolenReport, WorkerLostReport
 from jaxdt.protocol.round_id import RoundKind
+from jaxdt.run.codec import CodecSpec, exchanged_bytes
 from jaxdt.run.work import WorkKind
 from jaxdt.wiring.pool.server import PoolServer
 
 
 class CountedServer:
-    """Hands all events to the wiring, and counts. `number_bytes`: of a number of a contribution.
+    """Hands all events to the wiring, and counts. `codec`: how contributions travel.
 
     A step's aggregation lasts from the moment at which all microbatches of this server are computed until the next
     version is here: contributions, the sum over servers, the record of the step, the update; and, at all servers but
     those that compute longest, that these are awaited. Where updates are delayed the next step is computed
     meanwhile."""
 
-    def __init__(self, wiring: PoolServer, number_bytes: int):
+    def __init__(self, wiring: PoolServer, codec: CodecSpec):
         self.READS = wiring.READS | {ev.Status, ev.Shard}
         self._wiring = wiring
-        self._number_bytes = number_bytes
+        self._codec = codec
         self._counts = dict.fromkeys(
             ("microbatches", "by_workers", "stolen", "redone", "lost", "contribution_bytes"), 0.0
         )
@@ -40,7 +41,7 @@ class CountedServer:
                 return [ev.ServerCounts(self._values(), self._wiring.worker_statuses(now_s))]
             case ev.Received(_, ev.Shard(key)):
                 if key.round.kind == RoundKind.CONTRIBUTION:
-                    self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
+                    self._counts["contribution_bytes"] += exchanged_bytes(self._codec, key.hi - key.lo)
                 return []
             case ev.Updated(_, version):
                 self._on_updated(now_s, version)

@@ -75,7 +75,8 @@ class Watched(Store):
         """Bytes of the different arrays in the store; a residual may be the input that is also a boundary tensor."""
         state = (self.parameter_versions.state, self._table)
         kept = (state, self._accumulators, self._residuals, list(self._boundaries.values()))
-        vectors = [*self._slices._own.values(), *self._slices._slices.values()]
+        own, feedback = [own.wire for own in self._slices._own.values()], self._slices.feedback
+        vectors = [*own, *self._slices._slices.values(), *feedback._owed.values(), *feedback._lost.values()]
         arrays = [leaf for leaf in jax.tree.leaves(kept) if isinstance(leaf, jax.Array | np.ndarray)]
         return sum({id(array): array.nbytes for array in arrays}.values()) + sum(vector.nbytes for vector in vectors)
 
@@ -133,6 +134,16 @@ def test_a_store_holds_what_is_estimated(wiring, remat, shape, functions_of):
         else:
             assert store.averaging >= state + kept
         assert store.averaging <= 1.05 * (state + kept + update_bytes(model, lo, hi))
+
+
+def test_what_a_codec_loses_is_held_twice(functions_of):
+    """In the second step, before it counts and after; the vectors themselves take a quarter."""
+    config = config_of("fixed", "recompute", 2, 2)
+    config = replace(config, sync=replace(config.sync, codec="int8"), wiring=replace(config.wiring, retain_bytes=0))
+    plan, stores = run(config, functions_of)
+    for store, (lo, hi) in zip(stores, plan.stages, strict=True):
+        n_bytes = 4 * config.model.facts.stage_trained(lo, hi)
+        assert store.averaging == pytest.approx(state_bytes(config.model, lo, hi) + 2.5 * n_bytes, rel=0.05)
 
 
 def test_the_update_needs_what_is_estimated(functions_of):

@@ -6,6 +6,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
+from jaxdt.run.codec import EXACT
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.reporting.counts import PoolSummary, summary_lines
 from jaxdt.wiring.pool.server_counts import CountedServer
@@ -47,7 +48,7 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
         [WorkerLostReport(0, 6, "crashed", 3), WorkerLostReport(0, 5, "late", 1, begins_anew=True)],
         [],
     )
-    server = CountedServer(wiring, 4)
+    server = CountedServer(wiring, EXACT)
     server.handle(1.0, ev.Updated(0, 0))
     wiring.computed_steps = [0]
     server.handle(7.0, ran(WorkKind.BACKWARD))  # all is computed
