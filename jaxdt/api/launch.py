@@ -205,8 +205,9 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
     if run_config.init.digest and not options.resume:
         model_of_run(run_config)
     run_config.model.check_source(resumes=options.resume)
-    if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
-        verify_checksum(data)
+    for file in data.files or [data]:
+        if file.tokens.nbytes <= VERIFIED_BYTES_MAX:
+            verify_checksum(file)
     for path in (options.emulate, options.network):
         if path:
             run_inputs.network_of(str(path), plan)
