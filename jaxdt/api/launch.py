@@ -195,8 +195,9 @@ def check(config: Config, options: Options, source: str = "--config") -> RunInpu
     checked = run_inputs.check(fields, options, source)
     check_model_of_run(checked.config, resumes=options.resume)
     checked.config.model.check_source(resumes=options.resume)
-    if checked.data.tokens.nbytes <= VERIFIED_BYTES_MAX:
-        verify_checksum(checked.data)
+    for file in checked.data.files or [checked.data]:
+        if file.tokens.nbytes <= VERIFIED_BYTES_MAX:
+            verify_checksum(file)
     if options.network:
         run_inputs.network_of(str(options.network), checked.plan)
     gpus_per_peer(checked)

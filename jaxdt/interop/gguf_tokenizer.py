@@ -11,21 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxdt.interop.hf_files import extra
+from jaxdt.model.byte_pairs import LLAMA3_SPLIT, QWEN2_SPLIT
 from jaxdt.run.errors import BadInput, nearest
 
-# Contractions, words with one sign or blank before them, runs of at most three digits, signs, and white space.
-LLAMA3_SPLIT = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 # The types of pieces, of special tokens, and of texts that are tokens before anything is split.
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 BLANK = "\u2581"  # stands for a blank in SentencePiece's pieces

@@ -6,6 +6,7 @@ committed. The loss of the last row comes without a further step.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxdt.protocol import events as ev
@@ -49,13 +50,21 @@ class HeldOutRows:
         told: list[StepReport] = []
         while self._rows and not self._waits(self._rows[0].step + 1, n_committed):
             row = self._rows.popleft()
-            losses = sorted(self._losses.pop(row.step + 1, {}).items())
-            n_samples = sum(n for _, (n, _) in losses)
-            loss = sum(loss_sum for _, (_, loss_sum) in losses) / n_samples if n_samples else None
-            told.append(replace(row, eval_loss=loss))
+            losses = self._losses.pop(row.step + 1, {})
+            told.append(with_held_out(row, [(m, *sums) for m, sums in losses.items()]))
         return told
 
     def _waits(self, version: int, n_committed: int) -> bool:
         losses = self._losses.get(version)
         is_open = n_committed <= self._delay.computed_with(version)
         return losses is not None and len(losses) < self._train.eval_microbatches and is_open
+
+
+def with_held_out(row: StepReport, losses: Sequence[tuple[int, int, float]]) -> StepReport:
+    """The row with these held-out losses: microbatch, samples and sum of losses of each."""
+    measured = sorted(one for one in losses if one[1])
+    if not measured:
+        return row
+    loss = sum(loss_sum for *_, loss_sum in measured) / sum(n_samples for _, n_samples, _ in measured)
+    means = tuple((m, loss_sum / n_samples) for m, n_samples, loss_sum in measured)
+    return replace(row, eval_loss=loss, eval_losses=means)

@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 
 
 class TokenSource(Protocol):
-    """Where samples come from, such as a TokenFile, whose methods these are. Those with `place` are asked for where
-    documents are set apart or some tokens do not count."""
+    """Where samples come from, such as a TokenFile, whose methods these are. Those that are about places are asked for
+    where documents are set apart or some tokens do not count."""
 
     @property
     def counts_all(self) -> bool: ...
@@ -47,13 +47,15 @@ class TokenSource(Protocol):
     def n_eval_batches(self, microbatch_size: int, seq_len: int) -> int: ...
     def eval_batch(self, index: int, microbatch_size: int, seq_len: int) -> Int32[np.ndarray, "B T+1"]: ...
     def eval_places(self, index: int, microbatch_size: int, seq_len: int) -> list[int]: ...
+    def held_out_source(self, index: int) -> int: ...
     def begins(self, place: int, seq_len: int) -> Int32[np.ndarray, " T"]: ...
     def counted_targets(self, place: int, seq_len: int, *, within_documents: bool) -> Bool[np.ndarray, " T"]: ...
 
 
 class Samples:
     """The batches of a run. `n_microbatches`: of a step of the whole run. `together` is over which microbatches the
-    loss is a mean: all of a step, those of a pipeline that steps by itself, or all of a held-out loss."""
+    loss is a mean: all of a step, those of a pipeline that steps by itself, or those of a held-out loss that are of one
+    source."""
 
     def __init__(self, source: TokenSource, train: TrainConfig, n_microbatches: int, borders: str):
         self._source = source
@@ -75,8 +77,11 @@ class Samples:
     def held_out(self, microbatch: int, seq_len: int) -> Batch:
         """A microbatch of a held-out loss. There may be fewer batches than a loss takes; then they come again."""
         n_batches = self.n_held_out(seq_len)
-        together = [m % n_batches for m in range(self._n_held_out)]
-        index = microbatch % n_batches
+        index, together = microbatch % n_batches, list[int]()
+        if self._is_weighted:
+            source_of = self._source.held_out_source
+            all_of_loss = [m % n_batches for m in range(self._n_held_out)]
+            together = [one for one in all_of_loss if source_of(one) == source_of(index)]
         return self._batch(self._source.eval_batch(index, self._size, seq_len), seq_len, None, index, together)
 
     def n_held_out(self, seq_len: int) -> int:

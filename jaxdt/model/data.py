@@ -211,6 +211,15 @@ class TokenFile:
             )
         return n_batches
 
+    def held_out_source(self, index: int) -> int:
+        """Which of the `files` of a mixture gives a held-out batch."""
+        return 0
+
+    def by_source(self, losses: Iterable[tuple[int, float]], n_batches: int) -> dict[str, float]:
+        """The held-out loss of each source of a mixture, from the number and loss of each microbatch; after `n_batches`
+        they come again. No mixture has none."""
+        return {}
+
     def eval_batch(self, index: int, microbatch_size: int, seq_len: int) -> np.ndarray:
         """Tokens int32 [microbatch_size, seq_len + 1]: consecutive held-out windows, the same for every run."""
         return self._samples(self.eval_places(index, microbatch_size, seq_len), seq_len)

@@ -4,13 +4,14 @@
 
 Paths are relative to that file. Of any samples in a row each source gives its share, rounded down or up: which source
 gives a sample, and its how-manieth that is, follows from the sample's number alone. So a batch is as pure a function of
-its numbers as that of one token file, and each source has epochs of its own. Held-out samples are mixed in the same
-way."""
+its numbers as that of one token file, and each source has epochs of its own. Held-out microbatches are mixed in the
+same way, each of one source, so that each source has a held-out loss."""
 
 import hashlib
 import itertools
+import statistics
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +42,11 @@ class Recipe:
 class Mixture(TokenFile):
     """Open token files of one tokenizer. A place is the number of a token in all files one after another."""
 
-    def __init__(self, path: Path, files: list[TokenFile], shares: list[int]):
+    def __init__(self, path: Path, files: list[TokenFile], sources: Sequence[Source]):
         self.path = path
         self.files = files
-        self._shares = shares
+        self._names = [source.path for source in sources]
+        self._shares = shares = [source.share for source in sources]
         first = files[0]
         self.vocab_size, self.tokenizer, self.end_of_text = first.vocab_size, first.tokenizer, first.end_of_text
         self.n_train_tokens = sum(file.n_train_tokens for file in files)
@@ -84,31 +86,34 @@ class Mixture(TokenFile):
         return places
 
     def n_eval_batches(self, microbatch_size: int, seq_len: int) -> int:
-        """Full batches in which no held-out window comes twice."""
-        limits = [max(0, (file.n_eval_tokens - 1) // seq_len) for file in self.files]
+        """Full batches, each of one source, in which no held-out window comes twice."""
+        limits = [file.n_eval_batches(microbatch_size, seq_len) for file in self.files]
 
         def fits(n_batches: int) -> bool:
-            return all(n <= most for n, most in zip(self._counts(n_batches * microbatch_size), limits, strict=True))
+            return all(n <= most for n, most in zip(self._counts(n_batches), limits, strict=True))
 
-        low, high = 0, sum(limits) // microbatch_size + 1
+        low, high = 1, sum(limits) + 1  # any source has one
         while low < high - 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        if not low:
-            fewest = self.files[limits.index(min(limits))]
-            raise BadInput(
-                f"{self.path}: {fewest.path} has {fewest.n_eval_tokens} held-out tokens, too few for its share of a "
-                f"batch of {microbatch_size} samples of {seq_len} tokens"
-            )
         return low
+
+    def held_out_source(self, index: int) -> int:
+        return self._source_of(index)[0]
+
+    def by_source(self, losses: Iterable[tuple[int, float]], n_batches: int) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for microbatch, loss in losses:
+            found.setdefault(self._names[self.held_out_source(microbatch % n_batches)], []).append(loss)
+        return {name: statistics.fmean(found[name]) for name in self._names if name in found}
 
     def eval_places(self, index: int, microbatch_size: int, seq_len: int) -> list[int]:
         n_batches = self.n_eval_batches(microbatch_size, seq_len)
         if not 0 <= index < n_batches:
             raise IndexError(f"{self.path}: got evaluation batch {index}, expected 0..{n_batches - 1}")
-        numbers = map(self._source_of, range(index * microbatch_size, (index + 1) * microbatch_size))
+        source, number = self._source_of(index)
         return [
-            self._starts[source] + self.files[source].n_train_tokens + number * seq_len for source, number in numbers
+            self._starts[source] + place for place in self.files[source].eval_places(number, microbatch_size, seq_len)
         ]
 
     def begins(self, place: int, seq_len: int) -> np.ndarray:
@@ -167,5 +172,6 @@ def open_mixture(path: str | Path) -> Mixture:
         for name in ("tokenizer", "vocab_size", "end_of_text"):
             got, expected = getattr(file, name), getattr(files[0], name)
             if got != expected:
-                raise BadInput(f"{file.path}: {name}: got {got!r}, expected {expected!r} as in {files[0].path}")
-    return Mixture(path, files, [source.share for source in recipe.sources])
+                hint = "prepare all of a mixture with one --tokenizer and --end_of_text"
+                raise BadInput(f"{file.path}: {name}: got {got!r}, expected {expected!r} as in {files[0].path}; {hint}")
+    return Mixture(path, files, recipe.sources)

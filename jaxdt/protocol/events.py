@@ -437,20 +437,13 @@ class Boundary(Message):
 
 @frozen_dataclass
 class Tally:
-    """Sums of losses and numbers of samples, of training microbatches and of held-out ones."""
+    """The sum of losses and the number of samples of training microbatches."""
 
     loss_sum: float = 0.0
     n_losses: int = 0
-    eval_sum: float = 0.0
-    n_evals: int = 0
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            self.loss_sum + other.loss_sum,
-            self.n_losses + other.n_losses,
-            self.eval_sum + other.eval_sum,
-            self.n_evals + other.n_evals,
-        )
+        return Tally(self.loss_sum + other.loss_sum, self.n_losses + other.n_losses)
 
 
 class Shard(Message):
@@ -621,10 +614,11 @@ class EvaluateMean(Message):
 
 
 class MeanEvaluated(Message):
-    """last stage -> coordinator: the held-out losses of the mean of `version`, as an EvaluateMean has asked for."""
+    """last stage -> coordinator: the losses of all held-out microbatches with the mean of `version`, as an EvaluateMean
+    has asked for. They are written as in HeldOutMeasured."""
 
     version: int
-    tally: Tally
+    losses: tuple[tuple[int, int, float], ...]
 
 
 class HeldOutMeasured(Message):

@@ -56,10 +56,10 @@ class Report(Action):
 
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
-    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss of the parameters after
-    this step, where it was measured. A coordinator that was started again reports the last steps of the one before once
-    more, with a `step_s` of NaN; that of the first step that it commits is NaN, too, since that one began before.
-    `tokens_per_s` is NaN where `step_s` is NaN or 0.
+    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss of the parameters after this step,
+    where it was measured; `eval_losses`: those of its microbatches, by number. A coordinator that was started again
+    reports the last steps of the one before once more, with a `step_s` of NaN; that of the first step that it commits
+    is NaN, too, since that one began before. `tokens_per_s` is NaN where `step_s` is NaN or 0.
 
     Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
     they were done, or where all replicas average together, one step of all pipelines. Rows of which the coordinator
@@ -74,6 +74,7 @@ class StepReport(Report):
     gradient_norm: float
     verdict: str
     eval_loss: float | None = None
+    eval_losses: tuple[tuple[int, float], ...] | None = None
     group_size: float | None = None
     suspended_frac: float | None = None
 

@@ -20,7 +20,7 @@ class Version:
         return f"{self.major}.{self.minor}"
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 CHECKPOINT = Version(2, 0)
 
 

@@ -190,13 +190,11 @@ class Exchange:
 
 def total(tallies: Iterable[ev.Tally]) -> ev.Tally:
     """Their sum, in their order; a loop, since there are as many as slices times members."""
-    loss_sum, n_losses, eval_sum, n_evals = 0.0, 0, 0.0, 0
+    loss_sum, n_losses = 0.0, 0
     for tally in tallies:
         loss_sum += tally.loss_sum
         n_losses += tally.n_losses
-        eval_sum += tally.eval_sum
-        n_evals += tally.n_evals
-    return ev.Tally(loss_sum, n_losses, eval_sum, n_evals)
+    return ev.Tally(loss_sum, n_losses)
 
 
 def update_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:

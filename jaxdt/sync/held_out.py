@@ -12,8 +12,9 @@ that was measured, if the coordinator died before it could tell it and no peer i
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from jaxdt.membership.held_out_rows import with_held_out
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
 from jaxdt.protocol.round_id import RoundId
@@ -65,8 +66,7 @@ class HeldOutWork:
         self._place = place
         self._mean: ev.EvaluateMean | None = None
         self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
-        self._tally = ev.Tally()
-        self._n_done = 0
+        self._losses: list[tuple[int, int, float]] = []  # microbatch, samples, sum of losses; those that are done
         self._last_loss: ev.MeanEvaluated | None = None  # the last one
 
     def say_again(self) -> ev.Actions:
@@ -77,7 +77,7 @@ class HeldOutWork:
         """Actions, but for the Work itself. A coordinator that was started again asks again for what is under way."""
         match event:
             case ev.Received(_, ev.EvaluateMean() as mean) if mean != self._mean:
-                self._mean, self._tally, self._n_done = mean, ev.Tally(), 0
+                self._mean, self._losses = mean, []
                 if self._place.stage == 0:
                     self._inputs[mean.round.number] = list(range(self._place.n_microbatches))
             case ev.Received(_, ev.Boundary(ev.Key(kind, version, _, microbatch))) if kind == HELD_OUT:
@@ -110,11 +110,10 @@ class HeldOutWork:
         if place.next_peer is not None:
             n_bytes = place.sent_bytes[m % len(place.sent_bytes)]
             return [ev.Send(place.next_peer, ev.Boundary(ev.Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]
-        self._tally += ev.Tally(eval_sum=values.get("loss_sum", 0.0), n_evals=int(values.get("n_samples", 0)))
-        self._n_done += 1
-        if self._n_done < place.n_microbatches:
+        self._losses.append((m, int(values.get("n_samples", 0)), values.get("loss_sum", 0.0)))
+        if len(self._losses) < place.n_microbatches:
             return []
-        self._last_loss = ev.MeanEvaluated(version, self._tally)
+        self._last_loss = ev.MeanEvaluated(version, tuple(self._losses))
         return [ev.Send(ev.COORDINATOR, self._last_loss)]
 
 
@@ -131,7 +130,8 @@ class HeldOutLosses:
         self._pipelines = pipelines
         self._measuring: int | None = None  # the pipeline that was asked to
         self._awaited_versions: set[int] = set()
-        self._losses: dict[int, float | None] = {}  # of rows that are not done yet; None: left out
+        # Of rows that are not done yet: microbatch, samples, sum of losses; none where they are left out.
+        self._losses: dict[int, Sequence[tuple[int, int, float]]] = {}
         self._last = 0  # version of the last mean that was begun
         self._rows: deque[StepReport] = deque()
         self._whole: dict[int, tuple[RoundId, tuple[int, ...]]] = {}  # stage -> its sum, and whose
@@ -156,7 +156,7 @@ class HeldOutLosses:
         the one that was told, or not known any more."""
         self._last = version
         if told or is_over:
-            self._losses[version] = _mean_loss(told.tally) if told else None
+            self._losses[version] = told.losses if told else ()
         else:
             self.version = version
             self._awaited_versions.add(version)
@@ -172,7 +172,7 @@ class HeldOutLosses:
         told: list[StepReport] = []
         while self._rows and (first is None or self._rows[0].step + 1 < first):
             row = self._rows.popleft()
-            told.append(replace(row, eval_loss=self._losses.pop(row.step + 1, None)))
+            told.append(with_held_out(row, self._losses.pop(row.step + 1, ())))
         return told
 
     def whole(
@@ -191,7 +191,7 @@ class HeldOutLosses:
         assert self.version is not None  # one is under way
         able = [pipeline for pipeline in self._pipelines.whole if self._pipelines.was_whole(pipeline, self.version)]
         if not able:
-            return self._end(ev.Tally(), [members for _, members in self._whole.values()])
+            return self._end((), [members for _, members in self._whole.values()])
         self._measuring = able[0]
         peers = self._pipelines.peers(self._measuring)
         return [ev.Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
@@ -210,9 +210,9 @@ class HeldOutLosses:
         if message.version != self.version:
             return []
         measuring = self._pipelines.peers(self._pipelines.whole[0] if self._measuring is None else self._measuring)
-        return self._end(message.tally, [(measuring[stage], *members) for stage, (_, members) in self._whole.items()])
+        return self._end(message.losses, [(measuring[stage], *members) for stage, (_, members) in self._whole.items()])
 
-    def _end(self, tally: ev.Tally, holders: Sequence[Sequence[int]]) -> list[ev.Action]:
+    def _end(self, losses: Sequence[tuple[int, int, float]], holders: Sequence[Sequence[int]]) -> list[ev.Action]:
         """The loss is known, or left out: rows, and what those who may hold each stage's sum are told."""
         version, self.version, self._measuring = self.version, None, None
         assert version is not None  # one is under way
@@ -224,9 +224,5 @@ class HeldOutLosses:
         ]
         self._awaited_versions.discard(version)
         self._whole.clear()
-        self._losses[version] = _mean_loss(tally)
+        self._losses[version] = losses
         return [*self._pop_measured_rows(), *told]
-
-
-def _mean_loss(tally: ev.Tally) -> float | None:
-    return tally.eval_sum / tally.n_evals if tally.n_evals else None

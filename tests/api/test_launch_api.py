@@ -1,9 +1,11 @@
 """`from jaxdt import launch`: a config object in, a handle with metrics, wait and stop; lazy imports."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fleets import write_config
 from fork_server import FORKS
@@ -11,7 +13,9 @@ from fork_server import FORKS
 import jaxdt
 from jaxdt.api import launch as api
 from jaxdt.api.config import fields_of
+from jaxdt.model.data import write_tokens
 from jaxdt.run.config import RunConfig, parse
+from jaxdt.run.errors import BadInput
 from jaxdt.runtime import fleet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,3 +128,18 @@ def test_a_config_file_that_cannot_be_loaded_is_one_line(tmp_path, text, expecte
         (tmp_path / "config.py").write_text(text)
     with pytest.raises(jaxdt.BadInput, match=expected):
         jaxdt.load_config(tmp_path / "config.py")
+
+
+def test_a_mixture_is_read_whole_before_a_run_begins(config, tmp_path):
+    numbers = np.arange(4000) % 64
+    for name in ("a", "b"):
+        write_tokens(tmp_path / f"{name}.tok", "x", 64, numbers, numbers)
+    sources = [{"path": "a.tok", "share": 1}, {"path": "b.tok", "share": 2}]
+    (tmp_path / "mix.json").write_text(json.dumps({"sources": sources}))
+    config.data.path = str(tmp_path / "mix.json")
+    assert api.check(config, api.LaunchOptions()).data.n_train_tokens == 8000
+    damaged = bytearray((tmp_path / "b.tok").read_bytes())
+    damaged[1000] ^= 1
+    (tmp_path / "b.tok").write_bytes(damaged)
+    with pytest.raises(BadInput, match=r"b\.tok: tokens have SHA256"):
+        api.check(config, api.LaunchOptions())

@@ -47,7 +47,8 @@ def test_a_row_whose_loss_is_lost_waits_until_the_step_that_measures_it_is_commi
 def test_the_last_row_waits_without_a_further_step():
     rows = HeldOutRows(TRAIN)
     assert told(rows.add(row(4), 5)) == [] and rows.has_unreported(5)
-    assert told(rows.on_measured(measured(5, 0, 1), 5)) == [(4, 6.0)]
+    [report] = rows.on_measured(measured(5, 1, 0), 5)
+    assert (report.step, report.eval_loss, report.eval_losses) == (4, 6.0, ((0, 5.0), (1, 7.0)))
 
 
 def test_a_row_before_a_rollback_gets_the_loss_that_is_measured_again():

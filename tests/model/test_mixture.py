@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.cli.run_inputs import token_file
+from jaxdt.model.batches import Samples
 from jaxdt.model.data import Tokens, open_data, verify_checksum, write_pieces, write_tokens
 from jaxdt.model.mixture import Mixture
+from jaxdt.run.config import TrainConfig
 from jaxdt.run.errors import BadInput
 
 SEQ_LEN = 4
@@ -66,16 +68,48 @@ def test_sources_are_counted_without_a_gap(shares, first, n_samples):
     assert before == mixture._counts(first + n_samples)
 
 
-def test_held_out_samples_are_mixed_too_and_none_comes_twice(folder):
+def test_held_out_microbatches_are_mixed_too_each_of_one_source_and_no_sample_comes_twice(folder):
     data = mixed(folder, a=1, b=3)
-    n_batches = data.n_eval_batches(2, SEQ_LEN)
-    rows = np.concatenate([data.eval_batch(i, 2, SEQ_LEN) for i in range(n_batches)])
-    assert n_batches == 3 and Counter((rows[:, 0] // 100).tolist()) == {0: 1, 1: 5}
+    n_batches = data.n_eval_batches(1, SEQ_LEN)
+    assert n_batches == 6 and [data.held_out_source(i) for i in range(6)] == [1, 1, 1, 0, 1, 1]
+    assert data.n_eval_batches(2, SEQ_LEN) == 2  # b has five samples
+    rows = np.concatenate([data.eval_batch(i, 1, SEQ_LEN) for i in range(n_batches)])
+    assert (rows[:, 0] // 100).tolist() == [data.held_out_source(i) for i in range(6)]
     assert len({int(row[0]) for row in rows}) == len(rows)
+    np.testing.assert_array_equal(data.eval_batch(1, 2, SEQ_LEN), open_data(folder / "b.tok").eval_batch(1, 2, SEQ_LEN))
     with pytest.raises(IndexError):
-        data.eval_batch(n_batches, 2, SEQ_LEN)
-    with pytest.raises(BadInput, match=r"mix.json: .*tok has 21 held-out tokens, too few"):
+        data.eval_batch(n_batches, 1, SEQ_LEN)
+    with pytest.raises(BadInput, match=r"a\.tok: got 21 held-out tokens, expected at least .+ = 201"):
         data.n_eval_batches(50, SEQ_LEN)
+
+
+def test_each_source_has_the_mean_over_its_microbatches_that_come_again_behind_the_last(folder):
+    data = mixed(folder, a=1, b=3, c=2)
+    sources = [data.held_out_source(m % 5) for m in range(7)]
+    losses = [(m, 10.0 * m) for m in range(7)]
+    expected = {
+        name: np.mean([loss for (_, loss), source in zip(losses, sources, strict=True) if source == i])
+        for i, name in enumerate(("a.tok", "b.tok", "c.tok"))
+        if i in sources
+    }
+    assert len(expected) > 1 and data.by_source(losses, 5) == pytest.approx(expected)
+    assert list(data.by_source(losses[:1], 5)) == [("a.tok", "b.tok", "c.tok")[sources[0]]]
+
+
+def test_the_weights_of_a_source_are_those_that_it_has_alone(folder):
+    numbers = np.arange(41)
+    for name, n_counted in (("few", 4), ("many", 2)):
+        tokens = Tokens(numbers, np.zeros(1, np.int64), numbers % n_counted == 0)
+        write_pieces(folder / f"{name}.tok", "x", 300, [tokens], [tokens], "00" * 32)
+    train = TrainConfig(microbatch_size=2, eval_microbatches=4)
+    both = Samples(mixed(folder, few=1, many=1), train, 1, "join")
+    alone = Samples(open_data(folder / "few.tok"), TrainConfig(microbatch_size=2, eval_microbatches=2), 1, "join")
+    found = [both.held_out(m, SEQ_LEN) for m in range(4)]
+    few = [batch for m, batch in enumerate(found) if mixed(folder, few=1, many=1).held_out_source(m) == 0]
+    for batch, expected in zip(few, [alone.held_out(m, SEQ_LEN) for m in range(2)], strict=True):
+        np.testing.assert_array_equal(batch.tokens, expected.tokens)
+        np.testing.assert_array_equal(batch.weights, expected.weights)
+    assert sum(batch.weights.sum() for batch in few) == pytest.approx(4)
 
 
 def test_a_mixture_has_the_checksum_of_its_files_and_shares(folder):
@@ -108,7 +142,10 @@ def test_documents_and_what_counts_are_those_of_the_file(folder):
     [
         ([], "mix.json: sources: got none, expected one or more"),
         ([{"path": "a.tok", "share": 0}], r"mix.json: sources\[0\].share: got 0, expected an integer >= 1"),
-        ([{"path": "a.tok", "share": 1}, {"path": "o.tok", "share": 1}], "o.tok: tokenizer: got 'y', expected 'x' as"),
+        (
+            [{"path": "a.tok", "share": 1}, {"path": "o.tok", "share": 1}],
+            "o.tok: tokenizer: got 'y', .+ with one --tokenizer",
+        ),
         ([{"path": "none.tok", "share": 1}], "none.tok: cannot be read"),
         ([{"path": "a.tok", "shares": 1}], "mix.json"),
     ],

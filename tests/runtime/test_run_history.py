@@ -4,10 +4,15 @@ the summary says so."""
 import json
 import math
 import os
+import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from jaxdt.model.data import write_tokens
+from jaxdt.model.mixture import open_mixture
 from jaxdt.protocol.reports import (
     EndedReport,
     OperatorReport,
@@ -47,7 +52,7 @@ def clock(monkeypatch):
     return clock
 
 
-def play(clock, folder, *moments, n_committed=0, start_version=0):
+def play(clock, folder, *moments, n_committed=0, start_version=0, data=None):
     """A coordinator of the run in the folder: at each of these moments it makes these reports."""
     clock.now_s = moments[0][0]
     config = SimpleNamespace(start_version=start_version, workers=None)
@@ -55,6 +60,7 @@ def play(clock, folder, *moments, n_committed=0, start_version=0):
     devices = dict.fromkeys(MEMBERS, "cpu")
     machine = SimpleNamespace(n_committed=n_committed, config=config, view=view, devices=devices, profiles={})
     job = SimpleNamespace(run_dir=folder, config=CASE.config, plan=CASE.plan, network=None, stalls=None, run="r")
+    job.data = data
     with Journal(job, machine, FileStore(folder / "coordinator"), live=False) as journal:
         journal.post = journal.report
         for at_s, *reports in moments:
@@ -184,3 +190,28 @@ def test_skipped_steps_are_said_and_steps_that_measure_a_held_out_loss_are_not_t
     lines = [line for line in said.splitlines() if line.startswith("step ") and "not finite" in line]
     assert [line.split("/")[0].split()[1] for line in lines] == ["3", "5"]
     assert "skipped        2 steps, with a gradient that was not finite" in said
+
+
+def test_a_mixture_has_the_held_out_loss_of_each_source_beside_the_mean(clock, tmp_path, capsys):
+    numbers = np.arange(10 * CASE.config.train.microbatch_size * CASE.config.seq_len) % 7
+    sources = []
+    for name, share in (("wiki.tok", 2), ("code.tok", 1)):
+        write_tokens(tmp_path / name, "x", 7, numbers, numbers)
+        sources.append({"path": name, "share": share})
+    (tmp_path / "mix.json").write_text(json.dumps({"sources": sources}))
+    data = open_mixture(tmp_path / "mix.json")
+    of_code = [data.held_out_source(m) for m in range(3)].index(1)
+    losses = [(m, 5.0 if m == of_code else 1.0 + m) for m in range(3)]
+    wiki = statistics.fmean(loss for m, loss in losses if m != of_code)
+    measured = replace(step(1, eval_loss=3.0), eval_losses=tuple(losses))
+    end = (1010.0, EndedReport(0, "done"))
+    summary = play(clock, tmp_path, (1000.0, FIRST_VIEW), (1001.0, step(0)), (1002.0, measured), end, data=data)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert "eval_losses" not in rows[0]
+    assert (rows[1]["eval_loss"], rows[1]["eval_losses"]) == (3.0, {"wiki.tok": wiki, "code.tok": 5.0})
+    assert summary["eval_losses_last"] == rows[1]["eval_losses"]
+    said = capsys.readouterr().out
+    assert f"held-out 3.0000 (wiki.tok {wiki:.4f}, code.tok 5.0000)" in said
+    assert f"held-out loss  3.0000, measured at step 2 of 2\n               {wiki:.4f} of wiki.tok\n" in said
+    plain = play(clock, tmp_path / "plain", (1000.0, FIRST_VIEW), (1001.0, step(0, eval_loss=3.0)), end)
+    assert plain["eval_losses_last"] is None

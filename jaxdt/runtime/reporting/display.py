@@ -122,8 +122,8 @@ class Display:
         self._heartbeats[peer] = status
         self._refresh()
 
-    def step(self, report: StepReport) -> None:
-        """Show a committed step."""
+    def step(self, report: StepReport, held_out_by_source: Mapping[str, float] | None = None) -> None:
+        """Show a committed step, and the held-out loss of each source of a mixture."""
         self._latest_step = report
         self._standstill = ""
         self._fetching = frozenset()  # a step is committed only once all members have their state
@@ -131,21 +131,23 @@ class Display:
             self._progress.update(self._task, completed=report.step + 1)
             self._refresh()
             if report.verdict == "skip":
-                self.print(self._line(report))
+                self.print(self._line(report, held_out_by_source))
             return
         last = report.step + 1 == self._n_steps
         notable = report.eval_loss is not None or report.verdict == "skip"
         if last or notable or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
             self._printed_s = time.monotonic()
-            self.print(self._line(report))
+            self.print(self._line(report, held_out_by_source))
 
     def summary(self, summary: dict) -> None:
         """Show the summary of the run, and nothing after it."""
         self.close()
         print_line("\n".join(_summary_lines(summary)))
 
-    def _line(self, report: StepReport) -> str:
+    def _line(self, report: StepReport, held_out_by_source: Mapping[str, float] | None = None) -> str:
         held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
+        if held_out_by_source:
+            held_out += f" ({', '.join(f'{name} {loss:.4f}' for name, loss in held_out_by_source.items())})"
         took = f"{report.step_s:.3f} s  {report.tokens_per_s:.0f} tokens/s"
         took = "in an unknown time" if math.isnan(report.step_s) or math.isnan(report.tokens_per_s) else took
         skipped = "  skipped: its gradient is not finite" if report.verdict == "skip" else ""
@@ -235,6 +237,8 @@ def _summary_lines(summary: dict) -> list[str]:
     if summary["eval_loss_last"] is not None:
         step = summary["eval_loss_step"]
         lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}, measured at step {step} of {summary['steps']}")
+        by_source = summary["eval_losses_last"] or {}
+        lines += [f"               {loss:.4f} of {name}" for name, loss in by_source.items()]
     if n_skipped := summary["n_steps_skipped"]:
         lines.append(f"skipped        {n_skipped} step{'s' * (n_skipped > 1)}, with a gradient that was not finite")
     since = f" since step {summary['resumed_at']}" if summary["resumed_at"] else ""

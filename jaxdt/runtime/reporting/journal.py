@@ -123,9 +123,11 @@ class Journal:
         self._history.hear(report)
         match report:
             case StepReport():
-                if self._metrics.add(report.fields):
+                by_source = self._by_source(report)
+                row = {name: value for name, value in report.fields.items() if name != "eval_losses"}
+                if self._metrics.add(row | ({"eval_losses": by_source} if by_source else {})):
                     self._history.step(time.monotonic())
-                    self._display.step(report)
+                    self._display.step(report, by_source)
             case ViewReport():
                 self._changes.view(report.members)
                 self._codecs.view(report.members)
@@ -175,6 +177,13 @@ class Journal:
                 self._display.print(f"{command}: {answer}")
             case _:
                 self._display.print(report.line)
+
+    def _by_source(self, report: StepReport) -> dict[str, float]:
+        """The held-out loss of each source of a mixture, of those that were measured."""
+        if report.eval_losses is None:
+            return {}
+        config, data = self._job.config, self._job.data
+        return data.by_source(report.eval_losses, data.n_eval_batches(config.train.microbatch_size, config.seq_len))
 
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
@@ -308,6 +317,7 @@ class Journal:
             "loss_first": steps[0]["loss"] if steps else None,
             "loss_last": steps[-1]["loss"] if steps else None,
             "eval_loss_last": evaluated[-1]["eval_loss"] if evaluated else None,
+            "eval_losses_last": evaluated[-1].get("eval_losses") if evaluated else None,
             "eval_loss_step": evaluated[-1]["step"] + 1 if evaluated else None,
             "n_steps_skipped": sum(step.get("verdict") == "skip" for step in steps),
             "resumed_at": self._machine.config.start_version,

@@ -147,7 +147,7 @@ GOOD = encode(1, {}, [np.zeros(4, np.float32)])
 BAD = {
     "magic": (b"HTTP" + GOOD[4:], "expected b'jxdt'"),
     "TLS record": (b"\x16\x03\x01\x02" + GOOD[4:], "only one side has a credential"),
-    "version": (GOOD[:4] + b"\x09" + GOOD[5:], "version: got 9, expected 5"),
+    "version": (GOOD[:4] + b"\x09" + GOOD[5:], "version: got 9, expected 6"),
     "kind": (GOOD[:5] + b"\x63" + GOOD[6:], "kind: got 99, expected greeting or"),
     "flags": (GOOD[:6] + b"\x80" + GOOD[7:], "flags"),
     "checksum": (GOOD[:-20] + b"\xff" * 20, "checksum"),

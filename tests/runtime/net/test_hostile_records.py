@@ -171,7 +171,7 @@ BEFORE_RECORDS = {
     "a short share": (in_tls, share(31), "share of the keys: expected 32 bytes"),
     "more in TLS": (in_tls, share() + b"\x00", "more was sent in TLS"),
     "nothing": (in_tls, b"", "the handshake took too long|came in time"),
-    "a greeting in TLS": (in_tls, of_version_1(frame.pack(frame.GREETING, b"\x80")), "version: got 1, expected 5"),
+    "a greeting in TLS": (in_tls, of_version_1(frame.pack(frame.GREETING, b"\x80")), "version: got 1, expected 6"),
 }
 
 
@@ -203,8 +203,8 @@ def test_peers_of_two_versions_tell_each_other(start, run_credential):
     a, b = start(0, run_credential), start(1, run_credential)
     with shaken_hands(b, run_credential) as old:
         old.sendall(of_version_1(frame.pack(frame.GREETING, b"\x80")))
-        assert b"protocol version: got 1, expected 5" in old.recv(1000)
-    assert "protocol version: got 1, expected 5" in b.link(None, "refused")
+        assert b"protocol version: got 1, expected 6" in old.recv(1000)
+    assert "protocol version: got 1, expected 6" in b.link(None, "refused")
     with socket.create_server(LOOPBACK) as server:
         a.transport.connect(1, server.getsockname())
         a.transport.send(1, {})
@@ -215,7 +215,7 @@ def test_peers_of_two_versions_tell_each_other(start, run_credential):
             old.sendall(
                 of_version_1(frame.pack(frame.REFUSED, frame.pack_head({"reason": "version"}, TransportLimits())))
             )
-            assert "protocol version: got 1, expected 5" in a.link(1, "refused")
+            assert "protocol version: got 1, expected 6" in a.link(1, "refused")
 
 
 def test_a_share_that_drips_in_does_not_hold_a_place(start, run_credential):

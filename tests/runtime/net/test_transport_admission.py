@@ -191,8 +191,8 @@ def test_another_version_is_refused_with_a_reason(start):
         hello = bytearray(frame.pack(frame.GREETING, b"\x80"))
         hello[4] = 9
         sock.sendall(hello)
-        assert b"protocol version: got 9, expected 5" in sock.recv(1000)
-    assert "protocol version: got 9, expected 5" in b.link(None, "refused")
+        assert b"protocol version: got 9, expected 6" in sock.recv(1000)
+    assert "protocol version: got 9, expected 6" in b.link(None, "refused")
 
 
 def test_a_greeting_with_a_field_of_the_wrong_kind(start):
