@@ -179,6 +179,7 @@ class Store:
         found = self.entries_of(restore)  # what is not there is reported while the state of before is still held
         self.drop_state()
         if restore.version == 0:
+            self._versions.hold_frozen(None)  # they are read once more, and are not held twice
             self._versions.initialize(self._initial_params())
             return
         assert found is not None, "only parameters of version 0 are drawn"
