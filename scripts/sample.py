@@ -68,7 +68,7 @@ def main() -> int:
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
     options = (N_TOKENS.value, TEMPERATURE.value, SEED.value, config.seq_len)
-    tokens = generate(config.model, params, prompt, *options, ends=ends)
+    tokens = generate(config.model, params, prompt, *options, ends=ends, vocab_size=data.vocab_size)
     shown = tokens if CHAT.value else prompt + tokens
     print(tokenizer.decode(np.array(shown)).decode(errors="replace"))
     return 0

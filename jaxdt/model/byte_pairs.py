@@ -179,6 +179,8 @@ def _same_tokens(merges: Any, model: dict[str, Any]) -> list[str] | None:
 def _split_of(found: dict[str, Any]) -> str | None:
     """The expression that splits texts like a pre-tokenizer; None for one that is not known."""
     steps = found["pretokenizers"] if found.get("type") == "Sequence" else [found]
+    if not steps:
+        return None
     *before, last = [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]
     by_bytes = {"type": "ByteLevel", "add_prefix_space": False}
     if last == by_bytes | {"use_regex": True}:

@@ -36,13 +36,16 @@ def generate(
     seq_len: int = 0,
     *,
     ends: Collection[int] = (),
+    vocab_size: int = 0,
 ) -> list[int]:
     """The n_tokens token ids that follow `prompt`, or fewer: up to the first of `ends`, the tokens that end a text.
     Temperature 0 takes the likeliest token each time. The model sees the last `seq_len` tokens (0: model.max_len); one
-    program of that shape serves every prompt and length. Raises BadInput."""
+    program of that shape serves every prompt and length. `vocab_size`: that of the text, 0 for the model's; tokens
+    with which the model's is padded are never drawn. Raises BadInput."""
     tokens = [int(token) for token in prompt]
-    if not tokens or not all(0 <= token < config.facts.vocab_size for token in tokens):
-        raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.facts.vocab_size}")
+    vocab_size = vocab_size or config.facts.vocab_size
+    if not tokens or not all(0 <= token < vocab_size for token in tokens):
+        raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {vocab_size}")
     if temperature < 0:
         raise BadInput(f"temperature: got {temperature!r}, expected a number >= 0")
     key, seq_len = jax.random.key(seed), seq_len or config.max_len
@@ -50,20 +53,28 @@ def generate(
         seen = tokens[-seq_len:]
         tokens_T = np.zeros(seq_len, np.int32)
         tokens_T[: len(seen)] = seen
-        token = int(_next_token(config, params, tokens_T, len(seen), temperature, jax.random.fold_in(key, i)))
+        drawn = jax.random.fold_in(key, i)
+        token = int(_next_token(config, vocab_size, params, tokens_T, len(seen), temperature=temperature, key=drawn))
         if token in ends:
             break
         tokens.append(token)
     return tokens[len(prompt) :]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _next_token(
-    config: ModelSpec, params: Params, tokens_T: Int[Array, " T"], n_seen: int, temperature: float, key: jax.Array
+    config: ModelSpec,
+    vocab_size: int,
+    params: Params,
+    tokens_T: Int[Array, " T"],
+    n_seen: int,
+    *,
+    temperature: float,
+    key: jax.Array,
 ) -> Int[Array, ""]:
     """The token after the first n_seen; attention is causal, so the tokens behind these do not matter."""
     dtype = jnp.dtype(jnp.float32)
     logits_BTV = apply_stage(config, 0, config.facts.n_layers, dtype, params, tokens_T[None])
-    logits_V: Float[Array, " V"] = logits_BTV[0, n_seen - 1]
+    logits_V: Float[Array, " V"] = logits_BTV[0, n_seen - 1, :vocab_size]
     drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
     return jnp.where(temperature > 0, drawn, jnp.argmax(logits_V))

@@ -50,7 +50,9 @@ class StageOptions:
     runs both in one program and uses neither). `dtype` is that of activations. With several local `devices` the batch
     axis is split over them and the parameters are on each. `is_table_shared`: a table that the first and the last of
     several stages use is a parameter of the first alone; the last computes with that one, and does not update it.
-    `seq_len`: tokens of a sample of full length, 0 for as many as the model takes."""
+    `seq_len`: tokens of a sample of full length, 0 for as many as the model takes. `vocab_size`: the vocabulary of the
+    text; logits of further tokens, with which that of the model is padded, do not count in the loss. 0 for all of the
+    model's."""
 
     microbatch_size: int
     remat: str = "recompute"
@@ -58,6 +60,7 @@ class StageOptions:
     devices: int = 1
     is_table_shared: bool = False
     seq_len: int = 0
+    vocab_size: int = 0
 
     def check(self) -> None:
         """BadInput for options that this host cannot compute with."""
@@ -156,7 +159,7 @@ def build_stage(
 
     def losses(params: Params, x: Boundary | None, batch: Batch) -> Outputs:
         logits_BTV, beside = run(params, x, batch)
-        return sum_sample_losses(logits_BTV, batch), beside
+        return sum_sample_losses(logits_BTV[..., : options.vocab_size or None], batch), beside
 
     def loss_sum(params: Params, x: Boundary | None, batch: Batch) -> Scalar:
         return losses(params, x, batch)[0]

@@ -105,7 +105,7 @@ def prepare_stage(
     `is_planned`, and fetched from other peers otherwise: so no second state is held meanwhile. A checkpoint that is
     not there is reported before all that. No step before `from_step` is computed, unless the run goes back."""
     config, (stage, pipeline) = job.config, plan.seat(peer)
-    functions = functions or stage_functions(config, plan, stage, n_devices)
+    functions = functions or stage_functions(config, plan, stage, n_devices, vocab_size=job.data.vocab_size)
     store = Store(config, plan, peer, job.data, functions, job.load_entries, job.load_owed)
     start = job.start
     restore = ev.Restore(start.version, start.generation, start.n_reseeds, start.parts) if is_planned else None

@@ -53,7 +53,7 @@ def run_worker(
             assert server is not None, "the coordinator has named one"
             plan = job.plan.with_worker(peer, stage)
             if stage not in functions:
-                functions[stage] = stage_functions(config, plan, stage, n_devices)
+                functions[stage] = stage_functions(config, plan, stage, n_devices, vocab_size=job.data.vocab_size)
             patience_s = max(config.net.deadline_floor_s, SILENT_HEARTBEATS * config.net.heartbeat_s)
             start, place = RunStart(job.run, data_checksum=job.data.checksum), WorkerPlace(stage, server, patience_s)
             stop = run_machine(

@@ -43,7 +43,7 @@ def main() -> None:
     if stage >= plan.n_stages:
         raise BadInput(f"--stage: got {stage}, the plan has the stages 0..{plan.n_stages - 1}")
     (lo, hi), peer = plan.stages[stage], plan.placement[stage][0]
-    store = Store(config, plan, peer, data, stage_functions(config, plan, stage))
+    store = Store(config, plan, peer, data, stage_functions(config, plan, stage, vocab_size=data.vocab_size))
     step, groups = config.data.seq_growth_steps, sync_groups(config, plan)
     seconds = time_stage(store, peer, stage, groups, evaluates=False, step=step)
     shape, on_accelerator = config.microbatch_shape, jax.default_backend() != "cpu"

@@ -77,13 +77,14 @@ def main() -> int:
     for problem in problems:
         print(f"not compared: {problem}")
     incarnations = incarnations_of(plan, reports, folders)
-    functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
+    data, stages = run_inputs.token_file(config.data.path), range(plan.n_stages)
+    options = dict(devices=DEVICES.value, vocab_size=data.vocab_size)
+    functions = [stage_functions(config, plan, stage, **options) for stage in stages]
     if config.init.digest:
         functions = [begun_with_model(config, one) for one in functions]
-    codec = VectorCodec(config.sync.codec_spec)
-    arithmetic = StageArithmetic(config, plan, functions, run_inputs.token_file(config.data.path), codec)
+    arithmetic = StageArithmetic(config, plan, functions, data, VectorCodec(config.sync.codec_spec))
     replay = Replay(config, plan, arithmetic, incarnations)
-    fresh = [arithmetic.fresh_state(stage) for stage in range(plan.n_stages)]
+    fresh = [arithmetic.fresh_state(stage) for stage in stages]
     begin(replay, config.model, fresh, fields_of(reports, StepReport.kind))
     log = RunLog(run_dir, plan, reports, frozenset(folders), incarnations)
     what, states_of = REPLAYS[config.sync.kind](replay, log)

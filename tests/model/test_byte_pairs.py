@@ -58,7 +58,8 @@ def of_merges(*merges: tuple[str, str], **model: object) -> Any:
 def test_the_rules_are_known_by_their_tokenizers():
     for split in RULES:
         assert byte_pairs._split_of(json.loads(trained(split).to_str())["pre_tokenizer"]) == split
-    for other in (splits.ByteLevel(), splits.Whitespace(), BY_BYTES, splits.Sequence([splits.Digits(False), BY_BYTES])):
+    digits = splits.Sequence([splits.Digits(False), BY_BYTES])
+    for other in (splits.ByteLevel(), splits.Whitespace(), BY_BYTES, digits, splits.Sequence([])):
         made = trained()
         made.pre_tokenizer = other
         assert byte_pairs._split_of(json.loads(made.to_str())["pre_tokenizer"]) is None

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -209,6 +210,20 @@ def test_drawn_text_depends_on_the_seed_only():
     one, again, other = (generate(config, params, np.array([0]), 12, 1.0, seed) for seed in (1, 1, 2))
     assert one == again != other
     assert all(0 <= token < config.vocab_size for token in one)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_with_which_a_vocabulary_is_padded_are_not_drawn(temperature):
+    config = CONFIGS["plain"]
+    padded = replace(config, vocab_size=config.vocab_size + 5)
+    params = init_stage(padded, 0, 3, 0)
+    params["head"]["out"] = params["head"]["out"].at[:, config.vocab_size :].multiply(100.0)
+    params["head"]["ln"]["bias"] = params["head"]["out"][:, -1]  # the last one is the likeliest by far
+    assert generate(padded, params, [0], 3, temperature, 0) == [config.vocab_size + 4] * 3
+    drawn = generate(padded, params, [0], 3, temperature, 0, vocab_size=config.vocab_size)
+    assert len(drawn) == 3 and max(drawn) < config.vocab_size
+    with pytest.raises(BadInput, match=f"below {config.vocab_size}"):
+        generate(padded, params, [config.vocab_size], 1, temperature, 0, vocab_size=config.vocab_size)
 
 
 @pytest.mark.parametrize(

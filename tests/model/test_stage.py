@@ -123,6 +123,29 @@ def test_evaluation_equals_training_without_its_gradients():
     assert last.evaluate(params[1], y_BTD, batch).shape == (N_SAMPLES, config.max_len, config.vocab_size)
 
 
+@pytest.mark.parametrize("name", ["tied", "llama3"])
+def test_a_padded_vocabulary_changes_neither_loss_nor_gradient(name):
+    """The further rows of the table and columns of the head get no gradient, whatever is in them."""
+    config = CONFIGS[name]
+    padded = replace(config, vocab_size=config.vocab_size + 5)
+    stage = build(config, 0, 2)
+    with_rows = build_stage(padded, 0, 2, optimizer(ADAMW), StageOptions(N_SAMPLES, vocab_size=config.vocab_size))
+    params, batch = stage.init(3), microbatches(config)
+    fresh = with_rows.init(4)
+
+    def widened(part, whole):
+        return whole.at[tuple(slice(n) for n in part.shape)].set(part)
+
+    rows = jax.tree.map(widened, params, fresh)
+    loss, (acc,) = train([stage], [params], batch)
+    padded_loss, (padded_acc,) = train([with_rows], [rows], batch)
+    assert padded_loss == pytest.approx(loss, rel=1e-6)
+    expected = jax.tree.map(lambda part, whole: widened(part, jnp.zeros_like(whole)), acc, padded_acc)
+    assert_trees_close(padded_acc, expected)
+    alone = build_stage(padded, 0, 2, optimizer(ADAMW), StageOptions(N_SAMPLES))
+    assert train([alone], [rows], batch)[0] > loss + 1e-3  # all logits
+
+
 def test_a_stage_knows_its_place_and_its_boundary():
     stages = build_split(CONFIGS["plain"], [0, 1, 2, 3], dtype="bfloat16")
     assert [(stage.first, stage.last) for stage in stages] == [(True, False), (False, False), (False, True)]

@@ -70,7 +70,8 @@ def _rounds(
 ) -> list[list[Seconds]]:
     """The seconds of these stages of a plan, in each round."""
     plan = Plan(config.model.facts.n_layers, ranges, tuple((peer,) for peer in range(len(ranges))), (1,))
-    stores = [Store(config, plan, stage, data, stage_functions(config, plan, stage)) for stage in timed]
+    functions = {stage: stage_functions(config, plan, stage, vocab_size=data.vocab_size) for stage in timed}
+    stores = [Store(config, plan, stage, data, functions[stage]) for stage in timed]
     groups, step = sync_groups(config, plan), config.data.seq_growth_steps
     return [
         [

@@ -59,8 +59,10 @@ LoadOwed = Callable[[int, tuple[ev.Part, ...], Debtor], Mapping[Slot, np.ndarray
 LoadEntries = Callable[[int, tuple[ev.Part, ...], list[str]], Iterable[tuple[str, dict[str, Any]]]]
 
 
-def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
-    """The stage's jitted functions as the config asks for them."""
+def stage_functions(
+    config: RunConfig, plan: Plan, stage: int, devices: int = 1, *, vocab_size: int = 0
+) -> StageFunctions:
+    """The stage's jitted functions as the config asks for them. `vocab_size`: the token file's, 0 for the model's."""
     lo, hi = plan.stages[stage]
     options = StageOptions(
         config.train.microbatch_size,
@@ -69,6 +71,7 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
         devices,
         is_table_shared=replicas_may_differ(config),
         seq_len=config.seq_len,
+        vocab_size=vocab_size,
     )
     rule = optimizer(config.optim, plan.n_pipelines, by_role(config.model.facts))
     return build_stage(config.model, lo, hi, rule, options)
