@@ -34,7 +34,7 @@ from experiments.page import append
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 
 from jaxdt import build
-from jaxdt.cli import run_flags, run_inputs
+from jaxdt.cli import config_flag, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
@@ -153,7 +153,7 @@ def parts_of(config: RunConfig, case: Case) -> dict:
 
 def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     """The config without its group `ablation`, that group, and the token file."""
-    fields = run_flags.config_dict().to_dict()
+    fields = config_flag.config_dict().to_dict()
     ablation = serialize.read(AblationConfig, fields.pop("ablation", {}), "ablation")
     data = run_inputs.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)

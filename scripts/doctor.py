@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import run_flags
+from jaxdt.cli import config_flag, run_flags
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
@@ -52,7 +52,7 @@ def main() -> int:
 def data_and_disk() -> Iterable[doctor.Finding]:
     """Findings about the token file, and about the disk. Without --config only the free space is reported."""
     n_checkpoints = n_bytes = 0
-    if not run_flags.FLAGS["config"].using_default_value:
+    if config_flag.is_given():
         inputs = run_flags.inputs()
         config = inputs.config
         yield from doctor.tokens(inputs.data)

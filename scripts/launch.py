@@ -23,11 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from absl import flags
-
 from jaxdt.api import launch as api
 from jaxdt.cli import (
     config_fields,
+    config_flag,
     config_sources,
     environment,
     gpu_flags,
@@ -40,7 +39,7 @@ from jaxdt.cli.run_inputs import RunInputs
 from jaxdt.membership.operations import STOPPED
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.run.errors import BadInput, shell_line
-from jaxdt.run.options import in_range, kept_option, option
+from jaxdt.run.options import in_range, option
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, COORDINATOR_FLAGS, EMITTED_RUN_DIR, LAUNCH, launch_flags
 from jaxdt.runtime import run_dir as run_dirs
@@ -65,12 +64,14 @@ class Launch(api.LaunchOptions):
     report: bool = option(True, "Write trace.jsonl, timeline.json and report.png at the end.")
     print_config: bool = option(False, "Print the config and where each value comes from, and start nothing.")
     emit: str | None = option(None, "Folder for flag files, plan and credentials; nothing is started.")
-    hosts: tuple[str, ...] | None = kept_option(
-        "With --emit: the address of each peer's host, in the order of the peers."
+    hosts: tuple[str, ...] | None = option(
+        None, "With --emit: the address of each peer's host, in the order of the peers.", kept=True
     )
-    port: int | None = kept_option(
+    port: int | None = option(
+        None,
         f"With --emit: port of the coordinator, on the first host, by default {PORT}; peers get the next ones.",
         in_range(1, 65535),
+        kept=True,
     )
 
 
@@ -88,7 +89,7 @@ SUBJECTS = {  # of --help
 def main() -> int:
     began_s = time.monotonic() - time.process_time()  # imports are CPU-bound, so this is when the process began
     environment.keep_off_gpus()
-    config, given = run_flags.config_dict(), option_flags.read(Launch)
+    config, given = config_flag.config_dict(), option_flags.read(Launch)
     if given.resume:
         given = resume_flags.completed(resume_flags.folders(run_flags.RUN_DIR.value, given.emit).job, given)
     check_model_flags(given)
@@ -136,8 +137,8 @@ def config_table(inputs: RunInputs[Launch]) -> str:
     rows = config_sources.sourced(
         inputs.config,
         inputs.plan,
-        run_flags.config_dict().to_dict(),
-        by_flag=flags.FLAGS["config"].override_values,
+        config_flag.config_dict().to_dict(),
+        by_flag=config_flag.overrides(),
         file_source=config_sources.RESUME if given.resume else "config file",
         plan_source=(config_sources.RESUME if is_of_run else "plan") if given.plan else None,
     )
@@ -150,7 +151,7 @@ def config_table(inputs: RunInputs[Launch]) -> str:
 
 def check_model_flags(given: Launch) -> None:
     """BadInput for a flag that says something else of a model that comes from a folder."""
-    fields = flags.FLAGS["config"].override_values
+    fields = config_flag.overrides()
     names = [name for name in fields if name.startswith("model.") and name != "model.adapter"]
     if given.init_from and names:
         expected = "expected no such flag, since the model is that of --init_from (--config.data.seq_len is the run's)"
@@ -166,7 +167,7 @@ def check_used_flags(given: Launch) -> None:
         raise BadInput("--pin: is for the peers of this machine, expected no --emit")
     if given.hosts and not given.emit:
         raise BadInput("--hosts: is read with --emit=DIR only, which writes what each host needs")
-    cut = [name for name in flags.FLAGS["config"].override_values if name.startswith("plan.")]
+    cut = [name for name in config_flag.overrides() if name.startswith("plan.")]
     if given.plan and cut:
         say(f"--config.{', --config.'.join(cut)}: not read, since --plan={given.plan} says it")
 

@@ -34,11 +34,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from jaxdt import build
 from jaxdt.api import simulate as api
-from jaxdt.cli import script_main
+from jaxdt.cli import config_flag, option_flags, script_main
 from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.presence import peers_there
 from jaxdt.protocol.reports import GroupReport
@@ -54,7 +53,7 @@ from jaxdt.run.profile import Profile
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
-from jaxdt.sim.link_table import COLLECTIVES, OWN_EXCHANGE, SHARDS
+from jaxdt.sim.link_table import OWN_EXCHANGE
 from jaxdt.sim.predict import timed_span
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
@@ -62,12 +61,8 @@ from jaxdt.sim.stragglers import stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS
 from jaxdt.sync.matching.mixing import mixing_lines
 
-try:  # this already reads the command line, and the flag files that it names
-    CONFIG = config_flags.DEFINE_config_file(
-        "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
-    )
-except flags.CantOpenFlagFileError as error:
-    script_main.refuse_flag_file(error)
+flags.adopt_module_key_flags(config_flag)
+option_flags.define(api.SimulateOptions)
 PLAN = flags.DEFINE_string("plan", None, "A plan.json.")
 NETWORK = flags.DEFINE_string("network", None, "A network.json; without one links cost nothing.")
 PROFILE = flags.DEFINE_string("profile", None, "A profile.json; without one --flops says how fast devices are.")
@@ -80,15 +75,8 @@ MICROBATCHES = flags.DEFINE_integer("microbatches", None, "Without a plan: micro
 MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", None, "Samples of a microbatch, without --config.")
 CODEC = flags.DEFINE_string("codec", None, "Instead of the plan's codec.")
 DTYPE = flags.DEFINE_string("dtype", None, "Without --config: float32 or bfloat16.")
-STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first; more where a period has more.")
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
-RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
-ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a host shares, each way.")
-COLLECTIVE = flags.DEFINE_enum("collective", SHARDS, list(COLLECTIVES), "How replicas exchange; a run: shards.")
 EXCHANGE_MS = flags.DEFINE_float("exchange_ms", 0.0, "Each exchange of replicas takes this besides its bytes.")
-OVERLAP = flags.DEFINE_float("overlap_frac", 0.0, "Part of an exchange that runs beside the last backward.")
-BLOCKING = flags.DEFINE_bool("blocking_sends", False, "Devices wait until a boundary tensor has arrived.")
-SEED = flags.DEFINE_integer("seed", 0, "Seed of the jitter, and of the peers that a --trace makes leave.")
 STALL = flags.DEFINE_string(
     "stall", None, f"Stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or before each Work."
 )
@@ -103,38 +91,44 @@ OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 
 
 def main() -> int:
-    for flag, least in ((STEPS, 1), (POINTS, 2), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
+    for flag, least in ((POINTS, 2), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
         if not least <= flag.value < math.inf:
             raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
     if ORDERS.value:
         return print_schedule(load_orders(Path(ORDERS.value)))
-    scenario = scenario_of_flags()
+    options = replace(
+        option_flags.read(api.SimulateOptions),
+        jitter_s=JITTER_MS.value / 1e3,
+        exchange_s=EXCHANGE_MS.value / 1e3,
+        stalls=stalls.parse(STALL.value) if STALL.value else None,
+    )
+    scenario = scenario_of_flags(options)
     if FAULTS.value or TRACE.value:
-        if scenario.options.exchange != OWN_EXCHANGE or BLOCKING.value:
+        if scenario.options.exchange != OWN_EXCHANGE or options.blocking_sends:
             raise BadInput(
                 "--collective, --exchange_ms, --overlap_frac, --blocking_sends: got one beside --faults or --trace, "
                 "expected none: other systems' exchanges are not simulated under faults"
             )
-        run_faults(scenario)
+        run_faults(scenario, options)
         return 0
     if GRID.value:
         return run_grid(scenario)
-    run_prediction(scenario)
+    run_prediction(scenario, options.steps)
     return 0
 
 
-def run_prediction(scenario: Scenario) -> None:
+def run_prediction(scenario: Scenario, n_steps: int) -> None:
     """The parts of a step, and a sweep if there is one."""
     sweep = parse_sweep(SWEEP.value) if SWEEP.value else None
     if OUT.value:
         Path(OUT.value).mkdir(parents=True, exist_ok=True)
-    result = api.simulate_scenario(scenario, STEPS.value)
+    result = api.simulate_scenario(scenario, n_steps)
     print(result)
     if OUT.value:
         result.save(OUT.value)
     if sweep:
         name, values = sweep
-        run_sweep(scenario, name, values)
+        run_sweep(scenario, name, values, n_steps)
     if OUT.value:
         print(f"wrote {', '.join(str(path) for path in sorted(Path(OUT.value).iterdir()))}")
 
@@ -142,35 +136,20 @@ def run_prediction(scenario: Scenario) -> None:
 # ------------------------------------------------------------------------------------------------------------- input
 
 
-def scenario_of_flags() -> Scenario:
+def scenario_of_flags(options: api.SimulateOptions) -> Scenario:
     """The scenario that all flags together describe; raises BadInput where they contradict each other."""
     profile = profiles.load(PROFILE.value) if PROFILE.value else None
     config = config_of_flags(profile)
     plan = plan_of_flags(config)
     network = networks.load(NETWORK.value) if NETWORK.value else None
     profile = profile or api.profile_of_flops(config, flops_of_flags(), network, EFFICIENCY.value)
-    options = api.SimulateOptions(
-        steps=STEPS.value,
-        jitter_s=JITTER_MS.value / 1e3,
-        seed=SEED.value,
-        tcp_ramp=RAMP.value,
-        access_gbps=ACCESS.value,
-        collective=COLLECTIVE.value,
-        exchange_s=EXCHANGE_MS.value / 1e3,
-        overlap_frac=OVERLAP.value,
-        blocking_sends=BLOCKING.value,
-        stalls=stalls.parse(STALL.value) if STALL.value else None,
-    )
     return api.scenario_of(config, profile, network, plan, options)
 
 
 def config_of_flags(profile: Profile | None) -> RunConfig:
     """The config of --config; without it, the model of the profile or a preset, with what the flags say."""
-    if CONFIG.value is not None:
-        try:
-            return configs.parse(CONFIG.value.to_dict())
-        except OSError as error:
-            raise BadInput(script_main.config_file_refusal(error)) from None
+    if config_flag.is_given():
+        return configs.parse(config_flag.config_dict().to_dict())
     if profile is None and MODEL.value is None:
         raise BadInput("--config, --profile, --model: got none of them, expected one that says which model")
     plan = {"stages": STAGES.value, "pipelines": PIPELINES.value, "microbatches": MICROBATCHES.value}
@@ -225,10 +204,10 @@ def parse_sweep(text: str) -> tuple[str, list[float]]:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
+def run_sweep(scenario: Scenario, name: str, values: list[float], n_steps: int) -> None:
     """Step time and utilisation along one quantity."""
     points = []
-    for point in api.sweep(scenario, name, values, STEPS.value):
+    for point in api.sweep(scenario, name, values, n_steps):
         points.append(point)
         value, utilisation = point[name], 100 * point["utilisation"]
         print(f"{name} {value:10.4g}   step {point['step_s']:10.4f} s   utilisation {utilisation:5.1f} %")
@@ -307,10 +286,10 @@ def load_orders(path: Path) -> list[dict[int, Order]]:
 # -------------------------------------------------------------------------------------------------------------- faults
 
 
-def run_faults(scenario: Scenario) -> None:
+def run_faults(scenario: Scenario, options: api.SimulateOptions) -> None:
     """The run under faults beside the run without; the faults are drawn and printed before it begins."""
-    stages, span = scenario.plan.placement, timed_span(scenario.config, scenario.plan, STEPS.value)
-    n_steps = span.n_in_all if span.n_period > 1 else STEPS.value
+    stages, span = scenario.plan.placement, timed_span(scenario.config, scenario.plan, options.steps)
+    n_steps = span.n_in_all if span.n_period > 1 else options.steps
     undisturbed = run_with_faults(scenario, n_steps)
     undisturbed_s = undisturbed.now_s
     faults = []
@@ -319,7 +298,7 @@ def run_faults(scenario: Scenario) -> None:
         pause_s = max(scenario.config.net.deadline_floor_s, undisturbed_s / 4)
         faults += draw(seed, stages, n, undisturbed_s, pause_s)
     if TRACE.value:
-        faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
+        faults += faults_of_trace(scenario, options.seed, time_limit_s(undisturbed_s))
     print("\n".join([*api.links_note(scenario), *(list(map(sentence, faults)) or ["no faults"])]))
     disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
     print("\n".join([*summary(undisturbed, disturbed), *mixing_lines(scenario.plan, disturbed.of(GroupReport))]))
@@ -344,11 +323,11 @@ def write_fault_report(out: Path, faults: list[Fault], outcome: Outcome) -> None
         plots.run_under_faults(out / "faults.png", reports)
 
 
-def faults_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:
+def faults_of_trace(scenario: Scenario, seed: int, until_s: float) -> list[Fault]:
     """The faults of --trace that begin before until_s."""
     if not 0 < TRACE_SPEED.value < math.inf:
         raise BadInput(f"--trace_speed: got {TRACE_SPEED.value}, expected a finite number > 0")
-    return from_trace(TRACE.value, scenario.plan.placement, SEED.value, until_s, TRACE_SPEED.value)
+    return from_trace(TRACE.value, scenario.plan.placement, seed, until_s, TRACE_SPEED.value)
 
 
 def parse_faults(text: str) -> tuple[int, int]:

@@ -32,6 +32,7 @@ COMMAND = re.compile(r"(?:python|-m) [\w./ ]*?(?:scripts/[\w/]+\.py|planner)[^`\
 FLAG = re.compile(r"(?<![\w-])--(\w+)")
 RUN_DIR, AGAINST = re.compile(r"--run_dir=([\w/]+)"), re.compile(r"--against=([\w/,]+)")
 DEFINED = re.compile(r"""(?:DEFINE_\w+|add_argument)\(\s*["'](?:--)?(\w+)["']""")
+OPTION = re.compile(r"^    (\w+): [^=\n]+ = option\((?![^)]*has_flag=False)", re.MULTILINE)  # beside the config's own
 OF_EVERY_SCRIPT = {"config", "help", "helpfull", "flagfile"}
 NOT_FIELDS = {"json", "py", "png", "jsonl", "md"}  # `plan.json` is a file
 NO_PATHS = {"configs/reproduce/TARGET/README.md"}  # a placeholder
@@ -144,6 +145,8 @@ def test_runs_that_a_page_compares_are_made_by_commands_of_the_page(page):
 def test_flags_of_commands_exist(page):
     sources = [path for folder in ("jaxdt", "planner", "scripts") for path in (ROOT / folder).rglob("*.py")]
     defined = OF_EVERY_SCRIPT.union(*(DEFINED.findall(path.read_text()) for path in sources))
+    outside = [path for path in sources if not path.is_relative_to(ROOT / "jaxdt/run")]
+    defined = defined.union(*(OPTION.findall(path.read_text()) for path in outside))
     used = {flag for command in COMMAND.findall(page.read_text()) for flag in FLAG.findall(command)}
     unknown = sorted(used - defined)
     assert not unknown, f"{named(page)}: no script defines the flags {unknown}"

@@ -33,7 +33,7 @@ from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.cpus import cores_text, usable_cores
 from jaxdt.run.errors import BadInput, require_text
-from jaxdt.run.options import at_least, kept_option, option, with_meanings
+from jaxdt.run.options import at_least, option, with_meanings
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes
 from jaxdt.runtime import run_dir as run_dirs
@@ -77,19 +77,24 @@ def report(run_dir: str | Path) -> Picture:
 class LaunchOptions(RunOptions):
     """The options of a launch, beside the config of the run. `plan` may also be a Plan.
 
-    With `resume`, an option that is None keeps its former value from `emulate` to `stall` and from `network` to
-    `gpus_per_peer`; an empty text or 0 is the default. Flags of scripts/launch.py have the names of options:"""
+    With `resume`, a (kept) option that is None is what it was; an empty text or 0 is the default. Flags of
+    scripts/launch.py have the same names:"""
 
-    network: str | Path | None = kept_option(
-        "Measured links, for the prediction and codec auto; else those of --emulate."
+    network: str | Path | None = option(
+        None, "Measured links, for the prediction and codec auto; else those of --emulate.", kept=True
     )
     profile: str | Path | None = option(None, "For codec auto: a profile.json; by default int8 is measured.")
-    pin: int | None = kept_option(
-        "CPUs of each peer; 0, the default, divides this machine's among them if there are enough.", at_least(0)
+    pin: int | None = option(
+        None,
+        "CPUs of each peer; 0, the default, divides this machine's among them if there are enough.",
+        at_least(0),
+        kept=True,
     )
-    gpus_per_peer: str | None = kept_option(
+    gpus_per_peer: str | None = option(
+        None,
         "GPUs of each peer: an integer, or 1/N for N peers on one GPU. By default the peers of this machine divide its "
-        "GPUs, and with --emit each peer takes what jax finds."
+        "GPUs, and with --emit each peer takes what jax finds.",
+        kept=True,
     )
     init_from: str | Path | None = option(
         None,
@@ -103,7 +108,9 @@ class LaunchOptions(RunOptions):
     )
     overwrite: bool = option(False, "Delete the files of an earlier run in run_dir.")
     resume: bool = option(False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
-    show: bool = option(False, "Print what the coordinator prints; without it, that goes to logs/coordinator.log.")
+    show: bool = option(
+        False, "Print what the coordinator prints, which else goes to logs/coordinator.log.", has_flag=False
+    )
 
 
 Options = TypeVar("Options", bound=LaunchOptions)

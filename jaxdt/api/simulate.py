@@ -22,11 +22,18 @@ from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
+from jaxdt.run.options import (
+    NOT_NEGATIVE,
+    POSITIVE_OR_ENDLESS,
+    at_least,
+    option,
+    require_accepted,
+    with_meanings,
+)
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import Profile
-from jaxdt.sim.link_table import SHARDS, ExchangeModel, LinkOptions
+from jaxdt.sim.link_table import COLLECTIVES, SHARDS, ExchangeModel, LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
 from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
@@ -38,37 +45,32 @@ EFFICIENCY = 0.35
 NO_NETWORK = "not given"  # the name of the network where none is given
 
 
+@with_meanings
 @dataclass(frozen=True)
 class SimulateOptions:
-    """The other options of a simulation.
+    """The other options of a simulation. From `collective` on, they are for comparisons with other systems
+    (jaxdt.sim.link_table.ExchangeModel says more). Flags of scripts/simulate.py have the same names, or end in _ms:"""
 
-    steps: the number of steps that are simulated after the first, or more that are whole periods, such as the local
-        steps up to an average; the result is their mean.
-    persist_s: seconds until the record of a step is durable.
-    jitter_s: uniform jitter of every message's latency, drawn from `seed`.
-    tcp_ramp: connections start slowly again when they were idle.
-    access_gbps: the line that all traffic of a host shares, each way.
-    stalls: pauses before some Work, or None; they count as compute.
-
-    To compare with other systems (jaxdt.sim.link_table.ExchangeModel says more):
-
-    collective: the way of an exchange among replicas, "shards" as a run does it, "ring" or "tree".
-    exchange_s: seconds of each exchange besides its bytes.
-    overlap_frac: the part of an exchange that runs beside the last backward before it.
-    blocking_sends: a device waits until what it sends over a boundary has arrived.
-    """
-
-    steps: int = 3
-    persist_s: float = PERSIST_S
-    jitter_s: float = 0.0
-    seed: int = 0
-    tcp_ramp: bool = False
-    access_gbps: float | None = None
-    stalls: Stalls | None = None
-    collective: str = SHARDS
-    exchange_s: float = 0.0
-    overlap_frac: float = 0.0
-    blocking_sends: bool = False
+    steps: int = option(
+        3,
+        "Steps to simulate after the first, or more that are whole periods, such as the local steps up to an average; "
+        "the result is their mean.",
+        at_least(1),
+    )
+    persist_s: float = option(PERSIST_S, "Seconds until the record of a step is durable.", has_flag=False)
+    jitter_s: float = option(
+        0.0, "Uniform jitter of every message's latency, drawn from `seed`.", NOT_NEGATIVE, has_flag=False
+    )
+    seed: int = option(0, "Seed of the jitter, and of the peers that a --trace makes leave.")
+    tcp_ramp: bool = option(False, "Connections start slowly again when they were idle.")
+    access_gbps: float | None = option(
+        None, "The line that all traffic of a host shares, each way.", POSITIVE_OR_ENDLESS
+    )
+    stalls: Stalls | None = option(None, "Pauses before some Work, or None; they count as compute.", has_flag=False)
+    collective: str = option(SHARDS, f"How replicas exchange: {', '.join(COLLECTIVES)}; a run: {SHARDS}.")
+    exchange_s: float = option(0.0, "Seconds that each exchange of replicas takes besides its bytes.", has_flag=False)
+    overlap_frac: float = option(0.0, "Part of an exchange that runs beside the last backward before it.")
+    blocking_sends: bool = option(False, "Devices wait until what they send over a boundary has arrived.")
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,7 @@ def scenario_of(
     config: RunConfig, profile: Profile, network: Network | None, plan: Plan | None, options: SimulateOptions
 ) -> Scenario:
     """The input of a simulation, checked."""
+    require_accepted(options, "--")
     plan = plan or configs.default_plan(config)
     build.check(config, plan)
     if network is None:  # equal devices, each on a host of its own
@@ -263,7 +266,5 @@ def step_records(scenario: Scenario, n_steps: int = 1) -> list[dict[str, Any]]:
 
 def _access_gbps(gbps: float, network: Network, plan: Plan) -> dict[str, tuple[float, float]]:
     """(out, in) of the access line of each host."""
-    if not gbps > 0:
-        raise BadInput(f"--access_gbps: got {gbps}, expected a number > 0")
     hosts = [network.devices[peer].host or f"device{peer}" for peer in plan.peers]
     return dict.fromkeys(hosts, (gbps, gbps))

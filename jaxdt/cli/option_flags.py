@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from jaxdt.run.options import meaning_of
+from jaxdt.run.options import flag_names, meaning_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,17 +27,16 @@ DEFINED: Mapping[type, Callable[..., object]] = {
 
 
 def define(kind: "type[DataclassInstance]") -> None:
-    """Define a flag for each option that has a meaning. One that is a flag already stays that flag."""
-    kinds = _kinds(kind)
+    """Define a flag for each option that has one. One that is a flag already stays that flag."""
+    kinds, names = _kinds(kind), flag_names(kind)
     for field in dataclasses.fields(kind):
-        if meaning_of(field) and field.name not in flags.FLAGS:
+        if field.name in names and field.name not in flags.FLAGS:
             DEFINED[kinds[field.name]](field.name, field.default, meaning_of(field))
 
 
 def read(kind: type[Options]) -> Options:
     """The options as the command line gives them."""
-    names = [field.name for field in dataclasses.fields(kind) if meaning_of(field)]
-    values = {name: flags.FLAGS[name].value for name in names}
+    values = {name: flags.FLAGS[name].value for name in flag_names(kind)}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
@@ -52,18 +51,11 @@ def of_texts(kind: "type[DataclassInstance]", texts: Mapping[str, str]) -> dict[
     return {name: tuple(t.split(",")) if kinds[name] is tuple else kinds[name](t) for name, t in texts.items()}
 
 
-def words(options: "DataclassInstance", kind: "type[DataclassInstance]") -> list[str]:
-    """The flags of those options that `kind` has, where they are not at their defaults."""
-    values = {field.name: (getattr(options, field.name), field.default) for field in dataclasses.fields(kind)}
-    return [f"--{name}={as_text(value)}" for name, (value, default) in values.items() if value and value != default]
-
-
 def _kinds(kind: type) -> dict[str, type]:
     """The type that the flag of each option reads: the option's own, or a text."""
-    return {name: _kind(hint) for name, hint in typing.get_type_hints(kind).items()}
-
-
-def _kind(hint: Any) -> type:
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    own = [typing.get_origin(part) or part for part in parts]
-    return next((kind for kind in DEFINED if kind in own), str)
+    found: dict[str, type] = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        own = [typing.get_origin(part) or part for part in parts]
+        found[name] = next((kind for kind in DEFINED if kind in own), str)
+    return found

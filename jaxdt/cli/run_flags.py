@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
 
-from jaxdt.cli import option_flags, run_inputs, script_main
+from jaxdt.cli import config_flag, option_flags, run_inputs, script_main
 from jaxdt.cli.run_inputs import RunInputs, RunOptions
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
     from jaxdt.runtime.run_job import RunJob
 
 FLAGS = flags.FLAGS
-try:  # this already reads the command line, and the flag files that it names
-    CONFIG = config_flags.DEFINE_config_file(
-        "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
-    )
-except flags.CantOpenFlagFileError as error:
-    script_main.refuse_flag_file(error)
 RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "This process's credential file. Without one: loopback only.")
 TOKEN = flags.DEFINE_string("token", None, "A token file, for a credential of its own from the coordinator.")
@@ -45,7 +38,7 @@ def required(*names: str) -> None:
     """BadInput if one of these flags was not given."""
     for name in names:
         if name == "config":
-            config_dict()
+            config_flag.config_dict()
         elif getattr(FLAGS, name) is None:
             raise BadInput(missing(name))
 
@@ -62,23 +55,9 @@ def check_run_dir() -> None:
         raise BadInput(f"--run_dir: {RUN_DIR.value} is not a folder, expected one, or a name for a new one")
 
 
-def config_dict() -> ConfigDict:
-    """The config that the file returns, with the fields that flags have changed."""
-    try:
-        config = CONFIG.value
-        getattr(config, "to_dict", None)  # the placeholder for a missing file raises when an attribute is read
-    except OSError as error:
-        raise BadInput(script_main.config_file_refusal(error)) from None
-    if not isinstance(config, ConfigDict):
-        got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config!r:.40}"
-        expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"
-        raise BadInput(f"--config: {got}, expected {expected}")
-    return config
-
-
 def inputs() -> RunInputs[RunOptions]:
     """The inputs of a run that the flags describe, checked."""
-    return run_inputs.check(config_dict().to_dict(), option_flags.read(RunOptions))
+    return run_inputs.check(config_flag.config_dict().to_dict(), option_flags.read(RunOptions))
 
 
 def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":

@@ -3,12 +3,11 @@ or from Python, and each process of a run get theirs here. Needs no flags, and n
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jaxdt import build
-from jaxdt.cli import option_flags
 from jaxdt.model.data import TOKENIZER, TokenFile, open_data
 from jaxdt.model.mixture import SUFFIX, open_mixture
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
@@ -27,7 +26,7 @@ from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
-from jaxdt.run.options import NOT_NEGATIVE, kept_option, option, require_accepted
+from jaxdt.run.options import NOT_NEGATIVE, kept_names, option, require_accepted
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.model_folder import ORIGIN, open_model
@@ -42,14 +41,20 @@ class RunOptions:
     """The options that every process of a run has beside the config. Their flags have the same names."""
 
     plan: Plan | str | Path | None = option(None, "A plan.json; without it the config's plan fields are used.")
-    emulate: str | Path | None = kept_option("A network.json whose links are emulated inside the transport.")
-    emulate_forward_s: float | None = kept_option(
+    emulate: str | Path | None = option(
+        None, "A network.json whose links are emulated inside the transport.", kept=True
+    )
+    emulate_forward_s: float | None = option(
+        None,
         "Emulate a slower device: a forward takes at least so long, a backward twice that; 0, the default, emulates "
         "none.",
         NOT_NEGATIVE,
+        kept=True,
     )
-    stall: str | None = kept_option(
-        f"Emulate stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or each Work."
+    stall: str | None = option(
+        None,
+        f"Emulate stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or each Work.",
+        kept=True,
     )
 
 
@@ -75,9 +80,9 @@ class RunInputs(Generic[GivenOptions]):
 
 
 def process_flags(options: RunOptions) -> list[str]:
-    """The flags of train.py and coordinate.py with these options. The plan is in the folder of the job, which they are
-    told, too."""
-    return option_flags.words(replace(options, plan=None), RunOptions)
+    """The flags of train.py and coordinate.py with these options. Another names the plan of the job's folder."""
+    given = {name: getattr(options, name) for name in kept_names(RunOptions)}
+    return [f"--{name}={value}" for name, value in given.items() if value]
 
 
 def with_options(config: RunConfig, plan: Plan, data: TokenFile, options: Options) -> RunInputs[Options]:

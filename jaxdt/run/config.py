@@ -9,16 +9,19 @@ import hashlib
 import itertools
 import json
 import math
+import runpy
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from jaxdt.run import codec as codecs
 from jaxdt.run import serialize
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.delay import Delay
-from jaxdt.run.errors import BadInput, nearest, require_at_least
+from jaxdt.run.errors import BadInput, nearest, require_at_least, unreadable
 from jaxdt.run.model import options_of, renamed
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.model_spec import ModelSpec
@@ -433,6 +436,25 @@ class RunConfig:
     def fingerprint(self) -> str:
         """16 hex digits that agree between peers iff their configs do."""
         return hashlib.sha256(json.dumps(serialize.write(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def returned_by(path: str | Path) -> Any:
+    """What get_config() of a configs/*.py file returns. BadInput if the file cannot be read or fails."""
+    try:
+        Path(path).open().close()  # runpy takes a folder for a package
+        get_config = runpy.run_path(str(path)).get("get_config")
+        if get_config is None:
+            raise BadInput(f"{path}: has no function get_config(), expected one that returns a ConfigDict")
+        return get_config()
+    except BadInput:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except SyntaxError as error:
+        raise BadInput(f"{error.filename or path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}") from None
+    except Exception as error:  # a config file is a program, which may raise anything
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise BadInput(f"{at.filename}:{at.lineno}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:

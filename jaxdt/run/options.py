@@ -7,13 +7,13 @@ import math
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from jaxdt.run.errors import BadInput, nearest
 
 Kind = TypeVar("Kind")
 
-MEANING, ACCEPTS, KEPT = "meaning", "accepts", "kept"
+MEANING, ACCEPTS, KEPT, HAS_FLAG = "meaning", "accepts", "kept", "has_flag"
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,16 @@ class Accepts:
     choices: tuple[Any, ...] = ()
 
 
-def option(default: Any, meaning: str, accepts: Accepts | None = None) -> Any:
-    """A field of a dataclass of options. `meaning`: a line of its help."""
-    return dataclasses.field(default=default, metadata=about(meaning, accepts))
+def option(
+    default: Any, meaning: str, accepts: Accepts | None = None, *, kept: bool = False, has_flag: bool = True
+) -> Any:
+    """A field of a dataclass of options. A default of None is accepted, too.
 
-
-def kept_option(meaning: str, accepts: Accepts | None = None) -> Any:
-    """An option of a launch that a resumed run keeps: None is what it was, or for a new run nothing."""
-    if accepts:
-        holds = accepts.holds
-        accepts = Accepts(accepts.text, lambda value: value is None or holds(value), accepts.choices)
-    return dataclasses.field(default=None, metadata=about(meaning, accepts) | {KEPT: True})
+    meaning: a line of its help.
+    kept: of a launch; in a resumed run None is what it was.
+    has_flag: a script that has these options as flags has this one."""
+    more = {KEPT: kept, HAS_FLAG: has_flag}
+    return dataclasses.field(default=default, metadata=about(meaning, accepts) | more)
 
 
 def about(meaning: str, accepts: Accepts | None = None) -> dict[str, Any]:
@@ -93,10 +92,15 @@ def kept_names(options: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(options) if field.metadata.get(KEPT)]
 
 
+def flag_names(options: Any) -> list[str]:
+    """The names of the options that are flags, too."""
+    return [field.name for field in dataclasses.fields(options) if field.metadata.get(HAS_FLAG)]
+
+
 def with_meanings(kind: type[Kind]) -> type[Kind]:
     """Adds a line for each option to the docstring of a dataclass, for help()."""
-    options: Any = kind
-    lines = [f"{field.name}: {meaning_of(field)}" for field in dataclasses.fields(options) if meaning_of(field)]
+    fields = [field for field in dataclasses.fields(cast("Any", kind)) if meaning_of(field)]
+    lines = [f"{field.name}: {meaning_of(field)}{' (kept)' if field.metadata.get(KEPT) else ''}" for field in fields]
     kind.__doc__ = "\n    ".join([f"{(kind.__doc__ or '').rstrip()}\n", *lines])
     return kind
 
@@ -104,19 +108,19 @@ def with_meanings(kind: type[Kind]) -> type[Kind]:
 def require_accepted(options: object, prefix: str) -> None:
     """BadInput for the first option of a dataclass whose value it does not accept. `prefix`: what stands before its
     name, such as "train." or "--"."""
-    for name, accepts in _rules(type(options)):
+    for name, accepts, default in _rules(type(options)):
         value = getattr(options, name)
-        if not accepts.holds(value):
+        if not accepts.holds(value) and not (value is None and default is None):
             hint = nearest(value, map(str, accepts.choices)) if isinstance(value, str) else ""
             raise BadInput(f"{prefix}{name}: got {value!r}, expected {accepts.text}{hint}")
 
 
 @functools.cache
-def _rules(kind: type[Any]) -> list[tuple[str, Accepts]]:
+def _rules(kind: type[Any]) -> list[tuple[str, Accepts, Any]]:
     kinds = typing.get_type_hints(kind)
-    rules: list[tuple[str, Accepts]] = []
+    rules: list[tuple[str, Accepts, Any]] = []
     for field in dataclasses.fields(kind):
         accepts = accepts_of(field) or (A_BOOL if kinds[field.name] is bool else None)
         if accepts:
-            rules.append((field.name, accepts))
+            rules.append((field.name, accepts, field.default))
     return rules

@@ -1,6 +1,5 @@
 """From the flags of `solve` and `replan` to a job: byte counts, a model, a profile, or the config of a run."""
 
-import runpy
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ OF_THE_CONFIG = (
 )
 SEQUENCE_MAX = 2048  # of a model that people have, unless --sequence says more: many take 100 times as many tokens
 BYTES = ("c_dp_bytes", "c_pp_bytes", "layers", "microbatches")
-CONFIG_FUNCTION = "get_config"
 
 
 def job_of(flags: Namespace, network: Network) -> Job:
@@ -204,14 +202,13 @@ def run_of_file(path: str) -> RunConfig:
 
 
 def _fields_of_file(path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise BadInput(f"--config: {path} cannot be read, expected a configs/*.py file")
     try:
-        returned = runpy.run_path(path)[CONFIG_FUNCTION]()
-        return returned.to_dict()
-    except (SyntaxError, KeyError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(f"--config: {path}: expected a {CONFIG_FUNCTION}() that returns a config ({reason})") from None
+        config = configs.returned_by(path)
+    except BadInput as error:
+        raise BadInput(f"--config: {error}") from None
+    if not hasattr(config, "to_dict"):
+        raise BadInput(f"--config: {path}: get_config() returned {config!r:.40}, expected a ConfigDict")
+    return config.to_dict()
 
 
 def _vocab_size(fields: dict[str, Any]) -> int | None:

@@ -22,7 +22,7 @@ import json, sys
 import launch
 from absl import flags
 from jaxdt.cli import config_fields
-own = [one.name for module in ("launch", "run_flags")
+own = [one.name for module in ("launch", "run_flags", "config_flag")
        for name, of_module in flags.FLAGS.flags_by_module_dict().items() if name.endswith(module) for one in of_module]
 own += [one.name for one in flags.FLAGS.get_flags_for_module(launch)]
 print(json.dumps([sorted(set(own)), launch.SUBJECTS, config_fields.help_text(launch.__doc__, launch.SUBJECTS)]))

@@ -15,7 +15,6 @@ has, by setting:
 import functools
 import itertools
 import math
-import runpy
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from comparison import Comparison, Given, Line
 from ml_collections import config_flags
 from page import ROOT, markdown_table
 
+from jaxdt.api.config import load_config
 from jaxdt.cli import run_inputs
 from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
@@ -57,7 +57,7 @@ def configs() -> list[tuple[str, RunConfig, TokenFile]]:
         return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), inputs.config, inputs.data)]
     rows = []
     for lr, b1, frac in SETTINGS:
-        fields = runpy.run_path(str(ROOT / CONFIG))["get_config"]()
+        fields = load_config(ROOT / CONFIG)
         fields.update_from_flattened_dict(
             {"train.steps": STEPS, "optim.decay_steps": STEPS, "sync.delay_after_steps": DELAY_AFTER}
             | {"optim.lr": lr, "optim.b1": b1, "optim.gradient_frac": frac}
