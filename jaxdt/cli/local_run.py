@@ -6,7 +6,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -119,15 +118,6 @@ def objects(path: Path) -> list[dict]:
 def losses(run_dir: Path) -> list[float]:
     """The losses of the committed steps of a run."""
     return [step["loss"] for step in objects(run_dir / "metrics.jsonl")]
-
-
-def wait_for_steps(run_dir: Path, launcher: subprocess.Popen, n_steps: int) -> bool:
-    """Wait until the metrics of a run have so many steps; False if it is over before."""
-    while len(losses(run_dir)) < n_steps:
-        if launcher.poll() is not None:
-            return False
-        time.sleep(POLL_S)
-    return True
 
 
 def config_flags() -> list[str]:

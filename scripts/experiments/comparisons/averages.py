@@ -47,8 +47,8 @@ def config_and_data() -> tuple[RunConfig, TokenFile]:
     fields = runpy.run_path(str(ROOT / CONFIG))["get_config"]()
     changes = {"plan.stages": 1, "plan.pipelines": REPLICAS, "plan.microbatches": REPLICAS, "train.microbatch_size": 2}
     fields.update_from_flattened_dict(changes | {"train.steps": STEPS, "optim.decay_steps": STEPS})
-    config, _, data = run_inputs.config_and_plan(fields.to_dict(), None, CONFIG)
-    return config, data
+    inputs = run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), CONFIG)
+    return inputs.config, inputs.data
 
 
 def cases(given: Given) -> list[Line]:
