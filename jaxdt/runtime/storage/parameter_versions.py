@@ -93,7 +93,7 @@ class ParameterVersions:
         self.version = version
         self.params = params
         self.opt_state = opt_state
-        self.before = before if self._delay.steps else None
+        self.before: Any = before if self._delay.steps else None
 
     @property
     def state(self) -> tuple[Any, ...]:
