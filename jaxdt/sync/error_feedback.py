@@ -14,8 +14,9 @@ With delayed updates a step may be laid out before the one before it is committe
 last step lost that is committed in any case, and as many series alternate as steps are under way.
 
 A pool's worker never hears of a commit. Its contribution counts once it is sent; one that turns out to be void ends the
-worker's admission, and nothing is owed under the next one. What is pushed to a server counts once it is sent, too: the
-server adds it, unless the worker is lost.
+worker's admission, and nothing is owed under the next one. Here too series alternate: what it sends for a step must not
+make up for a later step, which may be void when the earlier one is committed. What is pushed to a server counts once it
+is sent, too: the server adds it, unless the worker is lost.
 
 No arrays here: an error is whatever stands for an array (the store's vectors, or tokens in a simulation without
 arithmetic)."""
@@ -50,8 +51,9 @@ class ErrorFeedback(Generic[Error]):
         if round.kind == RoundKind.GRADIENT:
             self._lost[round] = error
             return
-        self._owed = {slot: owed for slot, owed in self._owed.items() if slot[0] != round.stage}
-        self._owed[self._slot(round)] = error
+        slot, n = self._slot(round), self._n_under_way
+        self._owed = {old: owed for old, owed in self._owed.items() if old[0] != slot[0] or old[1] // n == slot[1] // n}
+        self._owed[slot] = error
 
     def commit(self, rounds: Iterable[RoundId]) -> None:
         """These rounds count. A peer that has joined, and contributed to none, owes what it owed."""
@@ -75,6 +77,7 @@ class ErrorFeedback(Generic[Error]):
         return dict(self._owed)
 
     def _slot(self, round: RoundId) -> Slot:
+        series = round.number % self._n_under_way
         if round.kind == RoundKind.GRADIENT:
-            return round.stage, round.number % self._n_under_way
-        return round.stage, round.view  # the admission
+            return round.stage, series
+        return round.stage, round.view * self._n_under_way + series  # the view is that of the admission

@@ -17,7 +17,7 @@ from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.model.base import init_stage
 from jaxdt.model.vectors import gradient_tree
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.round_id import RoundKind
+from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import config as run_config
 from jaxdt.run.codec import parse
 from jaxdt.run.network import Link
@@ -28,6 +28,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.sync.exchange import sharding, slice_elements
 
 pytestmark = pytest.mark.xdist_group("rounded_gradients")
@@ -263,3 +264,18 @@ def test_what_is_owed_is_read_by_those_who_wrote_it_alone(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-40])
     assert read_owed([tmp_path], debtor, "r", 4) == {}
     assert capsys.readouterr().out.startswith(f"{path}: damaged (")
+
+
+def test_a_contribution_makes_up_for_none_of_a_later_step():
+    """A worker may send for the later of two steps first. That one may still be void when the earlier one counts."""
+
+    def contribution(step, admission=7):
+        return RoundId(RoundKind.CONTRIBUTION, 0, step, peer=4, view=admission, attempt=1)
+
+    feedback = ErrorFeedback[str](2)
+    feedback.lose(contribution(1), "of step 1")
+    assert feedback.owed(contribution(0)) is None and feedback.owed(contribution(3)) == "of step 1"
+    feedback.lose(contribution(0), "of step 0")
+    assert feedback.owed(contribution(2)) == "of step 0" and feedback.owed(contribution(1)) == "of step 1"
+    feedback.lose(contribution(2, admission=8), "of another admission")
+    assert feedback.owed(contribution(2)) is None and feedback.owed(contribution(3)) is None
