@@ -22,8 +22,7 @@ from jaxdt.model.data import write_tokens
 from jaxdt.run import config as configs
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.run_dir import token_flag
-from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.storage.entries import load_entries
+from jaxdt.runtime.storage.entries import initial_params, load_entries
 from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.runtime.storage.store import stage_functions
 
@@ -280,9 +279,7 @@ def trained_in_one_process(run):
     functions = stage_functions(alone, configs.default_plan(alone), 0)
     chain = Chain([functions], train.seed, config.optim.clip_norm)
     if config.init.path:
-        job = RunJob(config=config, plan=run.plan, data=run.data, run="r", run_dir=Path("none"))
-        names = [entry.name for entry in config.model.facts.entries]
-        chain.params = [{name: entry["params"] for name, entry in job.load_entries(0, (), names)}]
+        chain.params = [dict(initial_params(config, [entry.name for entry in config.model.facts.entries]))]
     samples = functools.partial(Samples(run.data, train, n, config.data.borders).train, train.seed)
     together, seq_len = range(n), config.seq_len
     losses = [chain.step([samples(step, m, seq_len, together) for m in together]) for step in range(train.steps)]

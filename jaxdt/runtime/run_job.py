@@ -18,7 +18,6 @@ from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.runtime.storage.model_folder import initial_entries
 from jaxdt.runtime.storage.owed import Debtor, read_owed
 from jaxdt.runtime.storage.parts import find_part, part_folders, read_manifest
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
@@ -76,9 +75,7 @@ class RunJob:
 
     def load_entries(self, version: int, parts: tuple[ev.Part, ...], names: list[str]) -> Iterator[tuple[str, dict]]:
         """Entries of these parts of the checkpoint of `version`, one by one: this run's own, or those that it resumed
-        from. For version 0 those of the model with which the run begins."""
-        if version == 0:
-            return initial_entries(self.config, names)
+        from."""
         from jaxdt.runtime.storage.entries import read_parts  # loads JAX, which only peers need
 
         return read_parts(parts, part_folders(self.run_dir, version, self.resume), names)

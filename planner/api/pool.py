@@ -9,6 +9,7 @@ from jaxdt.run import codec as codecs
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.memory import (
+    FLOAT_BYTES,
     MemoryOptions,
     input_bytes,
     residual_bytes,
@@ -72,7 +73,9 @@ class RunWork:
         model, shape, dtype = run.model, run.microbatch_shape, run.dtype
         leased_bytes = residual_bytes(model, lo, hi, shape, dtype, run.remat) + input_bytes(model, lo, shape, dtype)
         held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, shape, dtype)
-        return held_bytes + LEASED_UNITS * leased_bytes
+        owes = run.sync.codec != codecs.NONE and not self.workload.on_accelerators  # there the host holds it
+        n_owed = owes * (1 + run.sync.delay)  # a vector of what codecs lost for each step that is under way
+        return held_bytes + LEASED_UNITS * leased_bytes + n_owed * FLOAT_BYTES * model.facts.stage_trained(lo, hi)
 
 
 def solve_pool(

@@ -140,11 +140,9 @@ def test_a_checkpoint_of_an_adapter_lacks_the_model_and_is_restored_on_another_c
 
     def store_of(stages, stage, load=None):
         run = checked({"plan.stages": stages, "model.adapter": "lora:2:qkv"})
-        job = RunJob(config=run.config, plan=run.plan, data=run.data, run="r", run_dir=tmp_path / "run")
-        load_entries = lambda version, *what: load(*what) if version else job.load_entries(version, *what)  # noqa: E731
         peer = run.plan.placement[stage][0]
         functions = stage_functions(run.config, run.plan, stage)
-        return Store(run.config, run.plan, peer, run.data, functions, load_entries)
+        return Store(run.config, run.plan, peer, run.data, functions, load)
 
     stores = [store_of(2, stage) for stage in range(2)]
     written, params = {}, {}
@@ -162,7 +160,9 @@ def test_a_checkpoint_of_an_adapter_lacks_the_model_and_is_restored_on_another_c
     assert written.keys() == {"block_000", "block_001"}
     write_entries(tmp_path / "part", written)
 
-    again = store_of(1, 0, lambda parts, names: iter([(name, _read_entry(tmp_path / "part", name)) for name in names]))
+    again = store_of(
+        1, 0, lambda _, parts, names: iter([(name, _read_entry(tmp_path / "part", name)) for name in names])
+    )
     again.restore(ev.Restore(3, 0))
     jax.tree.map(np.testing.assert_array_equal, again.parameter_versions.params, params)
     table = open_model(models / "a").load("tok")[""]

@@ -86,8 +86,7 @@ def initial_params(config: RunConfig, names: list[str]) -> Iterator[tuple[str, A
     model, seed = config.model, config.train.seed
     if not config.init.digest:
         return ((name, init_entry(model, name, seed)) for name in names)
-    entries = initial_entries(config, names)
-    return ((name, completed(model, name, entry["params"], seed)) for name, entry in entries)
+    return ((name, completed(model, name, tree, seed)) for name, tree in initial_entries(config, names))
 
 
 def whole_params(config: RunConfig, name: str, entry: dict[str, Any] | None) -> Any:

@@ -154,14 +154,14 @@ def check_model_of_run(config: RunConfig, *, resumes: bool) -> None:
         model_of_run(config)
 
 
-def initial_entries(config: RunConfig, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Entries of version 0 of a run that begins with a model, as a checkpoint has them, but without an optimizer; each
-    is read when it is asked for. BadInput at once where the model is not here, or not whole by its sizes."""
+def initial_entries(config: RunConfig, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """The parameters of entries of the model with which a run begins; each is read when it is asked for. BadInput at
+    once where the model is not here, or not whole by its sizes."""
     model = model_of_run(config)
     model.check_sizes(names)
     options = config.model.without_adapter()
     entries = {entry.name: entry for entry in options.facts.entries}
-    return ((name, {"params": model.entry_of(options, entries[name])}) for name in names)
+    return ((name, model.entry_of(options, entries[name])) for name in names)
 
 
 def as_tree(leaves: Mapping[str, Any]) -> Any:

@@ -58,8 +58,12 @@ class ParameterVersions:
         return self._frozen is None and bool(self._config.facts.frozen)
 
     def hold_frozen(self, params: Any) -> None:
-        """Keep the frozen ones of the initial parameters, beside which each later state is set; None for no longer."""
-        self._frozen = None if params is None else frozen(self._config, self._functions.place(params))
+        """Keep the frozen ones of the initial parameters, beside which each later state is set."""
+        self._frozen = frozen(self._config, self._functions.place(params))
+
+    def drop_frozen(self) -> None:
+        """Give them up too; those of the next initial parameters take their place."""
+        self._frozen = None
 
     def _initial_state(self, params: Any) -> tuple[Any, ...]:
         """The state of version 0 with these parameters."""

@@ -17,7 +17,6 @@ import numpy as np
 from jaxdt.build import replicas_may_differ
 from jaxdt.codec.vectors import vector_leaf
 from jaxdt.model.averaging import ReplicaState, averaged, exchanged, fragment_entries
-from jaxdt.model.base import completed
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_role, optimizer
@@ -36,7 +35,7 @@ from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
-from jaxdt.runtime.storage.entries import join_entries
+from jaxdt.runtime.storage.entries import initial_params, join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted, sq_norm
 from jaxdt.runtime.storage.owed import Debtor
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
@@ -84,8 +83,7 @@ class StepFreed(Exception):
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
     from the config's seed, or those of the model with which the run begins. `load_entries(version, parts, names)` gives
-    entries one by one: those of a checkpoint, or for version 0 those of that model; `load_owed(version, parts, debtor)`
-    gives what the peer owes with a checkpoint."""
+    entries of a checkpoint one by one, and `load_owed(version, parts, debtor)` what the peer owes with it."""
 
     def __init__(
         self,
@@ -182,7 +180,7 @@ class Store:
         found = self.entries_of(restore)  # what is not there is reported while the state of before is still held
         self.drop_state()
         if restore.version == 0:
-            self._versions.hold_frozen(None)  # they are read once more, and are not held twice
+            self._versions.drop_frozen()  # they are read once more, and are not held twice
             self._versions.initialize(self._initial_params())
             return
         assert found is not None, "only parameters of version 0 are drawn"
@@ -202,16 +200,16 @@ class Store:
             return None
         entries = self._config.model.facts.entries_in(*self._plan.stages[self._stage])
         held = [entry.name for entry in entries if entry.n_trained or restore.version == 0]
+        names = [name for name in held if name not in self._table]
+        if restore.version == 0:
+            return ((name, {"params": tree}) for name, tree in initial_params(self._config, names))
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
-        return self._load_entries(restore.version, restore.parts, [name for name in held if name not in self._table])
+        return self._load_entries(restore.version, restore.parts, names)
 
     def _initial_params(self) -> dict[str, Any]:
         """The parameters of version 0: drawn, or those of the model with which the run begins, one entry at a time."""
         entries = self.entries_of(ev.Restore(0, 0, 0, ()))
-        if entries is None:
-            return self._drawn_params()
-        model, seed = self._config.model, self._config.train.seed
-        return {name: completed(model, name, self._own(entry["params"]), seed) for name, entry in entries}
+        return self._drawn_params() if entries is None else {name: self._own(one["params"]) for name, one in entries}
 
     def _hold_frozen(self) -> None:
         """Draw or read the parameters that a state which comes from elsewhere has not got."""
