@@ -8,6 +8,7 @@ the loop calls the rest.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,6 +77,13 @@ def stage_functions(
     return build_stage(config.model, lo, hi, rule, options)
 
 
+def _codec_of(spec: CodecSpec, may_differ: bool, round: RoundId) -> CodecSpec:
+    """How the numbers of a round travel, with this sync.codec. Where replicas may differ a gradient is that of a table
+    which the stages of one pipeline share, and exact."""
+    is_of_table = round.kind == RoundKind.GRADIENT and may_differ
+    return spec if round.kind.is_coded and not is_of_table else codecs.EXACT
+
+
 class StepFreed(Exception):
     """A Work's tensors have been deleted, since its step was given up after the Work was requested."""
 
@@ -124,7 +132,8 @@ class Store:
         self._residuals: dict[ev.Key, Any] = {}
         self._boundaries: dict[ev.Key, Any] = {}
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
-        self._sync_codec = config.sync.codec_spec
+        # No method of the store: a store that holds itself keeps its arrays until the next garbage collection.
+        self._codec_of = partial(_codec_of, config.sync.codec_spec, replicas_may_differ(config))
         self._slices = GradientSlices(peer, self._codec_of, 1 + config.delay.steps)
         self._pushed = PushedChange()
         groups = config.sync.groups
@@ -134,7 +143,7 @@ class Store:
         self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
-        are_equal = self._are_equal = not replicas_may_differ(config)
+        are_equal = not replicas_may_differ(config)
         self._retains_boundaries = are_equal and config.wiring.retain_bytes > 0  # they may have to be sent again
         self._frees_held_out = are_equal
         self._mean: tuple[RoundId, Any] | None = None  # for a held-out loss
@@ -626,11 +635,6 @@ class Store:
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
-
-    def _codec_of(self, round: RoundId) -> CodecSpec:
-        """How the numbers of a round travel. The gradient of a table that the stages of one pipeline share is exact."""
-        is_of_table = round.kind == RoundKind.GRADIENT and not self._are_equal
-        return self._sync_codec if round.kind.is_coded and not is_of_table else codecs.EXACT
 
     def _n_numbers(self, round: RoundId) -> int:
         """Numbers of a round's vector; 0 where this peer has no part in it."""
