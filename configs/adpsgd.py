@@ -19,7 +19,7 @@ from jaxdt import load_config
 
 
 def get_config(reading="pairs"):
-    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config = load_config(Path(__file__).with_name("baseline.py"))
     config.train.eval_every_steps = 0
     config.train.eval_microbatches = 4
     config.plan.pipelines = 4

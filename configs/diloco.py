@@ -4,7 +4,7 @@
 
 Douillard et al. 2023, with their outer learning rate 0.7 and momentum 0.9, and fewer local steps, since the run is
 short (theirs: sync.groups.every_steps 500). The replicas of a stage exchange one vector in 20 local steps, a twentieth
-of the bytes of all-reduce. The model and the data are those of configs/quickstart.py.
+of the bytes of all-reduce. The model and the data are those of configs/baseline.py.
 
 Hardware: any laptop with 2 cores; a minute or two. Expected: the loss falls from 5.6 to about 2.6 nats per byte.
 """
@@ -15,7 +15,7 @@ from jaxdt import load_config
 
 
 def get_config():
-    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config = load_config(Path(__file__).with_name("baseline.py"))
     config.train.eval_every_steps = 0
     config.train.eval_microbatches = 4
     config.sync.kind = "groups"

@@ -2,7 +2,7 @@
 
     python scripts/launch.py --config=configs/hetpipe.py --run_dir=runs/x
 
-The model and the data are those of configs/quickstart.py. Each pipeline of two stages is a virtual worker. After each
+The model and the data are those of configs/baseline.py. Each pipeline of two stages is a virtual worker. After each
 local step its replicas push what has changed to the servers, peers 4 and 5, which compute nothing. After two local
 steps (sync.server.wave) a replica goes on from the server's parameters, if its clock is then at most 1 ahead of the
 slower one's (sync.server.staleness). Every push adds a whole local step, so the steps of all pipelines add up, and the
@@ -18,7 +18,7 @@ from jaxdt import load_config
 
 
 def get_config():
-    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config = load_config(Path(__file__).with_name("baseline.py"))
     config.train.eval_every_steps = 0
     config.train.eval_microbatches = 4
     config.plan.servers = 1

@@ -15,7 +15,7 @@ from jaxdt import load_config
 
 
 def get_config():
-    config = load_config(Path(__file__).with_name("quickstart.py"))
+    config = load_config(Path(__file__).with_name("baseline.py"))
     config.model.family = "moe"
     config.model.d_ff = 128
     config.model.n_kv_heads = 2

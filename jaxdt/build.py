@@ -173,9 +173,9 @@ def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerL
 def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> MemoryOptions:
     """The options that decide how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
     copies = sync_entry(config.sync.kind).copies(config, lo, hi)
-    n_moments, delay = config.optim.n_moments, config.sync.delay
+    moments, delay = config.optim.moments, config.sync.delay
     stashes, owes = schedule == STASH, _owes(config)
-    return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=stashes, owes=owes)
+    return MemoryOptions(config.dtype, config.remat, moments, delay, copies, stashes=stashes, owes=owes)
 
 
 def _owes(config: RunConfig) -> bool:

@@ -58,7 +58,7 @@ def data_and_disk() -> Iterable[doctor.Finding]:
         yield from doctor.tokens(inputs.data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
         facts = config.model.facts
-        n_bytes = 4 * facts.state_numbers(0, facts.n_layers, config.optim.n_moments)
+        n_bytes = 4 * facts.state_numbers(0, facts.n_layers, config.optim.moments)
     yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 

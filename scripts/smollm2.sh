@@ -29,7 +29,7 @@ python scripts/tools/import_model.py --from="$gguf" --out=$here/model
 python scripts/prepare_data.py --tokenizer=$here/model --train=$here/train.txt --eval=$here/heldout.txt \
     --out=$here/text.tok
 # The table of the embedding is a fifth of the model: with a copy as the head, no step sends it.
-python scripts/launch.py --config=configs/quickstart.py --init_from=$here/model --untie --run_dir=$run \
+python scripts/launch.py --config=configs/baseline.py --init_from=$here/model --untie --run_dir=$run \
     --emulate=$here/network.json --config.data.path=$here/text.tok --config.data.seq_len=64 \
     --config.plan.stages=4 --config.plan.pipelines=1 --config.plan.microbatches=4 --config.train.microbatch_size=1 \
     --config.train.steps=12 --config.train.checkpoint_every_steps=2 --config.train.eval_every_steps=4 \

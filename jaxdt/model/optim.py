@@ -1,7 +1,7 @@
 """The table of optimizers, as optax transformations.
 
-A parameter's update depends on no other parameter, so that the split into stages cannot change the result. Clipping by
-the norm of the whole gradient would; the caller applies it, as the `scale` of a stage's update.
+An update depends on no other leaf, so that the split into stages cannot change the result. Clipping by the norm of the
+whole gradient would; the caller applies it, as the `scale` of a stage's update.
 
 A new optimizer is a function of OptimConfig, an entry in OPTIMIZERS, and one of the same name in jaxdt.run.optim,
 which has the number of its moments."""
@@ -14,38 +14,46 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxdt.model.base import entry_and_path
-from jaxdt.run.model_facts import VECTOR, ModelFacts
+from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR, ModelFacts
 from jaxdt.run.optim import OptimConfig
 
-Decays = Callable[[Any], Any]
+Roles = Callable[[Any], Any]
 Numbers = Float[Array, "..."]
+# The root mean square of AdamW's updates, before the learning rate, that was seen in practice (Liu et al. 2025).
+ADAMW_RMS = 0.2
+
 Reduced = Callable[[Numbers, Numbers, Float[Array, ""], float], Numbers]
 LrSchedule = Callable[[Int[ArrayLike, ""]], Float[Array, ""]]
 
 
-def is_matrix(params: Any) -> Any:
-    """Which leaves decay where no model says what they are: those with two axes or more."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+def by_axes(params: Any) -> Any:
+    """The roles of leaves where no model says what they are: those with two axes or more are matrices."""
+    return jax.tree.map(lambda leaf: MATRIX if leaf.ndim >= 2 else VECTOR, params)
 
 
-def by_role(facts: ModelFacts) -> Decays:
-    """Which leaves of a stage's parameters decay: matrices and tables, not vectors."""
+def by_facts(facts: ModelFacts) -> Roles:
+    """The roles of a stage's parameters; the head's matrix, which has a column for each token, counts as a table."""
     roles = {(entry.name, leaf.path): leaf.role for entry in facts.entries for leaf in entry.leaves}
+    for entry in facts.entries:
+        for leaf in entry.leaves:
+            if leaf.role == MATRIX and not entry.has_matrices:
+                roles[entry.name, leaf.path] = TABLE
 
-    def decays(keys: Any, leaf: Any) -> bool:
+    def role(keys: Any, leaf: Any) -> str:
         del leaf
-        return roles[entry_and_path(keys)] != VECTOR
+        return roles[entry_and_path(keys)]
 
-    return lambda params: jax.tree_util.tree_map_with_path(decays, params)
+    return lambda params: jax.tree_util.tree_map_with_path(role, params)
 
 
-def optimizer(config: OptimConfig, n_pipelines: int = 1, decays: Decays = is_matrix) -> optax.GradientTransformation:
+def optimizer(config: OptimConfig, n_pipelines: int = 1, roles: Roles = by_axes) -> optax.GradientTransformation:
     """The optimizer that the config names. Its state counts the updates, so a restored state continues the schedule of
-    learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment. `decays`:
-    parameters -> a tree of bools, whether weight decay acts on a leaf."""
-    rule = OPTIMIZERS[config.name](config, n_pipelines, decays)
+    learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment. `roles`:
+    parameters -> a tree of their roles, the same for gradients. Weight decay acts on all but vectors."""
+    rule = OPTIMIZERS[config.name](config, n_pipelines, roles)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # optax mixes dtypes in its bias correction, so strict promotion ends here.
@@ -55,7 +63,11 @@ def optimizer(config: OptimConfig, n_pipelines: int = 1, decays: Decays = is_mat
     return optax.GradientTransformation(rule.init, update)
 
 
-def _adamw(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
+def _decays(roles: Roles) -> Callable[[Any], Any]:
+    return lambda params: jax.tree.map(lambda role: role != VECTOR, roles(params))
+
+
+def _adamw(config: OptimConfig, n_pipelines: int, roles: Roles) -> optax.GradientTransformation:
     scale = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.gradient_frac:
         scale = _scale_by_quasi_hyperbolic_adam(config)
@@ -63,28 +75,56 @@ def _adamw(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.Gradi
         scale = _scale_by_reduced_adam(config, n_pipelines, reduced)
     return optax.chain(
         scale,
-        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=decays),
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=_decays(roles)),
         optax.scale_by_learning_rate(lr_schedule(config)),
     )
 
 
-def _lamb(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
+def _lamb(config: OptimConfig, n_pipelines: int, roles: Roles) -> optax.GradientTransformation:
     lr = lr_schedule(config)
-    return optax.lamb(lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=decays)
+    return optax.lamb(
+        lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=_decays(roles)
+    )
 
 
-def _sgd(config: OptimConfig, n_pipelines: int, decays: Decays) -> optax.GradientTransformation:
+def _sgd(config: OptimConfig, n_pipelines: int, roles: Roles) -> optax.GradientTransformation:
     """SGD with momentum."""
     return optax.chain(
-        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=decays),
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=_decays(roles)),
         optax.trace(decay=config.momentum),
         optax.scale_by_learning_rate(lr_schedule(config)),
     )
 
 
-OPTIMIZERS: dict[str, Callable[[OptimConfig, int, Decays], optax.GradientTransformation]] = {
+def _muon(config: OptimConfig, n_pipelines: int, roles: Roles) -> optax.GradientTransformation:
+    """Muon for matrices (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the momentum, made orthogonal,
+    and as long as an update of AdamW (Liu et al. 2025, "Muon is Scalable for LLM Training", Sec. 2.2), so that one
+    learning rate and weight decay serve all leaves. The others, and the head, have AdamW's rule. A leaf with more than
+    two axes is a row of matrices, such as those of experts."""
+
+    def axes(params: Any) -> Any:
+        return jax.tree.map(lambda _: MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), params)
+
+    def as_long(updates: Any, params: Any) -> Any:
+        """Singular values of about 1 give a mean square of 1 over the longer axis."""
+        del params
+        return jax.tree.map(lambda update: update * (ADAMW_RMS * max(update.shape[-2:]) ** 0.5), updates)
+
+    orthogonal = optax.chain(
+        scale_by_muon(beta=config.momentum, weight_dimension_numbers=axes), optax.stateless(as_long)
+    )
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    return optax.chain(
+        optax.partition({MATRIX: orthogonal, TABLE: adam, VECTOR: adam}, roles),
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=_decays(roles)),
+        optax.scale_by_learning_rate(lr_schedule(config)),
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[OptimConfig, int, Roles], optax.GradientTransformation]] = {
     "adamw": _adamw,
     "lamb": _lamb,
+    "muon": _muon,
     "sgd": _sgd,
 }
 

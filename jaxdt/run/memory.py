@@ -33,7 +33,7 @@ an estimate, good to a third.
 
 from dataclasses import dataclass
 
-from jaxdt.run.model_facts import MicrobatchShape
+from jaxdt.run.model_facts import NO_MOMENTS, TWO_MOMENTS, MicrobatchShape, Moments
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.sizes import DTYPE_BYTES
 
@@ -86,7 +86,7 @@ class MemoryOptions:
 
     dtype: str = "float32"
     remat: str = "recompute"
-    n_moments: int = 2
+    moments: Moments = TWO_MOMENTS
     delay: int = 0
     copies: ReplicaCopies | None = None
     stashes: bool = False
@@ -94,11 +94,11 @@ class MemoryOptions:
     owes: bool = False
 
 
-def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
+def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", moments: Moments = TWO_MOMENTS) -> int:
     """Parameters of layers lo..hi-1, moments and accumulator of those that are trained, and the weights cast for one
     Work in another dtype."""
     cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
-    of_trained = model.facts.stage_trained(lo, hi) * FLOAT_BYTES * (1 + n_moments)
+    of_trained = FLOAT_BYTES * model.facts.state_numbers(lo, hi, moments)
     return model.facts.stage_params(lo, hi) * (FLOAT_BYTES + cast_bytes) + of_trained
 
 
@@ -159,11 +159,11 @@ def stage_memory(
     n_boundaries = (lo > 0) + (hi < model.facts.n_layers)
     boundary_bytes = n_boundaries * model.facts.boundary_numbers(shape.n_tokens) * DTYPE_BYTES[dtype]
     vector_bytes = FLOAT_BYTES * model.facts.stage_trained(lo, hi)
-    updated_bytes = FLOAT_BYTES * model.facts.owned_trained(lo, hi) if copies else vector_bytes
+    n_moments = model.facts.moment_numbers(lo, hi, options.moments, owned=copies is not None)
     has_delay = bool(options.delay) and copies is None
     held = StageMemory(
-        parameters=state_bytes(model, lo, hi, dtype, n_moments=0) - vector_bytes + has_delay * vector_bytes,
-        moments=options.n_moments * updated_bytes,
+        parameters=state_bytes(model, lo, hi, dtype, NO_MOMENTS) - vector_bytes + has_delay * vector_bytes,
+        moments=FLOAT_BYTES * n_moments,
         gradients=(1 + has_delay) * vector_bytes,
         activations=0,
         on_host=options.n_vectors * vector_bytes

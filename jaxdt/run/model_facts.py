@@ -22,6 +22,17 @@ HEAD = "head"  # the entry of the head, in every family
 MATRIX, TABLE, VECTOR = ROLES = ("matrix", "table", "vector")
 
 
+class Moments(NamedTuple):
+    """Moments that an optimizer holds for each number of a trained matrix, and of any other trained leaf. The head
+    counts among the others."""
+
+    matrices: int
+    others: int
+
+
+NO_MOMENTS, TWO_MOMENTS = Moments(0, 0), Moments(2, 2)
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of an entry. `role`: "matrix" of a product, "table" of look-ups, or "vector" (biases and scales, which
@@ -54,6 +65,19 @@ class Entry:
     @cached_property
     def n_trained(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves if leaf.trained)
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether an optimizer takes its matrices for such: the head's has a column for each token, like a table."""
+        return self.name != HEAD
+
+    @cached_property
+    def n_matrix_trained(self) -> int:
+        return self.has_matrices * sum(leaf.n_params for leaf in self.leaves if leaf.trained and leaf.role == MATRIX)
+
+    def moment_numbers(self, moments: Moments) -> int:
+        """Numbers of its moments."""
+        return moments.others * self.n_trained + (moments.matrices - moments.others) * self.n_matrix_trained
 
     def is_read_in(self, lo: int, hi: int) -> bool:
         """Whether one of the layers lo..hi-1 reads it."""
@@ -161,9 +185,16 @@ class ModelFacts:
         """Those of them that are trained."""
         return self._of_range(lo, hi).n_trained
 
-    def state_numbers(self, lo: int, hi: int, n_moments: int) -> int:
+    def moment_numbers(self, lo: int, hi: int, moments: Moments, *, owned: bool = False) -> int:
+        """Numbers of the optimizer's moments of a stage, or of the entries that it owns."""
+        if moments.matrices == moments.others:
+            return moments.others * (self.owned_trained(lo, hi) if owned else self.stage_trained(lo, hi))
+        entries = self.owned(lo, hi) if owned else self.entries_in(lo, hi)
+        return sum(entry.moment_numbers(moments) for entry in entries)
+
+    def state_numbers(self, lo: int, hi: int, moments: Moments) -> int:
         """Numbers of a stage's trained parameters and of the optimizer's moments."""
-        return (1 + n_moments) * self.stage_trained(lo, hi)
+        return self.stage_trained(lo, hi) + self.moment_numbers(lo, hi, moments)
 
     def shared_trained(self, lo: int, hi: int) -> int:
         return sum(entry.n_trained for entry in self.shared(lo, hi))

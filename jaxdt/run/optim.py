@@ -4,6 +4,7 @@ table of the same names."""
 from dataclasses import dataclass
 
 from jaxdt.run.errors import BadInput
+from jaxdt.run.model_facts import Moments
 from jaxdt.run.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, UP_TO_ONE, at_least, one_of, option, require_accepted
 
 
@@ -12,7 +13,7 @@ class OptimizerSpec:
     """The facts about an optimizer that need no arithmetic: how many moments it holds per parameter, and whether it
     reads gradient_frac and second_moment."""
 
-    n_moments: int
+    moments: Moments
     reads_gradient_frac: bool = False
     reads_second_moment: bool = False
 
@@ -25,9 +26,10 @@ class LrScheduleSpec:
 
 
 OPTIMIZERS = {
-    "adamw": OptimizerSpec(n_moments=2, reads_gradient_frac=True, reads_second_moment=True),
-    "lamb": OptimizerSpec(n_moments=2),
-    "sgd": OptimizerSpec(n_moments=1),
+    "adamw": OptimizerSpec(Moments(2, 2), reads_gradient_frac=True, reads_second_moment=True),
+    "lamb": OptimizerSpec(Moments(2, 2)),
+    "muon": OptimizerSpec(Moments(1, 2)),
+    "sgd": OptimizerSpec(Moments(1, 1)),
 }
 SECOND_MOMENTS = {"own": 0, "corrected": 1, "legacy": 1}  # name -> moments that it takes beside the optimizer's own
 LR_SCHEDULES = {
@@ -41,8 +43,9 @@ LR_SCHEDULES = {
 class OptimConfig:
     """`lr` climbs linearly over `warmup_steps` updates, then stays or falls to `final_lr_frac * lr` at update
     `decay_steps` (counted from the first update, warm-up included; a constant schedule does not read it).
-    `momentum` is for sgd, `b1`, `b2` and `eps` for the others. `gradient_frac` is for adamw: this share of an update is
-    the newest gradient by itself, the rest is the running mean. With a larger `b1` it steadies delayed updates.
+    `momentum` is for sgd, and for muon's matrices; `b1`, `b2` and `eps` are for adamw, lamb, and muon's other leaves.
+    `gradient_frac` is for adamw: this share of an update is the newest gradient by itself, the rest is the running mean.
+    With a larger `b1` it steadies delayed updates.
     `second_moment` is for adamw where replicas average parameters and keep their own moments (sync.kind groups). Its
     variance is then that of one pipeline's gradient, not of the mean over all: "corrected" divides the variance by the
     number of pipelines (SDPipe, Sec. 4), "legacy" does so without the bias correction that its public code leaves out.
@@ -51,9 +54,9 @@ class OptimConfig:
 
     name: str = option("adamw", "update rule", one_of(OPTIMIZERS))
     lr: float = option(1e-3, "learning rate after the warm-up", POSITIVE)
-    b1: float = option(0.9, "decay of the mean of gradients (adamw, lamb)", BELOW_ONE)
-    b2: float = option(0.95, "decay of the mean of squared gradients (adamw, lamb)", BELOW_ONE)
-    eps: float = option(1e-8, "added to the root of that mean (adamw, lamb)", POSITIVE)
+    b1: float = option(0.9, "decay of the mean of gradients (adamw, lamb, muon but for matrices)", BELOW_ONE)
+    b2: float = option(0.95, "decay of the mean of squared gradients (as b1)", BELOW_ONE)
+    eps: float = option(1e-8, "added to the root of that mean (as b1)", POSITIVE)
     gradient_frac: float = option(0.0, "share of an update that is the newest gradient by itself (adamw)", BELOW_ONE)
     second_moment: str = option(
         "own",
@@ -61,7 +64,7 @@ class OptimConfig:
         one_of(SECOND_MOMENTS),
     )
     weight_decay: float = option(0.0, "weight decay of matrices, multiplied by the learning rate", NOT_NEGATIVE)
-    momentum: float = option(0.9, "momentum (sgd)", BELOW_ONE)
+    momentum: float = option(0.9, "momentum (sgd, muon for matrices)", BELOW_ONE)
     warmup_steps: int = option(0, "updates over which the learning rate climbs to lr", at_least(0))
     decay_steps: int = option(0, "update at which the decay ends, the warm-up counted", at_least(0))
     lr_schedule: str = option("constant", "learning rate after the warm-up", one_of(LR_SCHEDULES))
@@ -85,9 +88,10 @@ class OptimConfig:
             )
 
     @property
-    def n_moments(self) -> int:
+    def moments(self) -> Moments:
         """Moments per parameter."""
-        return OPTIMIZERS[self.name].n_moments + SECOND_MOMENTS[self.second_moment]
+        added = SECOND_MOMENTS[self.second_moment]
+        return Moments(*(n + added for n in OPTIMIZERS[self.name].moments))
 
     @property
     def state_name(self) -> str:

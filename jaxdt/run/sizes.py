@@ -27,6 +27,11 @@ def replica_elements(config: RunConfig, lo: int, hi: int) -> int:
     return config.model.facts.owned_trained(lo, hi)
 
 
+def replica_moments(config: RunConfig, lo: int, hi: int) -> int:
+    """Numbers of the optimizer's moments of these parameters."""
+    return config.model.facts.moment_numbers(lo, hi, config.optim.moments, owned=True)
+
+
 def shared_table_elements(config: RunConfig, plan: Plan) -> int:
     """Numbers of the token table that the first and the last stage share; 0 if they share none."""
     return config.model.facts.shared_trained(*plan.stages[0])
@@ -42,9 +47,9 @@ def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> in
     """Numbers that a replica of layers lo..hi-1 exchanges in a group: of its parameters, and of its moments if these
     are averaged too."""
     groups = config.sync.groups
-    n_trees = 1 + (config.optim.n_moments if groups.average_moments else 0)
     entries = config.model.facts.fragments(lo, hi, groups.fragments)[fragment]
-    return n_trees * sum(entry.n_trained for entry in entries)
+    n_moments = sum(entry.moment_numbers(config.optim.moments) for entry in entries) if groups.average_moments else 0
+    return sum(entry.n_trained for entry in entries) + n_moments
 
 
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:

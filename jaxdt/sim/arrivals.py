@@ -67,4 +67,4 @@ class Arrivals:
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters and moments; the optimizer's counters are left out."""
-    return config.model.facts.state_numbers(*plan.stages[stage], config.optim.n_moments)
+    return config.model.facts.state_numbers(*plan.stages[stage], config.optim.moments)

@@ -14,7 +14,7 @@ from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import exchanged_elements, moving_table_bytes, replica_elements
+from jaxdt.run.sizes import exchanged_elements, moving_table_bytes, replica_elements, replica_moments
 from jaxdt.sync.base import Period, SyncEntry
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutWork, held_out_place
@@ -70,7 +70,7 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     groups, n_params = config.sync.groups, replica_elements(config, lo, hi)
     n_outer = 2 if groups.outer != "none" else 0
     pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
-    n_state = (1 + config.optim.n_moments + n_outer) * n_params
+    n_state = (1 + n_outer) * n_params + replica_moments(config, lo, hi)
     n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
     n_on_host = n_kept - n_outer * n_params + 3 * n_state  # all but anchor, momentum and the new state
     table = moving_table_bytes(config, lo, hi)

@@ -33,7 +33,7 @@ from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import STASH, Plan
-from jaxdt.run.sizes import moving_table_bytes, replica_elements
+from jaxdt.run.sizes import moving_table_bytes, replica_elements, replica_moments
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.base import Period, Sync, SyncEntry
 from jaxdt.sync.engine import RoundEngine, RoundPolicy
@@ -481,7 +481,7 @@ def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
     table may be on its way besides."""
     vector_bytes, table = FLOAT32_BYTES * replica_elements(config, lo, hi), moving_table_bytes(config, lo, hi)
     owed_bytes = vector_bytes if config.sync.codec != NONE else 0
-    exchanging_bytes = (3 + config.optim.n_moments) * vector_bytes
+    exchanging_bytes = 3 * vector_bytes + FLOAT32_BYTES * replica_moments(config, lo, hi)
     return ReplicaCopies(vector_bytes + owed_bytes + table, exchanging_bytes, exchanging_bytes + owed_bytes + table)
 
 

@@ -17,6 +17,7 @@ from jaxdt.run.memory import (
     state_bytes,
     working_bytes,
 )
+from jaxdt.run.model_facts import NO_MOMENTS
 from jaxdt.run.network import Network
 from jaxdt.run.plan import Plan
 from jaxdt.run.work import WorkKind
@@ -62,7 +63,7 @@ class RunWork:
     def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
         run = self.workload.run
         owes = run.sync.codec != codecs.NONE
-        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay, owes=owes)
+        options = MemoryOptions(run.dtype, run.remat, run.optim.moments, run.sync.delay, owes=owes)
         on_accelerators = self.workload.on_accelerators
         shape = run.microbatch_shape
         memory = stage_memory(run.model, lo, hi, shape, n_in_flight, options, on_accelerator=on_accelerators)
@@ -72,7 +73,7 @@ class RunWork:
         run = self.workload.run
         model, shape, dtype = run.model, run.microbatch_shape, run.dtype
         leased_bytes = residual_bytes(model, lo, hi, shape, dtype, run.remat) + input_bytes(model, lo, shape, dtype)
-        held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, shape, dtype)
+        held_bytes = state_bytes(model, lo, hi, dtype, NO_MOMENTS) + working_bytes(model, lo, hi, shape, dtype)
         owes = run.sync.codec != codecs.NONE and not self.workload.on_accelerators  # there the host holds it
         n_owed = owes * (1 + run.sync.delay)  # a vector of what codecs lost for each step that is under way
         return held_bytes + LEASED_UNITS * leased_bytes + n_owed * FLOAT_BYTES * model.facts.stage_trained(lo, hi)

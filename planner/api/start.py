@@ -49,8 +49,8 @@ def seats_of(
 def state_bytes_of(job: Job, plan: Plan) -> StateBytes:
     """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
     if isinstance(job.work, RunConfig):
-        facts, n_moments = job.work.model.facts, job.work.optim.n_moments
-        return lambda lo, hi: float(FLOAT_BYTES * facts.state_numbers(lo, hi, n_moments))
+        facts, moments = job.work.model.facts, job.work.optim.moments
+        return lambda lo, hi: float(FLOAT_BYTES * facts.state_numbers(lo, hi, moments))
     largest = max(hi - lo for lo, hi in plan.stages)
     a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
     return lambda lo, hi: a_layer_bytes * (hi - lo)

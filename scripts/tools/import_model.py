@@ -1,7 +1,7 @@
 """Make a model folder, with which runs can begin, of a model that exists.
 
     python scripts/tools/import_model.py --from=DIR|FILE.gguf --out=models/x
-    python scripts/launch.py --config=configs/quickstart.py --init_from=models/x --run_dir=runs/x
+    python scripts/launch.py --config=configs/baseline.py --init_from=models/x --run_dir=runs/x
 
 DIR is what transformers saves or a hub holds: config.json, model.safetensors in one file or several shards, and a
 tokenizer. Its model_type is one of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe. A GGUF file may be

@@ -21,7 +21,7 @@ from jaxdt.run.memory import (
     update_bytes,
     working_bytes,
 )
-from jaxdt.run.model_facts import MicrobatchShape
+from jaxdt.run.model_facts import MicrobatchShape, Moments
 from jaxdt.run.optim import OptimConfig
 
 SHAPE = dict(n_layers=5, d_model=32, n_heads=2, max_len=16, vocab_size=64)
@@ -49,7 +49,7 @@ def test_bytes_of_a_parameter():
     n_params = model.facts.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
-    assert state_bytes(model, 1, 3, n_moments=1) == 12 * n_params
+    assert state_bytes(model, 1, 3, moments=Moments(1, 1)) == 12 * n_params
     assert update_bytes(model, 1, 3) == 16 * n_params
 
 

@@ -42,12 +42,12 @@ def test_adpsgd_by_who_comes_first_is_preduce_with_groups_of_two():
     assert module_of("adpsgd").get_config("first_come").to_dict() == module_of("preduce").get_config().to_dict()
 
 
-def test_the_reference_has_the_model_of_the_quickstart_and_a_longer_schedule():
-    reference, quickstart = run_config("reference_2000"), run_config("quickstart")
-    assert reference.model == quickstart.model
+def test_the_reference_has_the_model_of_the_baseline_and_a_longer_schedule():
+    reference, baseline = run_config("reference_2000"), run_config("baseline")
+    assert reference.model == baseline.model
     assert (reference.train.steps, reference.optim.decay_steps) == (2000, 2000)
-    assert reference.plan == quickstart.plan and reference.data == quickstart.data
-    assert reference.train.microbatch_size == quickstart.train.microbatch_size
+    assert reference.plan == baseline.plan and reference.data == baseline.data
+    assert reference.train.microbatch_size == baseline.train.microbatch_size
 
 
 def test_the_reference_inherits_nothing_that_decides_the_losses(monkeypatch):

@@ -19,6 +19,7 @@ from jaxdt.run import sizes
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import state_bytes, update_bytes
 from jaxdt.run.model import options_of
+from jaxdt.run.model_facts import TWO_MOMENTS
 from jaxdt.runtime.storage.entries import join_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sim.arrivals import state_words
@@ -69,7 +70,7 @@ def test_forecasts_count_trained_numbers_only():
     assert [group.n_elements for group in sizes.sync_groups(config, plan)] == trained  # none for the frozen table
     assert [sizes.replica_elements(config, lo, hi) for lo, hi in plan.stages] == trained
     assert sizes.exchanged_elements(config, 0, 1, 0) == trained[0] and sizes.shared_table_elements(config, plan) == 0
-    assert facts.state_numbers(0, 1, 2) == 3 * trained[0]  # which doctor.py forecasts of a checkpoint
+    assert facts.state_numbers(0, 1, TWO_MOMENTS) == 3 * trained[0]  # which doctor.py forecasts of a checkpoint
     assert state_bytes(model, 0, 1) == 4 * (first + 3 * trained[0])
     assert update_bytes(model, 1, 2) == 16 * trained[1]
     assert [state_words(config, plan, stage) for stage in (0, 1)] == [3 * n for n in trained]

@@ -20,7 +20,7 @@ from jaxdt.codec.vectors import vector_leaf
 from jaxdt.model.averaging import ReplicaState, averaged, exchanged, fragment_entries
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.optim import by_role, optimizer
+from jaxdt.model.optim import by_facts, optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, auxiliary_figures, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries
@@ -73,7 +73,7 @@ def stage_functions(
         seq_len=config.seq_len,
         vocab_size=vocab_size,
     )
-    rule = optimizer(config.optim, plan.n_pipelines, by_role(config.model.facts))
+    rule = optimizer(config.optim, plan.n_pipelines, by_facts(config.model.facts))
     return build_stage(config.model, lo, hi, rule, options)
 
 

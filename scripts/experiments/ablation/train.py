@@ -11,7 +11,7 @@ from jaxdt.codec.base import decode, encode
 from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import by_role, optimizer
+from jaxdt.model.optim import by_facts, optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.run.codec import CodecSpec
 from jaxdt.run.config import RunConfig
@@ -20,7 +20,7 @@ from jaxdt.run.config import RunConfig
 @functools.cache  # compiling takes as long as a good part of a short run, and all seeds share the functions
 def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
     model = model_of(config, case)
-    rule = optimizer(config.optim, decays=by_role(model.facts))
+    rule = optimizer(config.optim, roles=by_facts(model.facts))
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)
     return [build_stage(model, lo, hi, rule, options) for lo, hi in cut(model, case.stages)]
 

@@ -36,7 +36,7 @@ from jaxdt.run.config import RunConfig, default_plan
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.sync.exchange import sharding, slice_elements, update_scale
 
-CONFIG = "configs/quickstart.py"
+CONFIG = "configs/baseline.py"
 STEPS = 500
 SEEDS = (0, 1, 2)
 REPLICAS = 4

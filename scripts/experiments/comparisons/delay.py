@@ -2,7 +2,7 @@
 
 Both arms see the same tokens and apply the same number of updates. The page's rows are settings of
 configs/reference_2000.py with half of its steps; a row takes three seeds twice, about 35 CPU minutes. With --config the
-run is that config's, such as configs/quickstart.py with --config.sync.delay_after_steps=50, and only that one. Its
+run is that config's, such as configs/baseline.py with --config.sync.delay_after_steps=50, and only that one. Its
 stages and codec are not used: stages do not change what is computed, and a codec would change it a little. The result
 has, by setting:
 
@@ -30,7 +30,7 @@ from jaxdt.cli import run_inputs
 from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import by_role, optimizer
+from jaxdt.model.optim import by_facts, optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.run.config import RunConfig
 
@@ -93,7 +93,7 @@ def whole_model(config: RunConfig) -> StageFunctions:
     """The functions of one stage with all layers."""
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)
     facts = config.model.facts
-    rule = optimizer(config.optim, decays=by_role(facts))
+    rule = optimizer(config.optim, roles=by_facts(facts))
     return build_stage(config.model, 0, facts.n_layers, rule, options)
 
 

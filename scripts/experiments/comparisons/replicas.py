@@ -1,6 +1,6 @@
 """Replicas that are equal, and replicas that may differ: seconds of a step, bytes between replicas, and loss.
 
-Four peers, 2 stages x 2 pipelines, with the model and the steps of configs/quickstart.py, over the emulated links of
+Four peers, 2 stages x 2 pipelines, with the model and the steps of configs/baseline.py, over the emulated links of
 configs/networks/four_cities.json. Each system runs with six seeds, and some with three seeds more under peers that
 stall: each pauses for a second in a tenth of its steps, by the same draws under each system. Forwards take at least 30
 ms, so two cores are enough. The first system is another one from seed to seed. A run takes a minute and a quarter.
@@ -35,7 +35,7 @@ class Setting:
 
 
 SYSTEMS = {
-    "allreduce": ("--config=configs/quickstart.py", "--config.model.tied_head=false"),
+    "allreduce": ("--config=configs/baseline.py", "--config.model.tied_head=false"),
     "all": ("--config=configs/local_sgd.py", "--config.sync.groups.every_steps=1"),
     "local_sgd": ("--config=configs/local_sgd.py",),
     "diloco": ("--config=configs/diloco.py",),

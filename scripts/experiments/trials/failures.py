@@ -220,7 +220,7 @@ FIELDS = """
     optim.name=sgd optim.lr=0.1 optim.lr_schedule=constant optim.warmup_steps=0 optim.decay_steps=0 optim.weight_decay=0
 """
 TRIAL = Trial(
-    config="configs/quickstart.py",
+    config="configs/baseline.py",
     flags=tuple(f"--config.{field}" for field in FIELDS.split()),
     seconds=1800.0,
     begins=3,

@@ -36,6 +36,7 @@ OPTIMIZERS = [
     OptimConfig("lamb", weight_decay=0.1),
     OptimConfig("sgd", weight_decay=0.1),
     OptimConfig("adamw", second_moment="corrected"),
+    OptimConfig("muon", weight_decay=0.1),
 ]
 ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
 

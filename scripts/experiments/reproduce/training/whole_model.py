@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.base import apply_stage, init_stage
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import by_role, optimizer
+from jaxdt.model.optim import by_facts, optimizer
 from jaxdt.run.config import RunConfig
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.plan import Plan
@@ -42,7 +42,7 @@ class WholeModel:
         self._leaves: list[tuple[int, tuple[int, ...]]] = []
         self._structures: list[Any] = []
         self.stages: list[slice] = []
-        self._rule = optimizer(config.optim, n_pipelines, by_role(config.model.facts))
+        self._rule = optimizer(config.optim, n_pipelines, by_facts(config.model.facts))
         end = 0
         for lo, hi in plan.stages:
             leaves, structure = jax.tree.flatten(
