@@ -1,4 +1,4 @@
-"""A small GPT on Shakespeare and Austen with AdamW: 2 stages x 2 pipelines. What comparisons and other configs start from.
+"""A small GPT with AdamW, from which comparisons and other configs start: 2 stages x 2 pipelines.
 
     python scripts/launch.py --config=configs/baseline.py --emulate=configs/networks/four_cities.json --run_dir=runs/x
 

@@ -44,8 +44,8 @@ class OptimConfig:
     """`lr` climbs linearly over `warmup_steps` updates, then stays or falls to `final_lr_frac * lr` at update
     `decay_steps` (counted from the first update, warm-up included; a constant schedule does not read it).
     `momentum` is for sgd, and for muon's matrices; `b1`, `b2` and `eps` are for adamw, lamb, and muon's other leaves.
-    `gradient_frac` is for adamw: this share of an update is the newest gradient by itself, the rest is the running mean.
-    With a larger `b1` it steadies delayed updates.
+    `gradient_frac` is for adamw: this share of an update is the newest gradient by itself, the rest is the running
+    mean. With a larger `b1` it steadies delayed updates.
     `second_moment` is for adamw where replicas average parameters and keep their own moments (sync.kind groups). Its
     variance is then that of one pipeline's gradient, not of the mean over all: "corrected" divides the variance by the
     number of pipelines (SDPipe, Sec. 4), "legacy" does so without the bias correction that its public code leaves out.
