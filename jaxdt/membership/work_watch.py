@@ -43,9 +43,10 @@ class WorkWatch:
 
     def on_done(self, work: Work, seconds: float) -> None:
         """A Work has ended. One that was overdue says nothing of its like."""
-        if work != self._work or not self.is_overdue:
+        is_watched = work == self._work
+        if not (is_watched and self.is_overdue):
             self._durations_s[work.kind].append(seconds)
-        if work == self._work:
+        if is_watched:
             self._forget()
 
     def tick(self, now_s: float, running: Work | None) -> ev.Overdue | None:

@@ -62,6 +62,16 @@ def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, 
     return wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
 
 
+def boundary_bytes_of_pipelines(config: RunConfig, plan: Plan, boundary: int, forward: bool) -> list[int]:
+    """The same for each pipeline. A plan has many of them, and few codecs."""
+    found: dict[str, int] = {}
+    codecs = [plan.codec_of(boundary, pipeline, forward) for pipeline in range(plan.n_pipelines)]
+    for pipeline, codec in enumerate(codecs):
+        if codec not in found:
+            found[codec] = boundary_bytes(config, plan, boundary, pipeline, forward)
+    return [found[codec] for codec in codecs]
+
+
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     """One group per stage; a table that the first and the last stage share adds one."""
     facts, table = config.model.facts, shared_table_elements(config, plan)

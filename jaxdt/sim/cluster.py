@@ -4,7 +4,7 @@ Time is a queue of callbacks; links and hosts are models. Each peer has a `Tenso
 alone, or the runtime's store for real arithmetic under virtual time. Equal inputs give equal traces, byte for byte.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -91,7 +91,8 @@ class Simulation:
         self._n_holds = 0
         self._accepted: set[int] = set()  # operators whose last request was accepted
         self._paused: dict[int, list[ev.Event]] = {}
-        self._compute: dict[int, deque[Computation]] = {}  # what each compute thread does, and then what waits
+        # What each compute thread does, and then what waits.
+        self._compute: defaultdict[int, deque[Computation]] = defaultdict(deque)
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
         self._links = LinkTable(environment.link, self._queue.at, host_of, environment.link_options)
@@ -423,21 +424,17 @@ class Simulation:
 
     def _hand_to_compute_thread(self, peer: int, computation: Computation) -> None:
         """The compute thread of a peer does one thing after another."""
-        computations = self._compute.setdefault(peer, deque())
+        computations = self._compute[peer]
         computations.append(computation)
         if len(computations) == 1:
-            self._begin_computation(self._peers[peer], peer)
+            self._compute_first(self._peers[peer], peer)
 
-    def _begin_computation(self, sim_peer: SimPeer, peer: int) -> None:
-        """The compute thread comes to the first thing that is to be done, or is busy for a while."""
-        busy_s = sim_peer.busy_s() if sim_peer.busy_s else 0.0
-        if busy_s:
-            self._queue.at(self.outcome.now_s + busy_s, self._compute_first, (sim_peer, peer))
-        else:
-            self._compute_first(sim_peer, peer)
-
-    def _compute_first(self, sim_peer: SimPeer, peer: int) -> None:
+    def _compute_first(self, sim_peer: SimPeer, peer: int, was_busy: bool = False) -> None:
+        """The compute thread comes to the first thing that is to be done, or is busy for a while before."""
         if sim_peer is not self._peers[peer] or peer in self.outcome.stopped:
+            return
+        if sim_peer.busy_s and not was_busy and (busy_s := sim_peer.busy_s()):
+            self._queue.at(self.outcome.now_s + busy_s, self._compute_first, (sim_peer, peer, True))
             return
         tensors = sim_peer.tensors
         match self._compute[peer][0]:
@@ -461,7 +458,7 @@ class Simulation:
         computations = self._compute[peer]
         computations.popleft()
         if computations:
-            self._begin_computation(sim_peer, peer)
+            self._compute_first(sim_peer, peer)
         self._handle_event(peer, event)
 
     def _sent_boundary(self, peer: int, has_arrived: bool) -> None:
@@ -469,7 +466,7 @@ class Simulation:
         self._n_sending[peer] += -1 if has_arrived else 1
         if not self._n_sending[peer] and peer in self._held_up:
             self._held_up.discard(peer)
-            self._compute_first(self._peers[peer], peer)
+            self._compute_first(self._peers[peer], peer, was_busy=True)
 
     def _run(self, sim_peer: SimPeer, peer: int, run: ev.Run) -> None:
         if self._n_sending[peer]:

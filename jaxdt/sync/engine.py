@@ -79,16 +79,17 @@ class RoundEngine:
         return id in self._given_up
 
     def handle(self, event: ev.Event) -> ev.Actions:
-        match event:
-            case ev.Received(header, ev.Shard() as shard):
-                return self._on_shard(header.src, shard)
-            case ev.Received(header, ev.Reduced() as sum):
-                return self._on_reduced(header.src, sum)
-            case ev.Summed(key, digest, sq_norm):
-                return self._on_summed(key, digest, sq_norm)
-            case ev.Received(header, ev.FetchResult(id)) if id in self:
-                exchange = self._open[id.place]
-                return list(exchange.given_to(header.src)) if exchange.complete else []
+        if type(event) is ev.Received:
+            src, body = event.header.src, event.body
+            if type(body) is ev.Shard:
+                return self._on_shard(src, body)
+            if type(body) is ev.Reduced:
+                return self._on_reduced(src, body)
+            if type(body) is ev.FetchResult and body.round in self:
+                exchange = self._open[body.round.place]
+                return list(exchange.given_to(src)) if exchange.complete else []
+        elif type(event) is ev.Summed:
+            return self._on_summed(event.key, event.digest, event.sq_norm)
         return []
 
     # ------------------------------------------------------------------------------------- what a policy asks for

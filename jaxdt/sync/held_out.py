@@ -21,7 +21,7 @@ from jaxdt.protocol.round_id import RoundId
 from jaxdt.run.config import TrainConfig, is_evaluated
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.sizes import boundary_bytes_of_pipelines
 from jaxdt.run.work import Work, WorkKind
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.shared_table import SharedTable
@@ -45,13 +45,12 @@ def held_out_place(setup: PeerSetup) -> HeldOutPlace:
     config, plan, stage = setup.config, setup.plan, setup.stage
     _, pipeline = plan.seat(setup.peer)
     has_next = stage + 1 < plan.n_stages
-    pipelines = range(plan.n_pipelines) if has_next else ()
     return HeldOutPlace(
         peer=setup.peer,
         stage=stage,
         next_peer=plan.placement[stage + 1][pipeline] if has_next else None,
         n_microbatches=config.train.eval_microbatches,
-        sent_bytes=[boundary_bytes(config, plan, stage, p, forward=True) for p in pipelines],
+        sent_bytes=boundary_bytes_of_pipelines(config, plan, stage, forward=True) if has_next else (),
     )
 
 

@@ -16,7 +16,7 @@ from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.peer_setup import PeerSetup
 from jaxdt.run.plan import Plan
-from jaxdt.run.sizes import boundary_bytes
+from jaxdt.run.sizes import boundary_bytes, boundary_bytes_of_pipelines
 from jaxdt.run.work import WorkKind
 
 COMPUTING = (
@@ -171,18 +171,16 @@ def step_shape(setup: PeerSetup) -> StepShape:
     """The shape of all steps of a run, at one of its peers."""
     config, plan, stage = setup.config, setup.plan, setup.stage
     first, last = stage == 0, stage == plan.n_stages - 1
-    sent_bytes: list[tuple[int, int]] = []
-    for pipeline in range(plan.n_pipelines):
-        activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
-        gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
-        sent_bytes.append((activation, gradient))
+    none = [0] * plan.n_pipelines
+    activations = none if last else boundary_bytes_of_pipelines(config, plan, stage, forward=True)
+    gradients = none if first else boundary_bytes_of_pipelines(config, plan, stage - 1, forward=False)
     return StepShape(
         peer=setup.peer,
         stage=stage,
         n_stages=plan.n_stages,
         n_microbatches=plan.n_microbatches,
         n_steps=config.train.steps,
-        sent_bytes=tuple(sent_bytes),
+        sent_bytes=tuple(zip(activations, gradients, strict=True)),
         eval_every_steps=config.train.eval_every_steps,
         eval_microbatches=config.train.eval_microbatches,
         # Each step under way has its share.

@@ -67,12 +67,10 @@ def _fill(planned: Sequence[int], present: tuple[int, ...]) -> Iterator[int | No
 
 def pipeline_assignment(plan: Plan, view: ev.View, members: Collection[int]) -> PipelineAssignment:
     """The assignment of the `members` of a view that compute to the places of the plan."""
-    replicas: list[list[int]] = [[] for _ in plan.placement]
     computing = set(members)
-    for member in view.members:
-        if member.peer in computing:
-            replicas[member.stage].append(member.peer)
-    return _pipeline_assignment(plan.placement, tuple(map(tuple, replicas)))
+    of_stages = map(view.stage_peers, range(plan.n_stages))
+    replicas = tuple([tuple([peer for peer in peers if peer in computing]) for peers in of_stages])
+    return _pipeline_assignment(plan.placement, replicas)
 
 
 _pipeline_assignment = functools.lru_cache(maxsize=16)(PipelineAssignment)
@@ -151,7 +149,7 @@ class FixedWiring:
         self._previous_peer: tuple[int | None, int] = (None, 0)  # gets our gradients
         self._strict_from = NEVER  # the first step of the view that is done here, or the own step under way
         self._work: deque[Work] = deque()
-        self._arrived_keys: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
+        self._arrived_keys: set[tuple] = set()  # fields of keys, which are quicker to compare
         self._n_ahead = plan.n_ahead(shape.stage)
         self._forwards_ahead: Order = ()  # of a step, which run ahead of its backwards
         self._n_forwarded = 0  # the first step whose forwards ahead are not among the Work yet
@@ -284,13 +282,12 @@ class FixedWiring:
             self._arrived_keys.remove(key)
         return [self._slot.start(work)]
 
-    def _needs(self, work: Work) -> tuple[str, int, int, int] | None:
+    def _needs(self, work: Work) -> tuple | None:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
-        step, m = work.place
         if work.kind == WorkKind.BACKWARD:
-            return None if self._is_last else ("grad", step, self._stage + 1, m)
+            return None if self._is_last else ("grad", work.step, self._stage + 1, work.microbatch)
         kind = "act" if work.kind == WorkKind.FORWARD else "eval"
-        return None if self._is_first else (kind, step, self._stage, m)
+        return None if self._is_first else (kind, work.step, self._stage, work.microbatch)
 
     def _on_finished(self, work: Work, values: dict[str, float]) -> ev.Actions:
         (step, m), stage = work.place, self._stage
