@@ -189,6 +189,8 @@ def test_fragments_are_due_one_by_one_at_least_so_many_steps_apart():
             "sync.groups.lag_steps: got 1, expected 0 with .*pairs",
         ),
         (dict(match="window", every_steps=4, fragments=2), "sync.groups.fragments: got 2, expected 1 with .*window"),
+        (dict(codec="int8", average_moments=True), "sync.codec: got int8, expected bf16 or none with .*moments"),
+        (dict(codec="int8", mix_frac=0.5), "sync.codec: got int8, expected bf16 or none with .*mix_frac"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(groups, line):
