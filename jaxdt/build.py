@@ -89,11 +89,6 @@ def check_config(config: RunConfig) -> None:
             f"data.borders: got {MASK}, expected {JOIN} with a model of one's own, whose parts do not hear where "
             "documents begin"
         )
-    if config.sync.codec not in sync.codecs:
-        raise BadInput(
-            f"sync.codec: got {config.sync.codec}, expected one of {', '.join(sync.codecs)} with sync.kind "
-            f"{config.sync.kind}: only what gradients and pushes lose is made up for later"
-        )
     _refuse_settings_of_others(config, sync.settings)
 
 

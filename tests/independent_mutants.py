@@ -16,6 +16,7 @@ from jaxdt.protocol.round_id import RoundKind
 from jaxdt.run.codec import FLOAT32_BYTES
 from jaxdt.run.config import GroupsConfig
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.sync.exchange import Exchange
 from jaxdt.sync.groups import Groups
 from jaxdt.sync.held_out import HeldOutLosses
@@ -386,6 +387,11 @@ def rounded_numbers_take_four_bytes() -> AbstractContextManager:
     return mock.patch.object(Exchange, "n_bytes", lambda exchange, bounds: FLOAT32_BYTES * (bounds[1] - bounds[0]))
 
 
+def lost_at_once(feedback, round, error):
+    """What a codec loses of a contribution to a group is owed, also if the group averages in another attempt."""
+    feedback._owed[feedback._slot(round)] = error
+
+
 def held_out_losses_are_those_of_a_sum() -> AbstractContextManager:
     return mock.patch.object(
         HeldOutLosses, "_evaluate", lambda losses, stage: ev.EvaluateMean(losses._whole[stage][0], 1)
@@ -535,6 +541,18 @@ MUTANTS = {
     "forwards run less far ahead": (unchanged, forwards_run_less_ahead, {HELD}, (9, *range(60))),
     "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, (60, 70, 34)),
     "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),
+    "what a mean has lost is forgotten": (
+        unchanged,
+        lambda: mock.patch.object(ErrorFeedback, "commit", lambda *arguments: None),
+        {REPLAYED},
+        (0, 9, 60),
+    ),
+    "an attempt that is made again counts": (
+        unchanged,
+        lambda: mock.patch.object(ErrorFeedback, "lose", lost_at_once),
+        {REPLAYED},
+        (133, 318),
+    ),
     "a held-out loss is that of a sum": (unchanged, held_out_losses_are_those_of_a_sum, {REPLAYED}, range(60)),
     "servers keep aside what others do not": (
         unchanged,

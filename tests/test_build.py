@@ -25,10 +25,6 @@ PLAN = Plan(4, ((0, 2), (2, 4)), ((0, 2), (1, 3)), (7, 5))
             dict(sync=SyncConfig(groups=GroupsConfig(outer="nesterov"))),
             "sync.groups.outer: got nesterov, which sync.kind allreduce does not read, expected none",
         ),
-        (
-            dict(sync=SyncConfig("groups", codec="int8")),
-            "sync.codec: got int8, expected one of none, bf16 with sync.kind groups: only what gradients and pushes",
-        ),
         (dict(wiring=WiringConfig(rebalance_s=5.0)), "wiring.rebalance_s: got 5.0, expected 0 with wiring fixed"),
     ],
 )

@@ -525,10 +525,14 @@ class Membership:
     def _still_saves(self, before: ev.View, view: ev.View) -> bool:
         """Whether this peer saves the version with which a view begins. The member that saved it before saves it still,
         also if it leaves: else two would write at the same time. If that member is gone, the version is left out, but
-        for one that the end of the run waits for, which the next member saves."""
-        saving = before.working(self.identity.stage, view.n_committed)
-        if self._is_awaited(view.n_committed):
-            saving = tuple(peer for peer in saving if not _is_replaced(before.by_peer[peer], view.by_peer))
+        for one that the end of the run waits for, which the next member saves: one that has joined meanwhile if all
+        that worked before are gone, or have been admitted again and have to get the state."""
+        stage, version = self.identity.stage, view.n_committed
+        saving = before.working(stage, version)
+        if self._is_awaited(version):
+            admissions = {member.peer: member.admission for member in view.members}
+            stayed = tuple(peer for peer in saving if admissions.get(peer) == before.by_peer[peer].admission)
+            saving = stayed or view.working(stage, version)
         return saving[:1] == (self.identity.peer,)
 
     def _is_awaited(self, version: int) -> bool:

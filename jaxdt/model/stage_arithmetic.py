@@ -98,15 +98,30 @@ class StageArithmetic:
         after = self._functions[stage].update(replica.params, replica.opt_state, gradient, np.float32(scale))
         return _joined(ReplicaState(after[0], replica.outer, after[1]))
 
-    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
+    def laid_out(
+        self, stage: int, state: State, fragment: int, weight: int, owed: Vector | None
+    ) -> tuple[Vector, Vector | None]:
         names = self._fragments[stage][fragment]
-        return self._codec.arrived(exchanged(self._groups, self._trained(state), names, weight))
+        return self._sent(exchanged(self._groups, self._trained(state), names, weight), owed)
 
-    def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
+    def mean(self, contributions: Sequence[Vector], weight: int) -> tuple[Vector, Vector | None]:
         total = contributions[0].copy()
         for part in contributions[1:]:
             total += part
-        return self._codec.arrived(total) * np.float32(1.0 / weight)
+        sent, lost = self._sent(total, None) if len(contributions) > 1 else (total, np.zeros_like(total))
+        return sent * np.float32(1.0 / weight), lost
+
+    def owes(self, lost: Vector, of_sum: Vector, shard: tuple[int, int]) -> Vector:
+        lo, hi = shard
+        owed = lost.copy()
+        owed[lo:hi] += of_sum[lo:hi]
+        return owed
+
+    def _sent(self, vector: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        """(what arrives of a vector of a group, what is lost of it if that is made up for)."""
+        if not self._groups.feeds_back:
+            return self._codec.arrived(vector), None
+        return self._codec.with_feedback(vector, owed)
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
         after = averaged(self._groups, self._trained(state), self._fragments[stage][fragment], mean)

@@ -259,6 +259,12 @@ class GroupsConfig:
         """How much a replica with such a share of a step's microbatches counts in a group."""
         return n_microbatches if self.weights == SAMPLES else 1
 
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what a codec loses of an average is made up for in the next one. A moment must not become negative;
+        and a replica that keeps a share of its own parameters has not lost all that the average has."""
+        return not self.average_moments and (self.outer != "none" or not self.mix_frac)
+
     def fragment_due(self, n_steps: int) -> int | None:
         """The fragment that averages after so many local steps, if one does. All are due in the course of
         `every_steps`, at least `every_steps // fragments` steps apart."""
@@ -296,9 +302,9 @@ class SyncConfig:
     never), from the initial ones on.
     `codec`: how replicas send one another gradients, what a group averages, or what they push to a server, and how a
     pool's workers send their gradients. With bf16 and int8 each contribution is rounded once, they are added in fp32,
-    and the sum is rounded once; all members go on from the same bits. What a gradient or a push loses is made up for
-    in the next one (error feedback); int8 is for these alone. A server's parameters, and means for held-out losses,
-    checkpoints and the result of the run, stay in fp32."""
+    and the sum is rounded once; all members go on from the same bits. What one exchange loses is made up for in the
+    next one (error feedback), but for averages of moments, and of parameters with `mix_frac`: int8 is refused there. A
+    server's parameters, and means for held-out losses, checkpoints and the result of the run, stay in fp32."""
 
     kind: str = option("allreduce", "how the replicas of a stage agree on an update")
     delay: int = option(0, "1: a step is averaged while the next one computes", one_of((0, 1)))

@@ -19,8 +19,8 @@ the newest keeps a version of the parameters. The last stage has no moments of a
 (jaxdt.sync.shared_table). A server also holds vectors of its workers: gradients that they
 contribute, or changes that they push, and snapshots.
 
-Where a codec loses a part of each gradient (sync.codec), a replica holds what it owes, twice: as it is before a step
-counts, and after.
+Where a codec loses a part of each gradient or average (sync.codec), a replica holds what it owes, twice: as it is
+before a step or a mean counts, and after.
 
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.

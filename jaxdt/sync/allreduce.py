@@ -29,7 +29,6 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
 from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.protocol.round_id import RoundId, RoundKind
-from jaxdt.run.codec import EXCHANGED
 from jaxdt.run.config import RunConfig
 from jaxdt.run.delay import NO_DELAY, Delay
 from jaxdt.run.peer_setup import PeerSetup
@@ -479,4 +478,4 @@ def _check(config: RunConfig, plan: Plan) -> str:
     return ""
 
 
-ENTRY = SyncEntry(_build, _build_agreement, _check, codecs=EXCHANGED)
+ENTRY = SyncEntry(_build, _build_agreement, _check)

@@ -12,7 +12,6 @@ from typing import Protocol
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.peer import Machine
-from jaxdt.run.codec import BF16, NONE
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.memory import ReplicaCopies
@@ -64,7 +63,6 @@ class SyncEntry:
                          where replicas are equal
     period               after how many steps their course repeats, so that a mean over so many is that of a run
     exchanges_per_step   how many times a step the replicas of a stage exchange their vector, in the mean
-    codecs               the values of sync.codec that make sense
     """
 
     build: Callable[[PeerSetup], Sync]
@@ -79,7 +77,6 @@ class SyncEntry:
     copies: Callable[[RunConfig, int, int], ReplicaCopies | None] = lambda config, lo, hi: None
     period: Callable[[RunConfig, Plan], Period] = lambda config, plan: Period()
     exchanges_per_step: Callable[[RunConfig], float] = lambda config: 1.0
-    codecs: tuple[str, ...] = (NONE, BF16)
 
 
 def sync_entry(kind: str) -> SyncEntry:

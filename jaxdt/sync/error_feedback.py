@@ -10,6 +10,10 @@ encodes, and owes that too. Both are owed once the round counts:
     the run goes back, or the peer gets a state   -> nothing is owed, or what a checkpoint of that version holds
     the coordinator is started again              -> nothing changes: rounds outlive it
 
+What an averaging group exchanges counts once its mean is adopted. The mean takes the place of the parameters of which
+it is made, so an average leaves the weighted sum of its members' parameters and of what they owe as it was. With an
+outer optimizer changes are averaged, as gradients are.
+
 With delayed updates a step may be laid out before the one before it is committed, or after. So a step adds what the
 last step lost that is committed in any case, and as many series alternate as steps are under way.
 
@@ -27,7 +31,7 @@ from typing import Generic, TypeVar
 from jaxdt.protocol.round_id import RoundId, RoundKind
 
 Error = TypeVar("Error")
-Slot = tuple[int, int]  # `stage` of the round, and which of its alternating series
+Slot = tuple[int, int]  # `stage` of the round, and which of its alternating series, or fragments
 
 
 class ErrorFeedback(Generic[Error]):
@@ -48,7 +52,7 @@ class ErrorFeedback(Generic[Error]):
 
     def lose(self, round: RoundId, error: Error) -> None:
         """The codec has lost this of the contribution to a round. It must not be written to once the round counts."""
-        if round.kind == RoundKind.GRADIENT:
+        if round.kind in (RoundKind.GRADIENT, RoundKind.MEAN):
             self._lost[round] = error
             return
         slot, n = self._slot(round), self._n_under_way
@@ -78,6 +82,8 @@ class ErrorFeedback(Generic[Error]):
 
     def _slot(self, round: RoundId) -> Slot:
         series = round.number % self._n_under_way
+        if round.kind == RoundKind.MEAN:
+            return round.stage, round.fragment
         if round.kind == RoundKind.GRADIENT:
             return round.stage, series
         return round.stage, round.view * self._n_under_way + series  # the view is that of the admission

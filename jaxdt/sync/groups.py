@@ -9,7 +9,7 @@ from dataclasses import replace
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
-from jaxdt.run.codec import FLOAT32_BYTES
+from jaxdt.run.codec import FLOAT32_BYTES, INT8, NONE
 from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
@@ -65,13 +65,16 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 
 def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
-    """Anchor and outer momentum, with a lag the frozen vector and the mean that waits, and a shared table on its way.
+    """Anchor and outer momentum, with a lag the frozen vector and the mean that waits, what a codec has lost of each
+    fragment, before and after its exchange, and a shared table on its way.
     The exchange that takes most is that of the whole state: the own vector, its slices, the joined sum and the mean."""
     groups, n_params = config.sync.groups, replica_elements(config, lo, hi)
     n_outer = 2 if groups.outer != "none" else 0
-    pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
+    fragments = [exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments)]
+    pending = max(fragments)
+    n_owed = sum(fragments) + pending if config.sync.codec != NONE and groups.feeds_back else 0
     n_state = (1 + n_outer) * n_params + replica_moments(config, lo, hi)
-    n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
+    n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0) + n_owed
     n_on_host = n_kept - n_outer * n_params + 3 * n_state  # all but anchor, momentum and the new state
     table = moving_table_bytes(config, lo, hi)
     return ReplicaCopies(FLOAT32_BYTES * n_kept + table, 4 * FLOAT32_BYTES * n_state, FLOAT32_BYTES * n_on_host + table)
@@ -104,6 +107,11 @@ def _check(config: RunConfig, plan: Plan) -> str:
         return (
             f"sync.groups.outer: got {groups.outer}, expected none with sync.groups.match {groups.match}: the outer "
             "optimizer's state would differ between replicas"
+        )
+    if config.sync.codec == INT8 and not groups.feeds_back:
+        return (
+            f"sync.codec: got {INT8}, expected bf16 or none with sync.groups.average_moments, or with "
+            "sync.groups.mix_frac and no outer optimizer: what is lost there is not made up for later"
         )
     if problem := _fragments_problem(config, plan):
         return problem

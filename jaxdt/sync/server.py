@@ -28,7 +28,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import KeptReport, PullReport, PushReport
 from jaxdt.protocol.round_id import RoundId, RoundKind, Series
-from jaxdt.run.codec import EXCHANGED, FLOAT32_BYTES, NONE
+from jaxdt.run.codec import FLOAT32_BYTES, NONE
 from jaxdt.run.config import RunConfig
 from jaxdt.run.memory import ReplicaCopies
 from jaxdt.run.peer_setup import PeerSetup
@@ -537,5 +537,4 @@ ENTRY = SyncEntry(
     server_vectors=_server_vectors,
     copies=_copies,
     period=_period,
-    codecs=EXCHANGED,
 )

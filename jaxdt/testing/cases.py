@@ -19,7 +19,7 @@ from typing import Any
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.run import config as configs
-from jaxdt.run.config import NetConfig, RunConfig, WiringConfig
+from jaxdt.run.config import GroupsConfig, NetConfig, RunConfig, WiringConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.sim.faults import (
@@ -532,7 +532,7 @@ def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
     if rng.random() < 0.5:
         return
     sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
-    sync["codec"] = rng.choice(("none", "bf16" if sync["kind"] == "groups" else "int8"))
+    sync["codec"] = rng.choice(("none", "int8"))
     train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
     train["eval_microbatches"] = rng.choice((1, 3))
     if groups is None:
@@ -542,6 +542,8 @@ def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
     groups["average_moments"] = rng.random() < 0.3
     draw_more = rng.choice((_keep, _draw_stash, _draw_stash, _draw_streaming, _draw_streaming))
     draw_more(rng, raw)
+    if not GroupsConfig(**raw["sync"]["groups"]).feeds_back and sync["codec"] == "int8":
+        sync["codec"] = "bf16"
 
 
 def _keep(rng: random.Random, raw: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ steps, and in which order each server added pushes and answered pulls. Timing de
 to the numbers of the run, in any arithmetic: the jitted functions of the stages (jaxdt.model.stage_arithmetic), bit for
 bit where both compute with one build on the CPU, or residues (jaxdt.testing.independent.residues), exactly.
 
-Nothing of the machines is used.
+Nothing of the machines is used, but who adds up which numbers of a vector (jaxdt.sync.exchange.sharding).
 
 - A replica does its next local step once all that the log has for it before is done, and the step's gradient is there.
 - A group averages as soon as all its members have laid out what they had after the steps that the log names.
@@ -18,7 +18,7 @@ back is another one here: a pipeline's number is that of an incarnation (jaxdt.p
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxdt.protocol.incarnations import Incarnations
@@ -34,6 +34,8 @@ from jaxdt.protocol.reports import (
 from jaxdt.run.config import STAGE, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
+from jaxdt.run.sizes import exchanged_elements
+from jaxdt.sync.exchange import sharding
 
 # Only the arithmetic looks into these.
 State = Any
@@ -80,12 +82,20 @@ class Arithmetic(Protocol):
 
     def local_step(self, stage: int, state: State, gradient: Gradient, scale: float) -> State: ...
 
-    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
-        """The contribution of a replica to a group, times its weight, as it goes over a link."""
+    def laid_out(
+        self, stage: int, state: State, fragment: int, weight: int, owed: Vector | None
+    ) -> tuple[Vector, Vector | None]:
+        """(the contribution of a replica to a group, times its weight, and what is owed, as it goes over a link; what
+        is lost of that, None if it is not made up for)."""
         ...
 
-    def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
-        """The sum of contributions, as it goes over a link, divided by their weight."""
+    def mean(self, contributions: Sequence[Vector], weight: int) -> tuple[Vector, Vector | None]:
+        """(the sum of contributions, as it goes over a link, divided by their weight; what is lost of the sum)."""
+        ...
+
+    def owes(self, lost: Vector, of_sum: Vector, shard: tuple[int, int]) -> Vector:
+        """What a member owes then: what it has lost, and the numbers lo..hi-1 of what is lost of the sum, which it has
+        added up."""
         ...
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State: ...
@@ -119,12 +129,14 @@ class TrailEntry:
 
 @dataclass(eq=False)
 class LoggedGroup:
-    """A group, and the moments after which its members lay out; `adopting`: those of members that adopt its mean."""
+    """A group, and the moments after which its members lay out; `adopting`: those of members that adopt its mean;
+    `owed`: what each member owes then, by its place."""
 
     report: GroupReport
     moments: Sequence[Moment]
     adopting: Sequence[Moment]
     mean: Vector | None = None
+    owed: Mapping[Place, Vector] = field(default_factory=dict[Place, Vector])
 
 
 @dataclass
@@ -192,7 +204,8 @@ class Replay:
         self._params: dict[Moment, Params] = {}  # with which the forwards of a step compute
         self._gradients: dict[tuple[int, int], list[tuple[Gradient, float]]] = {}  # by pipeline and step
         self._to_lay_out: dict[Moment, int] = {}  # for a group of this fragment
-        self._laid_out: dict[Moment, Vector] = {}
+        self._laid_out: dict[Moment, tuple[Vector, Vector | None]] = {}  # and what a codec has lost of it
+        self._owed_to_groups: dict[tuple[Place, int], Vector | None] = {}  # by fragment
         self._n_readers: Counter[Moment] = Counter()  # groups that are going to read it
         self._due: dict[Moment, LoggedGroup] = {}
         self._bases: dict[Place, Vector] = {}  # the parameters as the server has them of a worker
@@ -290,7 +303,8 @@ class Replay:
         has_changed = moment in self._to_lay_out
         if has_changed:
             fragment, weight = self._to_lay_out.pop(moment), self._weight(pipeline)
-            self._laid_out[moment] = self._arithmetic.laid_out(stage, self.states[place], fragment, weight)
+            owed = self._owed_to_groups.get((place, fragment))
+            self._laid_out[moment] = self._arithmetic.laid_out(stage, self.states[place], fragment, weight, owed)
         group = self._due.get(moment)
         if group:
             if group.mean is None:
@@ -298,6 +312,7 @@ class Replay:
             del self._due[moment]
             fragment = group.report.fragment
             self._change(place, ADOPTED, self._arithmetic.averaged(stage, self.states[place], fragment, group.mean))
+            self._owed_to_groups[place, fragment] = group.owed.get(place)
         if moment in self._to_keep:
             self._to_keep.discard(moment)
             self.kept[moment] = self._arithmetic.kept(self.states[place])
@@ -398,12 +413,26 @@ class Replay:
             return False
         self._todo.remove(group)
         weight = sum(self._weight(pipeline) for _, pipeline, _ in group.moments)
-        group.mean = self._arithmetic.mean([self._laid_out[moment] for moment in group.moments], weight)
+        laid_out = [self._laid_out[moment] for moment in group.moments]
+        group.mean, of_sum = self._arithmetic.mean([sent for sent, _ in laid_out], weight)
+        shards = self._shards(group.report)
+        group.owed = {
+            moment[:2]: self._arithmetic.owes(lost, of_sum, shard)
+            for moment, (_, lost), shard in zip(group.moments, laid_out, shards, strict=True)
+            if lost is not None and of_sum is not None
+        }
         self._n_readers.subtract(group.moments)
         for moment in group.moments:
             if not self._n_readers[moment]:
                 del self._laid_out[moment]
         return True
+
+    def _shards(self, report: GroupReport) -> list[tuple[int, int]]:
+        """The numbers lo..hi-1 that each member of a group adds up."""
+        config, members = self._config, tuple(report.members)
+        n_elements = exchanged_elements(config, *self._plan.stages[report.stage], report.fragment)
+        slices = sharding(n_elements, members, n_elements, config.sync.codec_spec.block).slices
+        return [(own[0][0], own[-1][1]) if (own := slices[member]) else (0, 0) for member in members]
 
     def _weight(self, pipeline: int) -> int:
         return self._groups.weight(self._plan.shares[self._planned[pipeline]])

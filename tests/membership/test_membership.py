@@ -509,3 +509,18 @@ def test_what_the_end_waits_for_is_saved_by_the_next_member_if_the_first_is_gone
     second = follower()
     second.handle(1.0, from_coordinator(replaced))
     assert ev.WriteCheckpoint(last) not in second.handle(1.1, ev.Updated(1, last)), "the first one is there"
+
+
+@pytest.mark.parametrize("again", [(), (ev.Member(1, 1, 2, "h1:1", first_step=3),)])
+def test_or_by_one_that_has_joined_meanwhile_if_all_others_are_gone_or_begin_again(again):
+    """It joined to work from a later step on, and works from the view's first step on, since it is alone."""
+    asked = ev.Record(0, (), 1.0, 4, "apply", 0, True)
+    joined = replace(VIEW, members=(*VIEW.members, ev.Member(2, 1, 1, "h2:1", first_step=2)))
+    working = ev.Member(2, 1, 1, "h2:1", first_step=1)
+    view = replace(joined, number=2, n_committed=1, members=(VIEW.members[0], *again, working))
+    last = Membership(replace(SEAT, peer=2))
+    last.handle(0.0, ev.Started("h2:1"))
+    last.handle(0.0, from_coordinator(joined))
+    last.handle(1.0, from_coordinator(ev.Committed(asked)))
+    assert ev.WriteCheckpoint(1) not in last.handle(1.0, from_coordinator(view)), "its update still runs"
+    assert ev.WriteCheckpoint(1) in last.handle(1.1, ev.Updated(1, 1))

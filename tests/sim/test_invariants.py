@@ -2,6 +2,7 @@
 
 The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need less than a run."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,14 +10,17 @@ from test_mutants import FAMILIES
 
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import LostReport, OverdueReport
+from jaxdt.protocol.reports import AdoptedReport, LostReport, OverdueReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run import serialize
+from jaxdt.run.config import PlanConfig, RunConfig, default_plan
 from jaxdt.run.sizes import Group
 from jaxdt.run.work import Work
 from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
 from jaxdt.testing import promises
+from jaxdt.testing.cases import draw_case
 from jaxdt.testing.invariants import InvariantBroken, Invariants
+from jaxdt.testing.pool.invariants import OF_SERVER, PoolInvariants
 from jaxdt.testing.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 
 GROUP = Group(1, (1,), 10)
@@ -342,3 +346,38 @@ def test_tensors_of_a_void_round_are_dropped():
     tensors.forget(ROUND)
     tensors.put(ev.Reduced(ev.SliceKey(ROUND, 0, 10), (), 1, 0, 1.0), 3, {})
     assert not tensors.holds(ROUND)
+
+
+# --------------------------------------------------------------------------------------------------------------- pools
+
+
+def holds_all_of_step_1():
+    """A pool's invariants, which know of server 1 of stage 1 that it holds all of both microbatches of step 1, and that
+    it has adopted the view in which it is alone in its stage."""
+    invariants = Invariants({})
+    invariants.tensors[1] = held = symbolic_tensors(1)
+    config = RunConfig(draw_case(0).config.model, PlanConfig(stages=2, microbatches=2))
+    pool = PoolInvariants(invariants, config, default_plan(config))
+    hears_view(pool, TWO, AdoptedReport(TWO.number, [0, 1]))
+    for kind, stage in itertools.product(("act", "grad"), (1, 2)):
+        for microbatch in (0, 1):
+            held.put(ev.Boundary(ev.Key(kind, 1, stage, microbatch)), 0, 0)
+    assert len(held.boundary_keys) == OF_SERVER * 2
+    return pool
+
+
+def hears_view(pool, view, *reports):
+    """Server 1 hears a view and says this. What it holds is checked when the next event comes."""
+    pool(1, ev.Received(ev.Header("r", 0, view.number, ev.COORDINATOR), view), list(reports))
+    pool(1, ev.Woke("heartbeat"), [])
+
+
+SHARED_STAGE = replace(TWO, number=2, members=(*TWO.members, ev.Member(3, 1, 1)))
+
+
+def test_a_server_owns_what_the_view_says_that_it_has_adopted():
+    """With another server in its stage it owns one of the two microbatches. A view of a superseded coordinator, or one
+    that comes late, changes nothing: the server drops it."""
+    hears_view(holds_all_of_step_1(), SHARED_STAGE)
+    with pytest.raises(InvariantBroken, match="holds 8 boundary tensors of step 1, expected at most 4"):
+        hears_view(holds_all_of_step_1(), SHARED_STAGE, AdoptedReport(SHARED_STAGE.number, [0, 1, 3]))

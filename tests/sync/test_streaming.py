@@ -20,7 +20,7 @@ from test_group_replay import (
 )
 from test_stash import stashing
 
-from jaxdt.build import check
+from jaxdt.build import check, memory_options
 from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.base import init_stage
 from jaxdt.model.vectors import own_params
@@ -30,6 +30,7 @@ from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
+from jaxdt.run.sizes import exchanged_elements
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions, simulate
 
@@ -42,9 +43,9 @@ STREAMING = dict(every_steps=6, fragments=2, lag_steps=2, mix_frac=0.25, outer="
     ("layers", "groups"),
     [
         (4, STREAMING),
-        (4, dict(every_steps=4, fragments=2, lag_steps=1, head="tied")),
+        (4, dict(every_steps=4, fragments=2, lag_steps=1, head="tied", codec="int8")),
     ],
-    ids=["streaming", "no-outer"],
+    ids=["streaming", "no-outer, in few bytes"],
 )
 def test_a_run_equals_the_replay_of_its_log(layers, groups):
     """With checkpoints on the way, each of which is a mean of present parameters, whatever mean is pending."""
@@ -189,12 +190,22 @@ def test_fragments_are_due_one_by_one_at_least_so_many_steps_apart():
             "sync.groups.lag_steps: got 1, expected 0 with .*pairs",
         ),
         (dict(match="window", every_steps=4, fragments=2), "sync.groups.fragments: got 2, expected 1 with .*window"),
+        (dict(codec="int8", average_moments=True), "sync.codec: got int8, expected bf16 or none with .*moments"),
+        (dict(codec="int8", mix_frac=0.5), "sync.codec: got int8, expected bf16 or none with .*mix_frac"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(groups, line):
     with pytest.raises(BadInput, match=line):
         config = make_config(**groups)
         check(config, run_config.default_plan(config))
+
+
+def test_what_a_codec_loses_of_a_fragment_takes_memory_before_and_after_its_average():
+    config = make_config(layers=4, every_steps=4, fragments=2, codec="int8")
+    exact = replace(config, sync=replace(config.sync, codec="none"))
+    numbers = [exchanged_elements(config, 0, 2, fragment) for fragment in (0, 1)]
+    rounded, same = memory_options(config, "1f1b", 0, 2).copies, memory_options(exact, "1f1b", 0, 2).copies
+    assert rounded.kept - same.kept == 4 * (sum(numbers) + max(numbers)) == rounded.on_host - same.on_host
 
 
 def test_a_lag_is_refused_where_forwards_run_ahead():

@@ -7,7 +7,7 @@ owed to a later step (jaxdt.sync.error_feedback).
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from jaxdt.run.codec import EXACT, FLOAT32_BYTES, CodecSpec, loses
 from jaxdt.runtime.storage.words import aligned_empty
 from jaxdt.sync.error_feedback import ErrorFeedback
 
-FED_BACK = (RoundKind.GRADIENT, RoundKind.CONTRIBUTION, RoundKind.PUSH)
+FED_BACK = frozenset({RoundKind.GRADIENT, RoundKind.CONTRIBUTION, RoundKind.PUSH, RoundKind.MEAN})
 
 
 def sq_norm(vector: np.ndarray) -> float:
@@ -36,20 +36,27 @@ class RoundAborted(Exception):
 
 class GradientSlices:
     """Own vectors by round; received parts and sums by SliceKey. `codec_of`: how the vectors of a round travel;
-    `n_under_way`: steps that may be under way at once."""
+    `n_under_way`: steps that may be under way at once; `fed_back`: the rounds in which what a codec loses is owed."""
 
-    def __init__(self, peer: int, codec_of: Callable[[RoundId], CodecSpec] = lambda round: EXACT, n_under_way: int = 1):
+    def __init__(
+        self,
+        peer: int,
+        codec_of: Callable[[RoundId], CodecSpec] = lambda round: EXACT,
+        n_under_way: int = 1,
+        fed_back: Collection[RoundKind] = FED_BACK,
+    ):
         self._peer = peer
         self._codec_of = codec_of
+        self._fed_back = fed_back
         self.feedback = ErrorFeedback[np.ndarray](n_under_way)
         self._own: dict[RoundId, Encoded] = {}
         self._slices: dict[ev.SliceKey, np.ndarray] = {}
         self._aborted: dict[RoundId, None] = {}  # the latest, in the order in which they were aborted
 
     def offer(self, round: RoundId, vector: Any) -> None:
-        """This peer's contribution to a round, a vector of fp32 numbers. Gradients and pushes go with what is owed."""
+        """This peer's contribution to a round, a vector of fp32 numbers, with what is owed."""
         spec = self._codec_of(round)
-        if round.kind not in FED_BACK or not loses(spec, FLOAT32_BYTES):
+        if round.kind not in self._fed_back or not loses(spec, FLOAT32_BYTES):
             self._own[round] = encoded(spec, vector)
             return
         self._own[round], lost = encoded_with_feedback(spec, vector, self.feedback.owed(round))
@@ -66,9 +73,9 @@ class GradientSlices:
 
     def sum(self, key: ev.SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up the members' parts in the order of `members`, in fp32; the sum is rounded once, to what is sent of it.
-        Of a gradient this peer owes what that loses. One member's part is the sum, as it is. Returns a digest and the
-        squared norm of the sum. Members compare digests to see whether they hold the same sum. The digest need not
-        detect transmission errors, so it is computed from the norm alone."""
+        This peer owes what that loses. One member's part is the sum, as it is. Returns a digest and the squared norm of
+        the sum. Members compare digests to see whether they hold the same sum. The digest need not detect transmission
+        errors, so it is computed from the norm alone."""
         parts = [
             self._own_part(key)
             if member == self._peer

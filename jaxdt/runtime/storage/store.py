@@ -37,7 +37,7 @@ from jaxdt.run.work import Work, WorkKind
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import initial_params, join_entries
-from jaxdt.runtime.storage.gradient_slices import GradientSlices, RoundAborted, sq_norm
+from jaxdt.runtime.storage.gradient_slices import FED_BACK, GradientSlices, RoundAborted, sq_norm
 from jaxdt.runtime.storage.owed import Debtor
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions, WeightStash
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
@@ -134,9 +134,10 @@ class Store:
         self._freed_step = -1  # the last step of which `free` has deleted the tensors
         # No method of the store: a store that holds itself keeps its arrays until the next garbage collection.
         self._codec_of = partial(_codec_of, config.sync.codec_spec, replicas_may_differ(config))
-        self._slices = GradientSlices(peer, self._codec_of, 1 + config.delay.steps)
-        self._pushed = PushedChange()
         groups = config.sync.groups
+        fed_back = FED_BACK if groups.feeds_back else FED_BACK - {RoundKind.MEAN}
+        self._slices = GradientSlices(peer, self._codec_of, 1 + config.delay.steps, fed_back)
+        self._pushed = PushedChange()
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
         self._n_params = replica_elements(config, lo, hi)
         self._exchanged_sizes = [exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)]
@@ -412,6 +413,7 @@ class Store:
             names = self._fragments[round.fragment]
             mean = total * np.float32(scale)
             versions.adopt(averaged(self._config.sync.groups, self._replica, names, mean))
+            self._slices.feedback.commit((round,))
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept for it. That

@@ -196,21 +196,38 @@ class Residues:
     def local_step(self, stage: int, state: State, gradient: int, scale: float) -> State:
         return local_step(state, gradient)
 
-    def laid_out(self, stage: int, state: State, fragment: int, weight: int) -> Vector:
+    def laid_out(
+        self, stage: int, state: State, fragment: int, weight: int, owed: Vector | None
+    ) -> tuple[Vector, Vector | None]:
+        return self.sent_to_group(self.exchanged(state, fragment, weight), owed)
+
+    def exchanged(self, state: State, fragment: int, weight: int) -> Vector:
         """The parameters of a fragment, or with an outer optimizer their change since the last average, and the
-        moments, if they are averaged."""
+        moments, if they are averaged; times the weight."""
         params, moments = state.params[fragment], state.moments[fragment]
         number = state.anchor[fragment] - params if state.anchor else params
         vector = (number % PRIME, *([moments] if self.config.sync.groups.average_moments else []))
-        return self.as_sent(tuple(number * weight % PRIME for number in vector))
+        return tuple(number * weight % PRIME for number in vector)
+
+    def sent_to_group(self, vector: Vector, owed: Vector | None) -> tuple[Vector, Vector | None]:
+        """(a vector of a group and what is owed, as they go over a link; what is lost, if that is made up for)."""
+        whole = total((vector, owed)) if owed else vector
+        sent = self.as_sent(whole)
+        return sent, difference(whole, sent) if self.config.sync.groups.feeds_back else None
 
     def as_sent(self, vector: Vector) -> Vector:
         """A vector of a group or a push as it goes over a link, rounded once to the numbers of the codec."""
         is_rounded = self.config.sync.codec != NONE
         return tuple(number - number % ROUNDED_TO for number in vector) if is_rounded else vector
 
-    def mean(self, contributions: Sequence[Vector], weight: int) -> Vector:
-        return scaled(self.as_sent(total(contributions)), 1 / weight)
+    def mean(self, contributions: Sequence[Vector], weight: int) -> tuple[Vector, Vector | None]:
+        sent, lost = self.sent_to_group(total(contributions), None)
+        return scaled(sent, 1 / weight), lost
+
+    def owes(self, lost: Vector, of_sum: Vector, shard: tuple[int, int]) -> Vector:
+        """Each slice of a sum stands for all of it, so the first one's owner owes what is lost."""
+        lo, hi = shard
+        return total((lost, of_sum)) if lo == 0 < hi else lost
 
     def averaged(self, stage: int, state: State, fragment: int, mean: Vector) -> State:
         groups, (outcome, *moments) = self.config.sync.groups, mean

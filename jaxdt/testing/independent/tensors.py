@@ -11,6 +11,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.sizes import SHARED_TABLE, exchanged_elements, replica_elements, shared_table_elements
 from jaxdt.run.work import Work, WorkKind
+from jaxdt.sync.error_feedback import ErrorFeedback
 from jaxdt.testing.held_tensors import HELD_OUT, HeldTensors, key_of
 from jaxdt.testing.independent import residues
 from jaxdt.testing.independent.residues import Residues, State, Vector
@@ -57,6 +58,7 @@ class ResidueTensors(HeldTensors):
         self.norms: dict[int, float] = {}
         self._watcher = watcher
         self._owed: Vector | None = None  # what a codec has lost of the pushes
+        self._feedback = ErrorFeedback[Vector](1)  # and of what averaging groups exchange
         self._base: Vector | None = None  # the parameters that the server has of this worker
         self._table: Vector | None = None  # the first stage's, with which the last computes
         self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
@@ -199,7 +201,7 @@ class ResidueTensors(HeldTensors):
         self._frozen = (step, self._exchanged(fragment))
 
     def _exchanged(self, fragment: int) -> Vector:
-        return self._arithmetic.laid_out(self.stage, self.state, fragment, self._weight)
+        return self._arithmetic.exchanged(self.state, fragment, self._weight)
 
     def _push(self, round: RoundId) -> Vector:
         """The change since the last push, or pull, and what the codec has lost of the pushes before."""
@@ -211,11 +213,15 @@ class ResidueTensors(HeldTensors):
         return change
 
     def _laid_out(self, round: RoundId) -> Vector:
-        return self._as_sent(round, self._vector_of(round))
+        vector = self._vector_of(round)
+        return self._to_group(round, vector) if round.kind == RoundKind.MEAN else vector
 
-    def _as_sent(self, round: RoundId, vector: Vector) -> Vector:
-        """Vectors of averaging groups and pushes are rounded by the codec; parameters and states are not."""
-        return self._arithmetic.as_sent(vector) if round.kind in ROUNDED else vector
+    def _to_group(self, round: RoundId, vector: Vector) -> Vector:
+        """A vector of an averaging group, rounded by the codec. Parameters and states are not."""
+        sent, lost = self._arithmetic.sent_to_group(vector, self._feedback.owed(round))
+        if lost is not None:
+            self._feedback.lose(round, lost)
+        return sent
 
     def _vector_of(self, round: RoundId) -> Vector:
         if round.kind == RoundKind.PULL:
@@ -255,6 +261,7 @@ class ResidueTensors(HeldTensors):
             self.state = mean
         else:
             self.state = self._arithmetic.averaged(self.stage, state, round.fragment, vector)
+            self._feedback.commit((round,))
         self.trail.append(TrailEntry(what, step, self.state))
 
     def _result(self, round: RoundId) -> Vector:
@@ -295,10 +302,21 @@ class ResidueTensors(HeldTensors):
             self.broken(f"offers a vector of step {step} to {round}, and has kept {self._frozen}")
         if round in self._forgotten:
             self.broken(f"offers a vector to {round}, which it has forgotten")
-        self._own[round] = self._as_sent(round, self._frozen[1])
+        self._own[round] = self._to_group(round, self._frozen[1])
+
+    def forget(self, round: RoundId) -> None:
+        super().forget(round)
+        self._feedback.forget(lambda other: other == round)
 
     def _added(self, key: ev.SliceKey, parts: list[Vector]) -> tuple[Vector, int, float]:
-        total = self._as_sent(key.round, residues.total(parts))
+        total = residues.total(parts)
+        if key.round.kind == RoundKind.MEAN:
+            total, of_sum = self._arithmetic.sent_to_group(total, None)
+            lost = self._feedback.lost(key.round)
+            if lost is not None and of_sum is not None:
+                self._feedback.lose(key.round, self._arithmetic.owes(lost, of_sum, (key.lo, key.hi)))
+        elif key.round.kind == RoundKind.PUSH:
+            total = self._arithmetic.as_sent(total)
         return total, residues.mixed(*total), 1.0
 
     def free(self, step: int, rounds: tuple[RoundId, ...]) -> None:

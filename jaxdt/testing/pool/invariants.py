@@ -8,6 +8,7 @@ the tensors that an event changed are checked when the next event comes.
 from collections import Counter
 
 from jaxdt.protocol import events as ev
+from jaxdt.protocol.reports import AdoptedReport, EvictedReport
 from jaxdt.protocol.round_id import RoundId, RoundKind
 from jaxdt.run.config import RunConfig
 from jaxdt.run.plan import Plan
@@ -37,7 +38,7 @@ class PoolInvariants:
         self._requested_rounds: dict[int, set[RoundId]] = {}  # peer -> rounds of contributions that are under way there
         self._adding: dict[int, tuple[RoundId, ...]] = {}  # server -> rounds of the contribution that it is adding
         self._to_check: int | None = None
-        self._view_of: dict[int, ev.View] = {}
+        self._view_of: dict[int, ev.View] = {}  # peer -> the view that it has adopted last, or that has left it out
         self._wakings: Counter[tuple[int, str]] = Counter()  # (peer, tag) -> wakings that it waits for
         self._stolen: Counter[tuple[int, int]] = Counter()  # (server, step) -> microbatches taken in the present view
 
@@ -53,11 +54,10 @@ class PoolInvariants:
             self._wakings = Counter({at: n for at, n in self._wakings.items() if at[0] != peer})
         if isinstance(event, ev.Woke):
             self._wakings[peer, event.tag] -= 1
-        if isinstance(event, ev.Received) and isinstance(event.body, ev.View):
-            before = self._view_of.get(peer)
+        obeys = any(isinstance(action, AdoptedReport | EvictedReport) for action in actions)
+        if obeys and isinstance(event, ev.Received) and isinstance(event.body, ev.View):
             self._view_of[peer] = event.body
-            if before is None or before.number != event.body.number:  # a restarted coordinator says it again
-                self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
+            self._stolen = Counter({at: n for at, n in self._stolen.items() if at[0] != peer})
         if isinstance(event, ev.Received) and isinstance(event.body, ev.ContributionWanted):
             self._requested_rounds.setdefault(peer, set()).update(event.body.rounds)
         if isinstance(event, ev.Received) and isinstance(event.body, ev.StealOffer):
