@@ -134,7 +134,7 @@ def test_the_length_of_samples_was_once_an_option_of_the_model():
         ("train.eval_every_steps", -1, "train.eval_every_steps: got -1, expected an integer >= 0"),
         ("train.checkpoint_every_steps", -1, "train.checkpoint_every_steps: got -1, expected an integer >= 0"),
         ("train.on_nonfinite", "halt", "train.on_nonfinite: got 'halt', expected one of stop, skip, rollback"),
-        ("optim.name", "adam", "optim.name: got 'adam', expected one of adamw, lamb, sgd"),
+        ("optim.name", "adam", "optim.name: got 'adam', expected one of adamw, lamb, muon, sgd"),
         ("optim.lr", 0.0, "optim.lr: got 0.0, expected a finite number > 0"),
         ("optim.lr", float("nan"), "optim.lr: got nan, expected a finite number > 0"),
         ("optim.lr", "1e-3", "optim.lr: got '1e-3', expected float"),
