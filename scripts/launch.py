@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from absl import flags
+
 from jaxdt.api import launch as api
 from jaxdt.cli import (
     config_fields,
@@ -32,10 +34,10 @@ from jaxdt.cli import (
     gpu_flags,
     option_flags,
     resume_flags,
-    run_flags,
     run_inputs,
+    script_main,
 )
-from jaxdt.cli.run_inputs import RunInputs
+from jaxdt.cli.run_inputs import ProcessOptions, RunInputs
 from jaxdt.membership.operations import STOPPED
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.run.errors import BadInput, shell_line
@@ -75,7 +77,9 @@ class Launch(api.LaunchOptions):
     )
 
 
+option_flags.define(ProcessOptions, "run_dir")
 option_flags.define(Launch)
+FLAGS = flags.FLAGS
 NETWORKS = {"emulate": "emulated_network.json", "network": "measured_network.json"}  # beside the flag files
 SUBJECTS = {  # of --help
     "What to train": ("config", "init_from", "untie", "plan", "print_config"),
@@ -91,7 +95,7 @@ def main() -> int:
     environment.keep_off_gpus()
     config, given = config_flag.config_dict(), option_flags.read(Launch)
     if given.resume:
-        given = resume_flags.completed(resume_flags.folders(run_flags.RUN_DIR.value, given.emit).job, given)
+        given = resume_flags.completed(resume_flags.folders(FLAGS.run_dir, given.emit).job, given)
     check_model_flags(given)
     checked = api.check(config, given)
     if given.print_config:
@@ -106,8 +110,7 @@ def main() -> int:
     if given.emit:
         emit(Path(given.emit), checked)
         return 0
-    run_flags.required("run_dir")
-    run = api.start(checked, run_flags.RUN_DIR.value, say, began_s)
+    run = api.start(checked, script_main.required("run_dir"), say, began_s)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: run.stop())
     code = run.wait()
@@ -131,7 +134,7 @@ def say(line: str) -> None:
 
 def config_table(inputs: RunInputs[Launch]) -> str:
     """Every field of the config and every flag that is not at its default, with where its value comes from."""
-    given, run_dir = inputs.options, run_flags.RUN_DIR.value
+    given, run_dir = inputs.options, FLAGS.run_dir
     folders = resume_flags.folders(run_dir, given.emit)
     is_of_run = given.resume and given.plan == str(folders.run_dir / "plan.json")
     rows = config_sources.sourced(
@@ -161,8 +164,8 @@ def check_model_flags(given: Launch) -> None:
 def check_used_flags(given: Launch) -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
     own = Path(given.emit) / EMITTED_RUN_DIR if given.emit else None
-    if own and run_flags.RUN_DIR.value not in (None, str(own)):
-        raise BadInput(f"--run_dir: got {run_flags.RUN_DIR.value}, expected none with --emit, whose run is in {own}")
+    if own and FLAGS.run_dir not in (None, str(own)):
+        raise BadInput(f"--run_dir: got {FLAGS.run_dir}, expected none with --emit, whose run is in {own}")
     if own and given.pin:
         raise BadInput("--pin: is for the peers of this machine, expected no --emit")
     if given.hosts and not given.emit:
@@ -311,7 +314,7 @@ def _write_flags(path: Path, lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_flags.run(
+    script_main.run(
         main,
         complete=resume_flags.with_flags_of_run,
         help_text=lambda: config_fields.help_text(__doc__ or "", SUBJECTS),

@@ -6,7 +6,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxdt.cli import script_main
+from jaxdt.cli import run_inputs, script_main
+from jaxdt.cli.run_inputs import Options, RunInputs
 from jaxdt.run.errors import BadInput
 
 try:  # this already reads the command line, and the flag files that it names
@@ -40,3 +41,8 @@ def config_dict() -> ConfigDict:
         expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"
         raise BadInput(f"--config: {got}, expected {expected}")
     return config
+
+
+def inputs(options: Options) -> RunInputs[Options]:
+    """The inputs of a run with this config and these options, checked."""
+    return run_inputs.check(config_dict().to_dict(), options)

@@ -58,6 +58,19 @@ class RunOptions:
     )
 
 
+@dataclass(frozen=True)
+class ProcessOptions(RunOptions):
+    """The options of one process of a run."""
+
+    run_dir: str | None = option(None, "Folder of this run: metrics, summary, trace, checkpoints.")
+    run: str = option("local", "Name of the run, equal on all its processes.")
+    credential: str | None = option(None, "This process's credential file. Without one: loopback only.")
+    token: str | None = option(None, "A token file, for a credential of its own from the coordinator.")
+    allow_plaintext: bool = option(False, "Run without a credential outside of loopback.")
+    resume_from: str | None = option(None, "Folder of a complete checkpoint to go on from.")
+    stop_with_parent: bool = option(False, "End when standard input ends.")
+
+
 Options = TypeVar("Options", bound=RunOptions)
 GivenOptions = TypeVar("GivenOptions", bound=RunOptions, covariant=True)
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 from comparison import Comparison, Given, Line
 from ml_collections import config_flags
 from page import ROOT, markdown_table
 
 from jaxdt.api.config import load_config
-from jaxdt.cli import run_inputs
+from jaxdt.cli import config_flag, run_inputs
 from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
@@ -50,11 +51,9 @@ T95 = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}  # two-sided 95 % of Stud
 @functools.cache
 def configs() -> list[tuple[str, RunConfig, TokenFile]]:
     """(file, config, tokens) of each row that is made."""
-    from jaxdt.cli import run_flags  # defines flags, of which other scripts have some: only for a run of compare.py
-
-    if config_flags.get_config_filename(run_flags.FLAGS["config"]):
-        inputs = run_flags.inputs()
-        return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), inputs.config, inputs.data)]
+    if config_flag.is_given():
+        inputs = config_flag.inputs(run_inputs.RunOptions())
+        return [(str(config_flags.get_config_filename(flags.FLAGS["config"])), inputs.config, inputs.data)]
     rows = []
     for lr, b1, frac in SETTINGS:
         fields = load_config(ROOT / CONFIG)
