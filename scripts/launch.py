@@ -37,7 +37,7 @@ from jaxdt.cli import (
     run_inputs,
     script_main,
 )
-from jaxdt.cli.run_inputs import ProcessOptions, RunInputs
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.membership.operations import STOPPED
 from jaxdt.protocol.address import is_host, is_loopback
 from jaxdt.run.errors import BadInput, shell_line
@@ -132,7 +132,7 @@ def say(line: str) -> None:
     print_line(line)
 
 
-def config_table(inputs: RunInputs[Launch]) -> str:
+def config_table(inputs: api.LaunchInputs[Launch]) -> str:
     """Every field of the config and every flag that is not at its default, with where its value comes from."""
     given, run_dir = inputs.options, FLAGS.run_dir
     folders = resume_flags.folders(run_dir, given.emit)
@@ -189,7 +189,7 @@ def check_hosts(plan: Plan, given_hosts: Sequence[str], port: int) -> None:
         raise BadInput(f"--port: got {port}, expected at most {65535 - len(peers)} for {len(peers)} peers")
 
 
-def emit(folder: Path, checked: RunInputs[Launch]) -> None:
+def emit(folder: Path, checked: api.LaunchInputs[Launch]) -> None:
     """Write coordinator.flags, one host_N.flags per peer and one worker_N.flags per worker of a pool, with the files
     that they name, and print the commands and the files that each host needs. With --resume they go on from the newest
     checkpoint of the run in this folder."""
@@ -290,7 +290,7 @@ def lacking_parts(run_dir: Path, checkpoint: Found) -> list[str]:
     return lines
 
 
-def checkpoint_of(run_dir: Path, checked: RunInputs[Launch]) -> Found:
+def checkpoint_of(run_dir: Path, checked: api.LaunchInputs[Launch]) -> Found:
     """The newest checkpoint of an emitted run that has ended. Its parts may be on other hosts, where whoever loads one
     checks it. BadInput if this config cannot continue from it."""
     os.close(run_dirs.hold(run_dir))

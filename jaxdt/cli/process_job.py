@@ -2,24 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from jaxdt.build import fingerprint, replicas_may_differ
 from jaxdt.cli import config_flag, run_inputs
-from jaxdt.cli.run_inputs import ProcessOptions, RunInputs
+from jaxdt.cli.run_inputs import ProcessOptions
+from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_job import RunInputs, RunJob
 from jaxdt.runtime.storage.model_folder import check_model_of_run
 
-if TYPE_CHECKING:
-    from jaxdt.protocol import events as ev
-    from jaxdt.runtime.run_job import RunJob
 
-
-def job(options: ProcessOptions, coordinator: str | None = None, peer: int | None = None) -> "RunJob":
+def job(options: ProcessOptions, coordinator: str | None = None, peer: int | None = None) -> RunJob:
     """The job of the config that the flags name; a token, of `peer`, is redeemed at `coordinator`, a host:port."""
     checked = config_flag.inputs(options)
     check_run_dir(options.run_dir)
@@ -27,24 +25,19 @@ def job(options: ProcessOptions, coordinator: str | None = None, peer: int | Non
     if peer is not None:  # before anything else is done for a peer that lacks the model
         check_model_of_run(checked.config, resumes=resume is not None)
         checked.config.model.check_source()
-    return _job(checked, options.run, _credential(options, coordinator, peer), resume)
+    return _job(checked, options, options.run, _credential(options, coordinator, peer), resume)
 
 
-def _job(inputs: RunInputs[ProcessOptions], run: str, credential: Path | None, resume: Path | None = None) -> "RunJob":
-    from jaxdt.runtime.run_job import RunJob
-
+def _job(
+    inputs: RunInputs, options: ProcessOptions, run: str, credential: Path | None, resume: Path | None = None
+) -> RunJob:
     return RunJob(
-        config=inputs.config,
-        plan=inputs.plan,
-        data=inputs.data,
+        **vars(inputs),
         run=run,
-        run_dir=Path(inputs.options.run_dir or ""),
+        run_dir=Path(options.run_dir or ""),
         credential=credential,
-        network=inputs.network,
         resume=resume,
-        allow_plaintext=inputs.options.allow_plaintext,
-        forward_s_min=inputs.options.emulate_forward_s or 0.0,
-        stalls=inputs.stalls,
+        allow_plaintext=options.allow_plaintext,
     )
 
 
@@ -64,11 +57,10 @@ def check_joinable(coordinator: str, run_dir: str) -> None:
 
 def newcomer(
     options: ProcessOptions, coordinator: str, data_path: str, is_worker: bool = False, peer: int | None = None
-) -> tuple["RunJob", "ev.Welcome"]:
+) -> tuple[RunJob, ev.Welcome]:
     """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
     with its peer id and stage. `data_path` replaces the path of the token file in the run's config. `peer`: the id of a
     worker of the plan."""
-    from jaxdt.build import fingerprint, replicas_may_differ
     from jaxdt.runtime.joining import ask_to_join, check_credential
 
     credential = _credential(options, coordinator)
@@ -86,11 +78,11 @@ def newcomer(
     if own_fingerprint != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
     config.model.check_source()
-    run_job = _job(run_inputs.with_options(config, plan, data, options), welcome.run, credential)
+    run_job = _job(run_inputs.with_options(config, plan, data, options), options, welcome.run, credential)
     return run_job, _placed(coordinator, run_job, welcome)
 
 
-def ask_again(coordinator: str, job: "RunJob", peer: int) -> "ev.Welcome":
+def ask_again(coordinator: str, job: RunJob, peer: int) -> ev.Welcome:
     """Ask the coordinator again for the place of the worker `peer` of this job, which has asked before."""
     from jaxdt.runtime.joining import ask_to_join
 
@@ -98,7 +90,7 @@ def ask_again(coordinator: str, job: "RunJob", peer: int) -> "ev.Welcome":
     return _placed(coordinator, job, welcome)
 
 
-def _placed(coordinator: str, job: "RunJob", welcome: "ev.Welcome") -> "ev.Welcome":
+def _placed(coordinator: str, job: RunJob, welcome: ev.Welcome) -> ev.Welcome:
     """The answer with a worker's place, once it has measured its links where it has to."""
     from jaxdt.runtime.joining import ask_to_join, temporary_id
     from jaxdt.runtime.server_links import measured_gbps
