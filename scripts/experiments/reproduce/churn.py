@@ -7,7 +7,6 @@ seeds draw who leaves.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
@@ -164,12 +163,11 @@ class Arm:
         return [interval(values[len(FIGURES) + n] for values in self.runs) for n in range(N_BINS)]
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(Case(arm, TRACE_SPEED, seed).job() for arm in ARMS for seed in SEEDS)
     arms = {arm: Arm([results.get(Case(arm, TRACE_SPEED, seed).job()) for seed in SEEDS]) for arm in ARMS}
-    draw(out / "churn.png", arms)
-    return dict(arms=arms, SEEDS=SEEDS)
+    return dict(pictures={"churn.png": draw(arms)}, arms=arms, SEEDS=SEEDS)
 
 
 def arm_rows(arms: dict[str, Arm]) -> list[list[str]]:
@@ -194,7 +192,7 @@ def compared(one: str, other: str, arms: dict[str, Arm]) -> str:
     return sentence(one, other, {name: arms[name].figure("samples_per_s") for name in (one, other)})
 
 
-def draw(path: Path, arms: dict[str, Arm]) -> None:
+def draw(arms: dict[str, Arm]) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     curves, ratios = figure.subplots(1, 2, width_ratios=(2, 1))
     edges = [n * TRACE_S / TRACE_SPEED / N_BINS for n in range(N_BINS + 1)]
@@ -210,4 +208,4 @@ def draw(path: Path, arms: dict[str, Arm]) -> None:
     ratios.set(ylabel="samples over those of swarm, per seed", xlim=(-0.5, len(arms) - 0.3))
     ratios.set_xticks(range(len(arms)), ["fixed", "swarm", "rebal-\nancing", "Alg. 2's\nlisting"])
     figure.legend(*curves.get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
-    figure.savefig(path, dpi=80)
+    return figure

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.page import ROOT
@@ -96,13 +95,11 @@ def values_of(training: Training) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(Training(rule, seed).job() for rule in RULES for seed in SEEDS)
     curves = {rule: curves_of(rule, results) for rule in RULES}
-    draw(out / "diloco.png", curves)
-
-    return dict(curves=curves, ROOT=ROOT)
+    return dict(pictures={"diloco.png": draw(curves)}, curves=curves, ROOT=ROOT)
 
 
 Curves = dict[str, dict[int, list[float]]]  # held-out losses after EVALUATED steps, by rule and seed
@@ -154,7 +151,7 @@ def exchanged_bytes(rule: str, n_steps: int) -> int:
     return 2 * (plan.n_pipelines - 1) * FLOAT_BYTES * n_numbers * (n_steps // (groups.every_steps if groups else 1))
 
 
-def draw(path: Path, curves: Curves) -> None:
+def draw(curves: Curves) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     config = config_of(Training(ALL_REDUCE, 0))
@@ -167,4 +164,4 @@ def draw(path: Path, curves: Curves) -> None:
     left.set(xlabel="tokens, millions", ylabel="held-out loss, nats per byte")
     right.set(xlabel="MB between replicas", xscale="log")
     left.legend()
-    figure.savefig(path, dpi=80)
+    return figure

@@ -4,7 +4,6 @@ placement, as assumed before and with equal options for all."""
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.dtfm_parts import cost as dtfm_cost
@@ -100,8 +99,8 @@ def system_of(plans: Plans, key: Key) -> System:
     return System(network_of(key.case), key.n_layers, plans[key.case][key.plan], key.options, key.efficiency)
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill([make(case) for case in CASES for make in (dtfm_cost.job, dtfm_cost.seeds_job)])
     seeds = dtfm_cost.seeds_sentence([results.get(dtfm_cost.seeds_job(case)) for case in CASES])
     found = {case: dtfm_cost.decoded(results.get(dtfm_cost.job(case))) for case in CASES}
@@ -114,9 +113,9 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     steps = Steps({key: times(step_s[key, SHORT], step_s[key, LONG]) for key in all_keys()})
     off = max(abs(steps.found[key].step_s(CHECKED) / step_s[key, CHECKED] - 1) for key in checked)
     most_gb = max(memory_gb(system_of(plans, Key(WORLD, 40, plan, OURS))) for plan in PLANS)
-    draw(out / "dtfm.png", steps)
     costs = {case: costs for case, (_, costs) in found.items()}
-    return shown(costs, steps) | dict(off=off, most_gb=most_gb, seeds=seeds)
+    pictures = {"dtfm.png": draw(steps)}
+    return shown(costs, steps) | dict(pictures=pictures, off=off, most_gb=most_gb, seeds=seeds)
 
 
 def shown(costs: dict[str, Costs], steps: Steps) -> dict[str, Any]:
@@ -304,7 +303,7 @@ def trends(steps: Steps) -> dict[str, Any]:
     return dict(layers=layers, words=words)
 
 
-def draw(path: Path, steps: Steps) -> None:
+def draw(steps: Steps) -> Figure:
     batches = (BATCHES[0], BATCHES[-1])
     figure = Figure(figsize=(15, 7), layout="constrained")
     panels = figure.subplots(len(batches), len(LAYERS), sharey=True)
@@ -321,7 +320,7 @@ def draw(path: Path, steps: Steps) -> None:
             axes.set(title=f"{n_layers} layers, batch {batch}", xlabel="case")
         line[0].set_ylabel("PFLOPS")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.hybrid_ps_parts.cases import (
@@ -132,11 +131,11 @@ def simulate(results: Results) -> None:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     simulate(results)
-    draw(out / "hybrid_ps_figures.png", results)
-    return dict(BATCH=BATCH, DEPTH=DEPTH, DISCONNECT_PROB=DISCONNECT_PROB, LLAMA=LLAMA, SEEDS=SEEDS)
+    pictures = {"hybrid_ps_figures.png": draw(results)}
+    return dict(pictures=pictures, BATCH=BATCH, DEPTH=DEPTH, DISCONNECT_PROB=DISCONNECT_PROB, LLAMA=LLAMA, SEEDS=SEEDS)
 
 
 def target_rows(results: Results) -> list[list[str]]:
@@ -213,7 +212,7 @@ def depth_table(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for ratio, n in RATIOS.items():
@@ -236,4 +235,4 @@ def draw(path: Path, results: Results) -> None:
     right.bar(range(len(STAGES)), [g.mean for g in found], yerr=[g.half for g in found], capsize=4)
     right.set_xticks(range(len(STAGES)), list(map(str, STAGES)))
     right.set(xlabel="stages", ylabel="minutes of a batch", title="Figure 5, planner's stages simulated")
-    figure.savefig(path, dpi=80)
+    return figure

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.hybrid_ps_parts import instances
@@ -119,10 +118,10 @@ def _of_toy() -> list[float]:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
-    draw(out / "hybrid_ps_planner.png", results)
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     return dict(
+        pictures={"hybrid_ps_planner.png": draw(results)},
         instances=instances,
         **choices(results),
         **compared(results),
@@ -223,7 +222,7 @@ def toy_by_hand(results: Results) -> dict[str, Any]:
     return dict(agree=agree, toy_by_hand_rows=rows)
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = ["-", "--", ":"]  # two of the three are equal in places
@@ -239,7 +238,7 @@ def draw(path: Path, results: Results) -> None:
     right.set(xlabel="stages", ylabel="step over that of 3 stages", title="Eq. 1 and 2 in full, no limit of memory")
     for axes in (left, right):
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def sites_drawn(results: Results) -> dict[str, Any]:

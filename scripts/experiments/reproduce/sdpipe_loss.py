@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.reproduce.results import Job, Results, described
@@ -129,13 +128,11 @@ def model_of(optim: OptimConfig) -> "WholeModel":
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(all_jobs())
-    draw(out / "sdpipe_loss.png", results)
     picture = "\n![held-out losses over simulated seconds](sdpipe_loss.png)\n\n"
-
-    return dict(picture=picture)
+    return dict(pictures={"sdpipe_loss.png": draw(results)}, picture=picture)
 
 
 def all_jobs() -> list[Job]:
@@ -225,7 +222,7 @@ def sentences(results: Results) -> list[str]:
     return told
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     """The mean held-out loss of each system over simulated seconds."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -238,4 +235,4 @@ def draw(path: Path, results: Results) -> None:
     axes.set_yticks([2.5, 3, 3.5, 4, 5], ["2.5", "3", "3.5", "4", "5"])
     axes.minorticks_off()
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

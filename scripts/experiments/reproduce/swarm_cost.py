@@ -229,12 +229,11 @@ def lines(rate: Rate, traces: Sequence[Recorded], prices: Sequence[float], resul
     return found
 
 
-def run(out: Path, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`. `prices` are those of an hour, as in PRICES."""
+def run(results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> dict[str, Any]:
+    """What the page shows. `prices` are those of an hour, as in PRICES."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     rows = {rate: lines(rate, recorded, prices, results) for rate in RATES}
-    draw(out / "swarm_cost.png", rows)
-    return dict(recorded=recorded, rows=rows, SEEDS=SEEDS)
+    return dict(pictures={"swarm_cost.png": draw(rows)}, recorded=recorded, rows=rows, SEEDS=SEEDS)
 
 
 def market_rows(traces: Sequence[Recorded], results: Results) -> list[list]:
@@ -260,7 +259,7 @@ def step_rows(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, rows: dict[Rate, list[Line]]) -> None:
+def draw(rows: dict[Rate, list[Line]]) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (rate, found) in zip(figure.subplots(1, len(rows), sharey=True), rows.items(), strict=True):
         names = [line.machines for line in found]
@@ -272,7 +271,7 @@ def draw(path: Path, rows: dict[Rate, list[Line]]) -> None:
         ax.tick_params(axis="y", labelsize=7)
         ax.legend(fontsize=8)
     ax.invert_yaxis()
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def why(rows: dict[Rate, list[Line]]) -> list[str]:

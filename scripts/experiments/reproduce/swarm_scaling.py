@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Results
@@ -88,8 +87,8 @@ def shares(machines: Sequence[Fleet], results: Results) -> Interval:
     return interval(samples_per_s(fleet, results) / best for fleet in machines)
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(machines.job(size) for machines in all_fleets() for size in (SHORT, LONG))
     many = [many_row(n, results) for n in PEERS]
     single = {
@@ -101,8 +100,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         [n, best_samples_per_s(n, ONE_LAYER), *map(str, row)]
         for n, *row in zip(SINGLE_PEERS, *single.values(), strict=True)
     ]
-    draw(out / "swarm_scaling.png", many, single)
-    return dict(many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
+    pictures = {"swarm_scaling.png": draw(many, single)}
+    return dict(pictures=pictures, many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
 
 
 def all_fleets() -> list[Fleet]:
@@ -155,7 +154,7 @@ def reason(results: Results) -> str:
     return ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
 
 
-def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interval]]) -> None:
+def draw(many: list[list], single: dict[tuple[str, int], list[Interval]]) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for label, column, style in (("best case", 1, "k--"), ("swarm", 2, "o-"), ("swarm, averaging", 6, "s-")):
@@ -171,4 +170,4 @@ def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interv
         ax.set_xticks(peers, [str(n) for n in peers])
         ax.xaxis.minorticks_off()
         ax.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

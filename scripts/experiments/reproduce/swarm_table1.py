@@ -1,6 +1,5 @@
 """SWARM's Table 1: GPU utilisation against round-trip time, 500 Mb/s, one synchronous trainer."""
 
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.relay import Relay, boundary_s, one_at_a_time
@@ -31,8 +30,8 @@ def law(percent: tuple[float, ...]) -> tuple[float, float]:
     return y - s * x, s
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     fits, sims = [], []
     figure = Figure(figsize=(15, 3.6), layout="constrained")
     axes = figure.subplots(1, 4)
@@ -52,10 +51,10 @@ def run(out: Path, results: Results) -> dict[str, Any]:
             ax.plot(RTT_MS, values, style, label=label)
         ax.set(title=name, xlabel="RTT, ms", ylabel="utilisation, %", ylim=(0, 105))
     axes[0].legend(fontsize=8)
-    figure.savefig(out / "swarm_table1.png", dpi=80)
     ratio = [row[3] / row[2] for row in sims]
     closed = max(abs(row[3] / row[5] - 1) for row in sims)
-    return dict(fits=fits, sims=sims, low=min(ratio), high=max(ratio), closed=closed)
+    found = dict(fits=fits, sims=sims, low=min(ratio), high=max(ratio), closed=closed)
+    return dict(pictures={"swarm_table1.png": figure}, **found)
 
 
 def simulated(name: str, compute_s: float, in_flight: int, results: Results) -> list[float]:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.relay import boundary_s
@@ -196,8 +195,8 @@ def unequal_rows(results: Results) -> list[Unequal]:
 # -------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(case.fleet(seed).job(size) for case in all_cases() for seed in SEEDS for size in case.sizes())
     results.fill(
         unequal(model, system, far, seed).job(size)
@@ -209,8 +208,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     )
     rows = unequal_rows(results)
     depths = [depth_row(model, n, results) for n in IN_FLIGHT for model in MODELS]
-    draw(out / "swarm_table2.png", rows, results)
-    return dict(depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
+    pictures = {"swarm_table2.png": draw(rows, results)}
+    return dict(pictures=pictures, depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
 
 
 def depth_row(model: str, in_flight: int, results: Results) -> list:
@@ -356,7 +355,7 @@ def told_delays(results: Results) -> dict[str, Any]:
     return dict(beside=beside, blocking=blocking, printed=printed, slower=slower)
 
 
-def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
+def draw(rows: Sequence[Unequal], results: Results) -> Figure:
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     above, below = figure.subplots(2, 3)
     for ax, model in zip(above, MODELS, strict=True):
@@ -387,7 +386,7 @@ def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
         ax.set(title=f"{model}, equal peers")
     below[0].set_ylabel("time with latency / without")
     figure.legend(*below[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 ADDED_MEAN_S = ADDED_S + JITTER_S / 2
