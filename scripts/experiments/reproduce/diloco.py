@@ -1,17 +1,16 @@
 """DiLoCo (Douillard et al. 2023) on a small GPT: held-out loss against tokens and against bytes, for H local steps."""
 
-import importlib.util
 import re
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from experiments.page import ROOT
+from experiments.page import ROOT, centred
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
+from jaxdt.api.config import load_config
 from jaxdt.run import config as configs
 from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.sizes import sync_groups
@@ -65,11 +64,7 @@ class Training:
 
 def config_of(training: Training) -> RunConfig:
     """The reference config with the seed of a run."""
-    spec = importlib.util.spec_from_file_location("reference", CONFIG)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = configs.parse(module.get_config().to_dict(), VOCAB_SIZE)
+    config = configs.parse(load_config(CONFIG).to_dict(), VOCAB_SIZE)
     return replace(config, train=replace(config.train, seed=training.seed))
 
 
@@ -122,7 +117,7 @@ def targets(curves: Curves) -> list[list]:
         target, met = ("as found", "-")
         if rule in (H_50, H_50_LOWER):
             target, met = f"at most {GAP_MAX:g}", "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
-        rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
+        rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, centred(found, "+.4f"), met])
     return rows
 
 
@@ -131,15 +126,10 @@ def losses(curves: Curves) -> list[list]:
     rows = []
     for rule, runs in curves.items():
         cells = [f"{statistics.fmean(run[n] for run in runs.values()):.3f}" for n in shown]
-        cells += [spread(gaps(rule, curves)), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
+        cells += [centred(gaps(rule, curves), "+.4f"), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
         rows.append([rule, len(runs), *cells])
 
     return rows
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and the least and the largest value."""
-    return f"{statistics.fmean(values):+.4f} ({min(values):+.4f} to {max(values):+.4f})"
 
 
 def exchanged_bytes(rule: str, n_steps: int) -> int:

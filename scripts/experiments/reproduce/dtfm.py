@@ -2,10 +2,11 @@
 placement, as assumed before and with equal options for all."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce.dtfm_parts import cost as dtfm_cost
 from experiments.reproduce.dtfm_parts.cost import RANDOM, SEEDS, Costs
 from experiments.reproduce.dtfm_parts.systems import (
@@ -223,12 +224,8 @@ def efficiency(steps: Steps) -> list[list]:
 
 # ------------------------------------------------------------------------------------------------------------- claims
 
+FORM = ".2f"  # of ratios
 SETTINGS = [(n_layers, batch) for n_layers in LAYERS for batch in BATCHES]
-
-
-def span(values: Iterable[float]) -> str:
-    values = list(values)
-    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def over_rows(steps: Steps, case: str, options: Options) -> list[float]:
@@ -275,14 +272,14 @@ def claims(steps: Steps) -> list[list]:
         for case in CASES
         for n, batch in SETTINGS
     )
-    others = [span(ratio for case in near for ratio in over_rows(steps, case, options)) for options in both]
+    others = [span([ratio for case in near for ratio in over_rows(steps, case, options)], FORM) for options in both]
     rows = [
-        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(steps, WORLD, o)) for o in both],
+        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(steps, WORLD, o), FORM) for o in both],
         ["case 5 over DeepSpeed", "3.6x", "not modelled", "not modelled"],
         ["cases 1-4 over Megatron and DeepSpeed", "1.2-2.5x", *others],
     ]
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
-        cells = [span(gap for row in gaps(steps, base, options) for gap in row) for options in both]
+        cells = [span([gap for row in gaps(steps, base, options) for gap in row], FORM) for options in both]
         rows.append([f"case 5 slower than Megatron in case 1 ({name})", "1.7-3.5x; Sec. 4 opens with 1.7-2.3x", *cells])
     rows += [
         ["scheduler over random (random at 8 x 8 alone), any case", "up to 2.7x", "-", f"up to {gain:.2f}x"],

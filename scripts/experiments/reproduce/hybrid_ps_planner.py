@@ -7,6 +7,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce.hybrid_ps_parts import instances
 from experiments.reproduce.hybrid_ps_parts.instances import (
     CASE_3,
@@ -175,7 +176,7 @@ def compared(results: Results) -> dict[str, Any]:
 
     told = []
     for n, of_n in zip(COMPARED, zip(*ratios.values(), strict=True), strict=True):
-        told.append(f"{n} stages take {min(of_n):.3f} to {max(of_n):.3f} times as long as {PAPERS_STAGES}")
+        told.append(f"{n} stages take {span(of_n, '.3f')} times as long as {PAPERS_STAGES}")
     levels = range(1, N_RELIABLE + 1)
     best = [f"{min(levels, key=lambda n, one=one: step_s(Cluster(one), n, results))} in {one}" for one in RATES]
     return dict(compared_best=best, compared_rows=rows, compared_told=told)

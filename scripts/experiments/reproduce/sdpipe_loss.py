@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from experiments.page import centred
 from experiments.reproduce.results import Job, Results, described
 from experiments.reproduce.sdpipe_systems import (
     ALL,
@@ -173,15 +174,15 @@ def row_of(training: Trainings, results: Results) -> list:
     barrier = [seconds_until(curve, reached) for curve in Trainings(ALL).curves(results)]
     last = [curve[-1] for curve in training.curves(results)]
     faster = statistics.fmean(barrier) / statistics.fmean(seconds)
-    return [spread(seconds, 1), f"{faster:.2f}" if faster else "-", spread(last, 3), training.n_steps(results)]
+    return [spread(seconds, ".1f"), f"{faster:.2f}" if faster else "-", spread(last, ".3f"), training.n_steps(results)]
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """The mean, and the least and the largest value."""
+def spread(values: Sequence[float], form: str) -> str:
+    """The mean, and the least and the largest value; how many there are, where some seeds do not reach the loss."""
     n_reached = sum(value < float("inf") for value in values)
     if n_reached < len(values):
         return f"reached with {n_reached} of {len(values)} seeds"
-    return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return centred(values, form)
 
 
 def by_system(results: Results) -> list[list]:

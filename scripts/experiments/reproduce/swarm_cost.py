@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
 from experiments.reproduce.results import Job, Results
@@ -288,10 +289,7 @@ def why(rows: dict[Rate, list[Line]]) -> list[str]:
             ]
             hours = [line.over[0].mean for line in of_traces]
             usd = [line.hours.mean * line.usd / RELIABLE_USD for line in of_traces]
-            ranges.append(
-                f"with {rate.name} {min(hours):.3f} to {max(hours):.3f} of the hours and {min(usd):.3f} to "
-                f"{max(usd):.3f} of the price"
-            )
+            ranges.append(f"with {rate.name} {span(hours, '.3f')} of the hours and {span(usd, '.3f')} of the price")
         told.append(
             f"{N_PEERS[gpu]} preemptible {gpu}: the paper has {paper / RELIABLE_HOURS:.3f} of the reliable GPUs' hours "
             f"and {PAPER_USD[gpu] / RELIABLE_USD:.3f} of their price, with machines whose availability it does not "

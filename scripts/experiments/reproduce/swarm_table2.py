@@ -1,10 +1,11 @@
 """SWARM's Table 2: what latency costs stochastic wiring and pipelines, at equal depths; and what unequal peers cost."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce.relay import boundary_s
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
@@ -280,12 +281,12 @@ def readings() -> dict[str, Any]:
     return dict(impossible=impossible, least=least)
 
 
-def verdict(ratios: Iterable[Interval]) -> tuple[int, int, int]:
-    """How many ratios are above 1, below 1, and neither, by their intervals."""
-    ratios = list(ratios)
+def verdict(ratios: Sequence[Interval], than: str = "") -> str:
+    """How many ratios to swarm wiring's time are above 1, below 1, and neither, by their intervals."""
     above = sum(ratio.low > 1.0 for ratio in ratios)
     below = sum(ratio.high < 1.0 for ratio in ratios)
-    return above, below, len(ratios) - above - below
+    told = f"faster{than} in {above} of {len(ratios)} cases, slower in {below}"
+    return f"swarm wiring is {told}, not told apart in {len(ratios) - above - below}"
 
 
 def depth_sentences(results: Results) -> list[str]:
@@ -293,17 +294,13 @@ def depth_sentences(results: Results) -> list[str]:
     lines = []
     for n in IN_FLIGHT:
         ratios = [faster(model, n, far, results) for model in MODELS for far in (False, True)]
-        above, below, neither = verdict(ratios)
-        lines.append(
-            f"{n} in flight: swarm wiring is faster than 1F1B in {above} of {len(ratios)} cases, slower in {below}, "
-            f"not told apart in {neither}; 1F1B takes {min(r.mean for r in ratios):.3f} to "
-            f"{max(r.mean for r in ratios):.3f} times as long."
-        )
+        times = span([ratio.mean for ratio in ratios], ".3f")
+        lines.append(f"{n} in flight: {verdict(ratios, ' than 1F1B')}; 1F1B takes {times} times as long.")
     cost = {
         system: [latency_ratio(Case(model, system, EQUAL, BESIDE, False), results).mean for model in MODELS]
         for system in SYSTEMS
     }
-    told = ", ".join(f"{system} {min(values):.3f} to {max(values):.3f}" for system, values in cost.items())
+    told = ", ".join(f"{system} {span(values, '.3f')}" for system, values in cost.items())
     agree = sum(swarm < pipe for swarm, pipe in zip(cost[SWARM], cost[ONE_F_ONE_B], strict=True))
     lines.append(
         f"What latency costs at {EQUAL} in flight, transfers beside computation: {told}. It costs swarm wiring less "
@@ -317,14 +314,10 @@ def unequal_sentences(rows: Sequence[Unequal]) -> list[str]:
     lines = []
     for system in PLACEMENTS:
         ratios = [row.over(system) for row in rows]
-        above, below, neither = verdict(ratios)
-        lines.append(
-            f"{system}: {min(r.mean for r in ratios):.3f} to {max(r.mean for r in ratios):.3f} times swarm wiring's "
-            f"time; swarm wiring is faster in {above} of {len(rows)} cases, slower in {below}, not told apart in "
-            f"{neither}."
-        )
+        times = span([ratio.mean for ratio in ratios], ".3f")
+        lines.append(f"{system}: {times} times swarm wiring's time; {verdict(ratios)}.")
     gaps = [paired_ratio(row.seconds[SWARM], row.bounds).mean for row in rows]
-    lines.append(f"Swarm wiring takes {min(gaps):.3f} to {max(gaps):.3f} times the bound.")
+    lines.append(f"Swarm wiring takes {span(gaps, '.3f')} times the bound.")
     return lines
 
 
