@@ -23,6 +23,8 @@ from typing import Any
 
 from matplotlib.image import imread
 
+from jaxdt.runtime.reporting.interval import Interval
+
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = "page.md"
 CODE = (
@@ -88,6 +90,11 @@ def centred(
 ) -> str:
     """The mean, or the median as `centre`, and the least and the largest value."""
     return f"{centre(values):{form}} ({span(values, form)})"
+
+
+def bars(found: Sequence[Interval]) -> tuple[list[float], list[float]]:
+    """Means and half widths of intervals, as `errorbar` takes them."""
+    return [one.mean for one in found], [one.half for one in found]
 
 
 # ------------------------------------------------------------------------------------------ raw data, what is committed

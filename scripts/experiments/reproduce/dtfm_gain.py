@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiments.reproduce.dtfm_parts.cost import C_DP_BYTES, C_PP_BYTES, PIPELINES, STAGES
+from experiments.reproduce.dtfm_parts.systems import FOLDER
 from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
@@ -22,7 +24,6 @@ from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN
 from planner.search.evolve import EVOLVE, KERNIGHAN_LIN, Genetic, solve_by
 from planner.search.incumbent import Budget, Incumbent
 
-FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
 NETWORKS = (
     "dtfm_case1_datacenter",
     "dtfm_case2_spot",
@@ -34,8 +35,6 @@ NETWORKS = (
     "derived/derived_random10_seed2023",
     "derived/derived_random10_seed2024",
 )
-STAGES = PIPELINES = 8
-C_DP_BYTES, C_PP_BYTES = 6.5e8, 471_249_222.755  # the published scheduler's sizes
 SEEDS = tuple(range(10))
 T_975 = {10: 2.262}  # Student's t at 97.5 % for so many seeds
 PLAIN = {"annealed": False, "population": 64, "stale_limit": 400}

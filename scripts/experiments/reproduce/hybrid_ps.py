@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.hybrid_ps_parts import cases, fluid
 from experiments.reproduce.hybrid_ps_parts.cases import (
     BY_POWER,
@@ -102,9 +103,9 @@ def draw(results: Results) -> Figure:
             printed = [minutes / hybrid for minutes, hybrid in zip(PRINTED_MIN[model][name], base, strict=True)]
             ax.bar([x - 0.3 + 0.15 * i for x in range(4)], printed, 0.15, label=f"paper, {name}", hatch="//", alpha=0.6)
         for i, system in enumerate((SWARM_OURS, EQUAL, BY_POWER), 2):
-            found = [gain(model, case, system, results, MAIN[-1]) for case in range(1, 5)]
+            means, halves = bars([gain(model, case, system, results, MAIN[-1]) for case in range(1, 5)])
             places = [x - 0.3 + 0.15 * i for x in range(4)]
-            ax.bar(places, [g.mean for g in found], 0.15, yerr=[g.half for g in found], label=f"ours, {NAMES[system]}")
+            ax.bar(places, means, 0.15, yerr=halves, label=f"ours, {NAMES[system]}")
         ax.axhline(1.0, color="k", lw=0.6)
         ax.set_xticks(range(4), [f"Case {case}" for case in range(1, 5)])
         ax.set(title=model)

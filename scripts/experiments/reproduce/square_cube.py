@@ -70,7 +70,7 @@ def draw(bars: list[list], results: Results) -> Figure:
     left.set(xscale="log", xlabel="width", ylabel="utilisation, %", title="Utilisation at 500 Mb/s", ylim=(0, 105))
     left.legend(fontsize=8)
     right.plot(WIDTHS, [1e3 * flop(d) / FLOPS for d in WIDTHS], label="compute: width squared a token")
-    right.plot(WIDTHS, [1e3 * boundary_s(d, 2) for d in WIDTHS], label="one fp16 boundary: width")
+    right.plot(WIDTHS, [1e3 * boundary_s(d) for d in WIDTHS], label="one fp16 boundary: width")
     right.set(xscale="log", yscale="log", xlabel="width", ylabel="ms", title="Why: the slopes differ by one")
     right.legend(fontsize=8)
     return figure

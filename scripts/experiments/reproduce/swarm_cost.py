@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.page import span
+from experiments.page import bars, span
 from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
 from experiments.reproduce.results import Job, Results
@@ -264,8 +264,8 @@ def draw(rows: dict[Rate, list[Line]]) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (rate, found) in zip(figure.subplots(1, len(rows), sharey=True), rows.items(), strict=True):
         names = [line.machines for line in found]
-        hours = [line.hours for line in found]
-        ax.barh(names, [h.mean for h in hours], xerr=[h.half for h in hours], color="C0", label="ours")
+        means, halves = bars([line.hours for line in found])
+        ax.barh(names, means, xerr=halves, color="C0", label="ours")
         known = [(line.machines, line.paper_hours) for line in found if line.paper_hours is not None]
         ax.plot([value for _, value in known], [name for name, _ in known], "ko", label="paper")
         ax.set(title=f"hours, {rate.name}")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Replay, Rules, replay
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
@@ -195,8 +196,8 @@ def draw_fig6(rows: list[list]) -> Figure:
             lines = [row for row in rows if row[:2] == [name, join]]
             for column, style in ((3, "--"), (4, "-")):
                 label = f"{name}, {'none' if column == 3 else 'T = 300 s'}"
-                means, halves = ([getattr(row[column], part) for row in lines] for part in ("mean", "half"))
-                ax.errorbar([row[2] for row in lines], means, halves, fmt=f"C{index}o{style}", label=label, ms=3)
+                stages, found = [row[2] for row in lines], bars([row[column] for row in lines])
+                ax.errorbar(stages, *found, fmt=f"C{index}o{style}", label=label, ms=3)
         ax.set(xscale="log", xlabel="stages", title=f"who joins: {join} stage", ylim=(0, 102))
         ax.set_xticks(MANY_STAGES, [str(n) for n in MANY_STAGES])
         ax.minorticks_off()

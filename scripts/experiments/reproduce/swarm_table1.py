@@ -18,7 +18,6 @@ CODEC = {"Ours": "int8-dynamic"}
 MANY = 16
 BASE_RTT_MS = 9.0  # Appendix F: 3-6 ms one way before anything is added; 4.5 twice
 RTTS_S = tuple((rtt or BASE_RTT_MS) / 1e3 for rtt in RTT_MS)
-BYTES = {"Ours": 1 + 4 / 4096}  # per number of a boundary; 2 for the others
 
 
 def law(percent: tuple[float, ...]) -> tuple[float, float]:
@@ -39,9 +38,10 @@ def run(results: Results) -> dict[str, Any]:
         a, s = law(printed)
         compute_ms = 2 / s
         worst = max(abs(100 / (a + s * rtt) / u - 1) for rtt, u in zip(RTT_MS, printed, strict=True))
-        fits.append([name, a, s, 100 * worst, compute_ms, (a - 1) * compute_ms, 1e3 * boundary_s(WIDTH[name], 2)])
+        fits.append([name, a, s, 100 * worst, compute_ms, (a - 1) * compute_ms, 1e3 * boundary_s(WIDTH[name])])
         one, many = (simulated(name, compute_ms / 1e3, n, results) for n in (1, MANY))
-        exact = [100 * one_at_a_time(WIDTH[name], compute_ms / 1e3, rtt_s, BYTES.get(name, 2)) for rtt_s in RTTS_S]
+        codec = CODEC.get(name, "none")
+        exact = [100 * one_at_a_time(WIDTH[name], compute_ms / 1e3, rtt_s, codec) for rtt_s in RTTS_S]
         sims += [[name, rtt, *values] for rtt, *values in zip(RTT_MS, printed, one, many, exact, strict=True)]
         for values, label, style in (
             (printed, "paper", "ko"),

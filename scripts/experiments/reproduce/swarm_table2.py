@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.page import span
+from experiments.page import bars, span
 from experiments.reproduce.relay import boundary_s
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
@@ -22,7 +22,6 @@ MODELS = {  # width, sequences of a microbatch, codec, compute seconds of a stag
     "xxlarge": (4096, 4, "none", 4 * 0.0575),
     "Ours": (4096, 1, "int8-dynamic", 0.702),
 }
-BYTES = {"int8-dynamic": 1 + 4 / 4096}  # per number of a boundary; 2 for the others
 PRINTED_MIN = {  # minutes of a batch without and with latency
     "GPT-3": {"swarm": (168.3, 186.7), "1F1B": (163.3, 216.1), "GPipe": (164.5, 218.4)},
     "xxlarge": {"swarm": (44.2, 48.2), "1F1B": (40.8, 105.5), "GPipe": (40.1, 108.8)},
@@ -133,7 +132,7 @@ def service_s(model: str, slowdown: float) -> float:
     """Seconds between the microbatches of a pipeline that computes all the time or, if that takes longer, sends: one
     activation and one gradient over the line of each peer in the middle."""
     width, n_sequences, codec, compute_s = MODELS[model]
-    return max(slowdown * compute_s, 2 * n_sequences * boundary_s(width, BYTES.get(codec, 2)))
+    return max(slowdown * compute_s, 2 * n_sequences * boundary_s(width, codec))
 
 
 def weights(model: str, slow: Sequence[int]) -> tuple[int, ...]:
@@ -353,15 +352,9 @@ def draw(rows: Sequence[Unequal], results: Results) -> Figure:
     above, below = figure.subplots(2, 3)
     for ax, model in zip(above, MODELS, strict=True):
         for i, row in enumerate(row for row in rows if row.model == model):
-            times = [interval(row.seconds[system]) for system in (*PLACEMENTS, SWARM)]
+            means, halves = bars([interval(row.seconds[system]) for system in (*PLACEMENTS, SWARM)])
             label = "100 +- 50 ms" if row.far else "no latency"
-            ax.bar(
-                [x + 0.4 * (i - 0.5) for x in range(len(times))],
-                [time.mean for time in times],
-                yerr=[time.half for time in times],
-                width=0.4,
-                label=label,
-            )
+            ax.bar([x + 0.4 * (i - 0.5) for x in range(len(means))], means, yerr=halves, width=0.4, label=label)
             ax.axhline(interval(row.bounds).mean, color="k", lw=0.6)
         ax.set_xticks(range(4), ["1F1B", "1F1B,\nby speed", "1F1B,\nsorted", "swarm"])
         ax.set(title=f"{model}, unequal peers, {EQUAL} in flight")
