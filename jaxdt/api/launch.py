@@ -9,7 +9,6 @@ A thread of this process looks after the coordinator and the peers, which are it
 """
 
 import functools
-import json
 import os
 import re
 import subprocess
@@ -24,8 +23,8 @@ from typing import Any, Generic, TypeVar
 
 from jaxdt import build
 from jaxdt.api.config import Config, fields_of
-from jaxdt.cli import environment, gpu_flags, resume_flags, run_inputs
-from jaxdt.cli.local_run import SCRIPTS, objects
+from jaxdt.cli import environment, gpu_flags, local_run, resume_flags, run_inputs
+from jaxdt.cli.local_run import SCRIPTS
 from jaxdt.cli.run_inputs import RunOptions
 from jaxdt.model.data import verify_checksum
 from jaxdt.run import codec, codec_choice
@@ -143,13 +142,12 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """An object for each committed step so far: step, loss, step_s, tokens_per_s (docs/reference/files.md)."""
-        return objects(self.run_dir / "metrics.jsonl")
+        return local_run.metrics(self.run_dir)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json, empty until the run has ended."""
-        path = self.run_dir / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return local_run.summary(self.run_dir)
 
     @property
     def output(self) -> str:

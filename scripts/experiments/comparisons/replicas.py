@@ -107,7 +107,7 @@ def run_of(setting: Setting, folder: Path, system: str, peers: str, seed: int, s
     ]
     words += [f"--stall={setting.stalls.format(seed=seed)}"] if peers == STALLING else []
     summary = launched(run_dir, words)
-    timed = [row["step_s"] for row in local_run.objects(run_dir / "metrics.jsonl")]
+    timed = local_run.step_seconds(run_dir)
     return Run(
         system,
         peers,
