@@ -12,13 +12,13 @@ from typing import Any
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
 from experiments.churn_comparison.setup import ROUTERS, SETUP, TRACE, TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, fields
 from experiments.churn_comparison.setup import schedule as scheduled
+from experiments.reproduce.machines import on_machines
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import read
 from matplotlib.figure import Figure
 
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
-from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
@@ -96,16 +96,14 @@ def simulated(case: Case, faults: Sequence[Fault]) -> Outcome:
     config = configs.parse(given | {"model": {"preset": "debug"} | given["model"]})
     plan = replace(configs.default_plan(config), in_flight=(*[SETUP.microbatches] * (SETUP.stages - 1), 1))
     until_s = BEGIN_S + case.seconds + 60.0
-    return simulate(config, plan, conditions_of(config, plan), faults=faults, until_s=until_s)
+    return simulate(config, plan, conditions_of(plan), faults=faults, until_s=until_s)
 
 
-def conditions_of(config: RunConfig, plan: Plan) -> Conditions:
-    hosts = {peer: str(peer) for peer in plan.peers}
-    return Conditions(
-        seconds={peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers},
-        link=lambda src, dst: LINK,
-        host_of=hosts,
-        cores=dict.fromkeys(hosts.values(), 1.0),
+def conditions_of(plan: Plan) -> Conditions:
+    return on_machines(
+        {peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers},
+        lambda src, dst: LINK,
+        LINK,
         persist_s=0.002,
         seconds_at=lambda machine, stage: work_seconds(stage),
     )
