@@ -100,21 +100,8 @@ def solve_by_pool(network: Network, job: Job, seed: int, solver: str) -> Result:
     }
     plan = plan_of_pool(network, stages, problem.n_units, run.codec, told)
     cost = costed_pool(plan, network).cost
-    return Result(
-        plan=plan,
-        network=network,
-        objective=job.objective,
-        score_s=cost.total_s,
-        cost=cost,
-        step_s=None,
-        bound_s=0.0,
-        gap=None,
-        proved=False,
-        statistics=Statistics(len(levels), time.monotonic() - began_s, solver, seed, interrupted=False),
-        history=(),
-        by_solver={},
-        levels=levels,
-    )
+    statistics = Statistics(len(levels), time.monotonic() - began_s, solver, seed, interrupted=False)
+    return Result(plan, network, job.objective, cost.total_s, cost, statistics, levels=levels)
 
 
 def problem_of_job(network: Network, job: Job, options: PoolOptions) -> tuple[PoolProblem, RunConfig]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ class Result:
     objective: str
     score_s: float
     cost: Cost | PoolCost
-    step_s: float | None
-    bound_s: float
-    gap: float | None
-    proved: bool
     statistics: Statistics
-    history: History
-    by_solver: dict[str, History]
+    step_s: float | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    proved: bool = False
+    history: History = ()
+    by_solver: dict[str, History] = field(default_factory=dict[str, History])
     finalists: tuple[ScoredStep, ...] = ()
     price: StepPrice | None = None
     moves: tuple[Move, ...] = ()
