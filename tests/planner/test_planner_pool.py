@@ -13,6 +13,7 @@ from planner_cases import brute_path
 import planner
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Device, Network, parse, to_json
+from jaxdt.run.plan import PlanRoles
 from planner.__main__ import main
 from planner.api.by_pool import problem_of_job
 from planner.model.pool import PoolOptions
@@ -73,6 +74,8 @@ def test_the_search_of_a_pool_is_given_nothing_that_it_does_not_know():
         planner.solve(network, job, solver="evolve")
     with pytest.raises(BadInput, match="^--solver: got a job with a number of pipelines"):
         planner.solve(network, replace(job, n_pipelines=2))
+    with pytest.raises(BadInput, match="^--objective: got the job of a pool, which `replan` does not know"):
+        planner.replan(replace(result.plan, roles=PlanRoles()), network, planner.Change(), job)
 
 
 def named(plan):
