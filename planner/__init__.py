@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         run_of_profile,
     )
     from planner.api.pareto import pareto
-    from planner.api.pool import PoolResult, solve_pool
     from planner.api.replan import Replan, replan
     from planner.api.solve import solve
     from planner.api.unchanged import unchanged_s
@@ -61,7 +60,6 @@ _PLACES = {
     "FasterLinks": ("planner.report.suggest", "FasterLinks"),
     "Job": ("planner.api.job", "Job"),
     "PoolOptions": ("planner.model.pool", "PoolOptions"),
-    "PoolResult": ("planner.api.pool", "PoolResult"),
     "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.report.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
@@ -89,7 +87,6 @@ _PLACES = {
     "run_of_profile": ("planner.api.job", "run_of_profile"),
     "save_plan": ("planner.report.plan_file", "save_plan"),
     "solve": ("planner.api.solve", "solve"),
-    "solve_pool": ("planner.api.pool", "solve_pool"),
     "unchanged_s": ("planner.api.unchanged", "unchanged_s"),
     "verify": ("planner.report.verify", "verify"),
 }
@@ -102,7 +99,6 @@ __all__ = [
     "FasterLinks",
     "Job",
     "PoolOptions",
-    "PoolResult",
     "PriceRules",
     "Progress",
     "RegionLimit",
@@ -130,7 +126,6 @@ __all__ = [
     "run_of_profile",
     "save_plan",
     "solve",
-    "solve_pool",
     "unchanged_s",
     "verify",
 ]

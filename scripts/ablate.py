@@ -34,7 +34,8 @@ from experiments.page import append
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 
 from jaxdt import build
-from jaxdt.cli import config_flag, run_flags, run_inputs
+from jaxdt.cli import config_flag, option_flags, run_inputs, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.model.data import TokenFile
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
@@ -43,16 +44,17 @@ from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
 
+option_flags.define(ProcessOptions, "run_dir")
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
 SAY_EVERY_S = 10.0  # a line on what is under way, where no progress bar can be drawn
 PAGE = flags.DEFINE_string("page", "", "Write RUN_DIR/README.md with SWARM's numbers; this text says where it ran.")
 
 
 def main() -> int:
-    run_flags.required("config", "run_dir")
+    config_flag.config_dict()  # it is missing before --run_dir is
+    run_dir = Path(script_main.required("run_dir"))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config, ablation, data = config_of_flags()
-    run_dir = Path(run_flags.RUN_DIR.value)
     if (run_dir / "config.json").exists():
         raise BadInput(f"--run_dir: {run_dir} is the folder of a run, expected a new one, or that of an ablation")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -166,4 +168,4 @@ def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

@@ -17,13 +17,15 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from jaxdt.cli import environment, run_flags
+from jaxdt.cli import environment, option_flags, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import read_options
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.runtime.coordinator_folder import begun_with
 from jaxdt.runtime.storage import checkpoint, entries
 
+option_flags.define(ProcessOptions, "run_dir")
 KEEP = flags.DEFINE_integer("keep", 1, "With prune: how many of the newest complete checkpoints stay.")
 
 
@@ -99,12 +101,11 @@ COMMANDS = {"inspect": inspect, "verify": verify, "prune": prune}
 
 def main(command: str) -> int:
     environment.compute_on_cpu()
-    run_flags.required("run_dir")
-    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dir = Path(script_main.required("run_dir"))
     if not (run_dir / "checkpoints").is_dir():
         raise BadInput(f"run_dir: {run_dir} holds no checkpoints")
     return COMMANDS[command](run_dir)
 
 
 if __name__ == "__main__":
-    run_flags.run(main, COMMANDS)
+    script_main.run(main, COMMANDS)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.cli import environment, option_flags, process_job, run_inputs, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.coordinator_process import run_coordinator
@@ -20,6 +21,7 @@ from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.storage.durable import refusal, write_durably
 
+option_flags.define(ProcessOptions)
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if in the foreground of a terminal.")
@@ -31,35 +33,34 @@ BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this 
 
 def main() -> int:
     environment.keep_off_gpus()
-    run_flags.required("run_dir")
-    job = run_flags.job()
+    script_main.required("run_dir")
+    options = option_flags.read(ProcessOptions)
+    job = process_job.job(options)
     try:
         code = run_coordinator(
             job,
             OwnAddress(LISTEN.value, ADVERTISE.value),
-            functools.partial(show_address, job.run_dir),
+            functools.partial(show_address, job.run_dir, not options.stop_with_parent),
             live=LIVE.value,
-            stop_with_parent=run_flags.STOP_WITH_PARENT.value,
+            stop_with_parent=options.stop_with_parent,
             launched_s=BEGAN_S.value,
             measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         ).code
     except OSError as error:  # a disk that is full, or one that was lost
         raise BadInput(f"{refusal(error, str(job.run_dir))}; {how_to_go_on(job.run_dir)}") from None
-    if (
-        code != ExitCode.TERMINATED and not run_flags.STOP_WITH_PARENT.value
-    ):  # launch.py draws the run that it has started
+    if code != ExitCode.TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
         if has_steps(job.run_dir):
             print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")
         print(how_to_go_on(job.run_dir), flush=True)
     return code
 
 
-def show_address(run_dir: Path, address: str) -> None:
+def show_address(run_dir: Path, says: bool, address: str) -> None:
     """Write where the coordinator listens into its run's folder, and say it: launch.py does so for its own."""
     write_durably(run_dir / ADDRESS, address.encode())
-    if not run_flags.STOP_WITH_PARENT.value:
+    if says:
         print_line(f"coordinator at {address}; waits for the peers")
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

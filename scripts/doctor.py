@@ -14,7 +14,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import config_flag, run_flags
+from jaxdt.cli import config_flag, option_flags, process_job, script_main
+from jaxdt.cli.run_inputs import ProcessOptions, RunOptions
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
@@ -23,21 +24,22 @@ from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.descriptor_limit import descriptor_limit
 
+option_flags.define(ProcessOptions, "run_dir", "plan", "credential")
 NETWORK = flags.DEFINE_string("network", None, "A network.json with measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, to which a connection is tried.")
 
 
 def main() -> int:
-    run_flags.check_run_dir()
+    process_job.check_run_dir(flags.FLAGS.run_dir)
     findings = [*doctor.versions(), *doctor.devices(), *doctor.clock(doctor.clock_error_s())]
     if LISTEN.value:
         findings += doctor.port(parse_address("--listen", LISTEN.value))
     if COORDINATOR.value:
         findings += doctor.reach(parse_address("--coordinator", COORDINATOR.value))
-    if run_flags.CREDENTIAL.value:
-        load_credential(Path(run_flags.CREDENTIAL.value))
-        findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
+    if flags.FLAGS.credential:
+        load_credential(Path(flags.FLAGS.credential))
+        findings += doctor.validity(Path(flags.FLAGS.credential))
     findings += data_and_disk()
     plan = plans.load(flags.FLAGS.plan) if flags.FLAGS.plan else None
     findings += doctor.descriptors(descriptor_limit(), len(plan.peers) if plan else 1)
@@ -53,13 +55,13 @@ def data_and_disk() -> Iterable[doctor.Finding]:
     """Findings about the token file, and about the disk. Without --config only the free space is reported."""
     n_checkpoints = n_bytes = 0
     if config_flag.is_given():
-        inputs = run_flags.inputs()
+        inputs = config_flag.inputs(RunOptions(plan=flags.FLAGS.plan))
         config = inputs.config
         yield from doctor.tokens(inputs.data)
         n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
         facts = config.model.facts
         n_bytes = 4 * facts.state_numbers(0, facts.n_layers, config.optim.moments)
-    yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
+    yield from doctor.disk(Path(flags.FLAGS.run_dir or "."), n_checkpoints, n_bytes)
 
 
 def links(plan: plans.Plan | None) -> Iterable[doctor.Finding]:
@@ -74,4 +76,4 @@ def links(plan: plans.Plan | None) -> Iterable[doctor.Finding]:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

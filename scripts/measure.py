@@ -26,7 +26,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import environment, run_flags
+from jaxdt.cli import config_flag, environment, option_flags, script_main
+from jaxdt.cli.run_inputs import ProcessOptions, RunOptions
 from jaxdt.run import codec
 from jaxdt.run import network as networks
 from jaxdt.run import profile as profiles
@@ -36,6 +37,7 @@ from jaxdt.run.network import Network
 from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.storage.durable import write_durably
 
+option_flags.define(ProcessOptions, "emulate", "credential")
 OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; by default its name in jax.")
 CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8-dynamic"], "profile: codecs to time.")
@@ -53,7 +55,7 @@ LOCAL = flags.DEFINE_integer("local", 0, "links: number of processes of this mac
 
 def profile() -> int:
     """Time the parts of the config's model and write them to --out."""
-    run_flags.required("config", "out")
+    config_flag.config_dict()  # it is missing before --out is
     if ROUNDS.value < 1:
         raise BadInput(f"--rounds: got {ROUNDS.value}, expected an integer >= 1")
     check_out()
@@ -65,7 +67,7 @@ def profile() -> int:
     from jaxdt.runtime import jax_setup
     from jaxdt.runtime.calibrate import layer_times
 
-    inputs = run_flags.inputs()
+    inputs = config_flag.inputs(RunOptions())
     config, data = inputs.config, inputs.data
     out = Path(OUT.value)
     earlier = profiles.load(out) if out.exists() else None
@@ -99,7 +101,7 @@ def links() -> int:
         raise BadInput(f"--transfer_s: got {TRANSFER_S.value}, expected seconds in (0, 10]")
     if LOCAL.value:
         return local_links()
-    run_flags.required("me")
+    script_main.required("me")
     from jaxdt.runtime.net.address import check_reachable, parse_address
 
     hosts = [parse_address("--hosts", host) for host in HOSTS.value]
@@ -108,7 +110,7 @@ def links() -> int:
         raise BadInput(f"--me: got {ME.value}, expected an index of the {len(hosts)} hosts in --hosts, at least two")
     if ME.value == 0:
         check_out()
-    be_host(ME.value, hosts, names(len(hosts)), run_flags.CREDENTIAL.value, **host_options())
+    be_host(ME.value, hosts, names(len(hosts)), flags.FLAGS.credential, **host_options())
     return 0
 
 
@@ -194,8 +196,7 @@ def print_link(src: int, dst: int, link) -> None:
 
 def check_out() -> None:
     """BadInput for an --out that cannot be written, before minutes of measuring are lost."""
-    run_flags.required("out")
-    out = Path(OUT.value)
+    out = Path(script_main.required("out"))
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise BadInput(f"--out: {out} cannot be written, expected a file in a folder that is there")
 
@@ -214,4 +215,4 @@ def main(command: str) -> int:
 
 if __name__ == "__main__":
     environment.restart_with_malloc_settings()
-    run_flags.run(main, COMMANDS)
+    script_main.run(main, COMMANDS)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import plots, run_comparison, run_flags
+from jaxdt.cli import option_flags, plots, run_comparison, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
@@ -30,6 +31,7 @@ from jaxdt.run.run_folder import RunFolders, launch_flags, older_part
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.coordinator_folder import last_members
 
+option_flags.define(ProcessOptions, "run_dir")
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
 SUMMARY_NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")
@@ -38,8 +40,7 @@ LINK = re.compile(r"\d+->\d+")
 
 
 def main() -> int:
-    run_flags.required("run_dir")
-    run_dir = RunFolders.of(Path(run_flags.RUN_DIR.value)).run_dir
+    run_dir = RunFolders.of(Path(script_main.required("run_dir"))).run_dir
     plan, summary, metrics, records = read(run_dir, "run_dir")
     others = {name: read(RunFolders.of(Path(name)).run_dir, "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
@@ -205,4 +206,4 @@ def write_tensorboard(folder: Path, metrics: list[dict]) -> None:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.cli import environment, option_flags, run_inputs, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.model.chat import chat_prompt
 from jaxdt.model.sample import assemble, generate
 from jaxdt.run import config as configs
@@ -27,6 +28,7 @@ from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.runtime.storage.entries import load_entries, load_parts, whole_params
 from jaxdt.runtime.storage.model_folder import IN_A_RUN, ORIGIN
 
+option_flags.define(ProcessOptions, "run_dir")
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Folder of a checkpoint; by default the newest whole one of run_dir."
 )
@@ -39,9 +41,8 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of the random draws.")
 
 def main() -> int:
     environment.compute_on_cpu()
-    run_flags.required("run_dir")
+    run_dir = RunFolders.of(Path(script_main.required("run_dir"))).run_dir
     require_at_least("--n_tokens", N_TOKENS.value, 1)
-    run_dir = RunFolders.of(Path(run_flags.RUN_DIR.value)).run_dir
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} has no config.json, expected the folder of a run")
     try:
@@ -75,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

@@ -28,7 +28,8 @@ from typing import NoReturn
 
 from absl import flags
 
-from jaxdt.cli import gpu_flags, run_flags
+from jaxdt.cli import gpu_flags, option_flags, process_job, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
@@ -36,6 +37,7 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.process import OwnAddress, StopRequests, requested_stop
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
 
+option_flags.define(ProcessOptions)
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
 JOIN = flags.DEFINE_string("join", None, "host:port of the coordinator of a run to join as a newcomer.")
@@ -62,20 +64,21 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 def main() -> NoReturn:
     if flags.FLAGS["join"].present and not JOIN.value:
         raise BadInput("--join: got '', expected the coordinator's host:port, which is in its coordinator_address")
-    run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
+    run_dir = script_main.required("run_dir")
     if JOIN.value:
         parse_address("--join", JOIN.value)
-        run_flags.check_joinable(JOIN.value)
+        process_job.check_joinable(JOIN.value, run_dir)
     else:
-        parse_address("--coordinator", COORDINATOR.value or "")
+        script_main.required("peer")
+        parse_address("--coordinator", script_main.required("coordinator"))
     set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     if JOIN.value and AS.value == "worker":
-        worker()
-    member()
+        worker(option_flags.read(ProcessOptions))
+    member(option_flags.read(ProcessOptions))
 
 
-def member() -> NoReturn:
+def member(options: ProcessOptions) -> NoReturn:
     """Be a peer of the plan, or a newcomer. Steps that may be refused come before jax is loaded, which takes
     seconds."""
     from jaxdt.build import replicas_may_differ
@@ -85,18 +88,18 @@ def member() -> NoReturn:
     coordinator = parse_address("coordinator", JOIN.value or COORDINATOR.value)
     own = OwnAddress.of_peer(coordinator, LISTEN.value, ADVERTISE.value)
     if JOIN.value:
-        job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
+        job, welcome = process_job.newcomer(options, JOIN.value, DATA.value)
         peer = welcome.peer
         where = f"stage {welcome.stage}, after {welcome.n_committed} steps of the run"
         print(f"peer {peer}: joins for {where}", flush=True)
     else:
-        job = run_flags.job(COORDINATOR.value, PEER.value)
+        job = process_job.job(options, COORDINATOR.value, PEER.value)
         check_not_ended(job)
         peer, welcome = PEER.value, None
     name = f"peer {peer}"
     n_steps = None if replicas_may_differ(job.config) else job.config.train.steps
     log = PeerLog(name, coordinator, n_steps)
-    stop_requests = StopRequests(ev.Leave(), ev.Leave(), run_flags.STOP_WITH_PARENT.value)
+    stop_requests = StopRequests(ev.Leave(), ev.Leave(), options.stop_with_parent)
     is_for_some = GPUS.value or job.config.platform != "any"
     if is_for_some:  # what jax finds here may refuse this host
         set_up_jax(name, job.config.platform)
@@ -117,15 +120,15 @@ def member() -> NoReturn:
     end_with(name, stop)
 
 
-def worker() -> NoReturn:
-    job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
+def worker(options: ProcessOptions) -> NoReturn:
+    job, welcome = process_job.newcomer(options, JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
     name = f"worker {welcome.peer}"
     print(f"{name}: gets ready for stage {welcome.stage}", flush=True)
     set_up_jax(name, job.config.platform)
     from jaxdt.runtime.worker_process import run_worker
 
-    ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
-    stop_requests = StopRequests(ev.Leave(), ev.Leave(), run_flags.STOP_WITH_PARENT.value)
+    ask = functools.partial(process_job.ask_again, JOIN.value, job, welcome.peer)
+    stop_requests = StopRequests(ev.Leave(), ev.Leave(), options.stop_with_parent)
     coordinator, n_devices = parse_address("coordinator", JOIN.value), DEVICES.value or max(1, len(GPUS.value))
     stop = run_worker(job, welcome, coordinator, ask, stop_requests, n_devices=n_devices)
     end_with(name, stop)
@@ -150,4 +153,4 @@ def end_with(name: str, stop: ev.Stop) -> NoReturn:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

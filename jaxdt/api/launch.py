@@ -9,7 +9,6 @@ A thread of this process looks after the coordinator and the peers, which are it
 """
 
 import functools
-import json
 import os
 import re
 import subprocess
@@ -20,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jaxdt import build
 from jaxdt.api.config import Config, fields_of
-from jaxdt.cli import environment, gpu_flags, resume_flags, run_inputs
-from jaxdt.cli.local_run import SCRIPTS, objects
-from jaxdt.cli.run_inputs import RunInputs, RunOptions
+from jaxdt.cli import environment, gpu_flags, local_run, resume_flags, run_inputs
+from jaxdt.cli.local_run import SCRIPTS
+from jaxdt.cli.run_inputs import RunOptions
 from jaxdt.model.data import verify_checksum
 from jaxdt.run import codec, codec_choice
 from jaxdt.run import profile as profiles
@@ -39,6 +38,7 @@ from jaxdt.run.profile import CodecTimes
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import LocalFleet
+from jaxdt.runtime.run_job import RunInputs
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.runtime.storage.model_folder import check_model_of_run
 
@@ -114,7 +114,16 @@ class LaunchOptions(RunOptions):
 
 
 Options = TypeVar("Options", bound=LaunchOptions)
-LaunchInputs = RunInputs[LaunchOptions]
+GivenOptions = TypeVar("GivenOptions", bound=LaunchOptions, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchInputs(RunInputs, Generic[GivenOptions]):
+    """The inputs of a run, and the options with which it is launched. notes: what was said of the codecs of the
+    links."""
+
+    options: GivenOptions
+    notes: tuple[str, ...] = ()
 
 
 class Run:
@@ -133,13 +142,12 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """An object for each committed step so far: step, loss, step_s, tokens_per_s (docs/reference/files.md)."""
-        return objects(self.run_dir / "metrics.jsonl")
+        return local_run.metrics(self.run_dir)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json, empty until the run has ended."""
-        path = self.run_dir / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return local_run.summary(self.run_dir)
 
     @property
     def output(self) -> str:
@@ -194,12 +202,12 @@ def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchO
         raise BadInput(re.sub(rf"(?<!\S)--({names})\b", r"LaunchOptions.\1", str(error))) from None
 
 
-def check(config: Config, options: Options, source: str = "--config") -> RunInputs[Options]:
+def check(config: Config, options: Options, source: str = "--config") -> LaunchInputs[Options]:
     """Read and check what a launch is given; `source` names the plan of the config in errors."""
     if options.resume and options.overwrite:
         raise BadInput("--overwrite: deletes what --resume continues from, expected one of them")
     fields = run_inputs.with_model(fields_of(config), options.init_from, options.untie)
-    checked = run_inputs.check(fields, options, source)
+    checked = LaunchInputs(**vars(run_inputs.check(fields, options, source)), options=options)
     check_model_of_run(checked.config, resumes=options.resume)
     checked.config.model.check_source(resumes=options.resume)
     for file in checked.data.files or [checked.data]:
@@ -211,7 +219,7 @@ def check(config: Config, options: Options, source: str = "--config") -> RunInpu
     return checked
 
 
-def with_codecs(checked: RunInputs[Options], say: Callable[[str], None]) -> RunInputs[Options]:
+def with_codecs(checked: LaunchInputs[Options], say: Callable[[str], None]) -> LaunchInputs[Options]:
     """The run with a codec for each link where its plan says auto; `say` hears each choice and its reason."""
     options = checked.options
     config, path = checked.config, options.network or options.emulate
@@ -244,7 +252,9 @@ def _measured_int8(config: RunConfig) -> Callable[[int, int], CodecTimes]:
     return lambda peer, layer: timed(config.model.facts.boundary_width(layer))
 
 
-def start(checked: LaunchInputs, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
+def start(
+    checked: LaunchInputs[LaunchOptions], run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None
+) -> Run:
     """Start the processes of a run that was checked. `say` hears which run was replaced, or what a resumed run
     changes and where it continues. If the coordinator's output goes to a log, that begins with what was said.
     `began_s`: since when the user waits, on the monotonic clock."""
@@ -300,7 +310,7 @@ def coordinator_flags(options: LaunchOptions) -> list[str]:
     return [f"--network={options.network}"] if options.network else []
 
 
-def resumed(run_dir: Path, checked: LaunchInputs, elsewhere: bool = False) -> tuple[Found, list[str]]:
+def resumed(run_dir: Path, checked: LaunchInputs[LaunchOptions], elsewhere: bool = False) -> tuple[Found, list[str]]:
     """The newest checkpoint from which this config can continue the run in the folder, and lines: why a newer one
     cannot be used, what was damaged, what the run changes, and where it continues. BadInput if there is no checkpoint,
     or no step left; nothing is deleted then. `elsewhere`: parts of it may be on other hosts."""
@@ -335,7 +345,7 @@ def _check_pin(pin: int, plan: Plan) -> None:
         )
 
 
-def gpus_per_peer(inputs: LaunchInputs) -> Fraction | None:
+def gpus_per_peer(inputs: LaunchInputs[LaunchOptions]) -> Fraction | None:
     """GPUs of each peer, which must fit the platform and the microbatches of the config; None: they are not counted."""
     config, per_peer = inputs.config, gpu_flags.parse_gpus_per_peer(inputs.options.gpus_per_peer or "")
     if per_peer and config.platform not in ("any", "gpu"):

@@ -6,8 +6,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxdt.cli import script_main
+from jaxdt.cli import run_inputs, script_main
+from jaxdt.cli.run_inputs import RunOptions
 from jaxdt.run.errors import BadInput
+from jaxdt.runtime.run_job import RunInputs
 
 try:  # this already reads the command line, and the flag files that it names
     CONFIG = config_flags.DEFINE_config_file(
@@ -40,3 +42,8 @@ def config_dict() -> ConfigDict:
         expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"
         raise BadInput(f"--config: {got}, expected {expected}")
     return config
+
+
+def inputs(options: RunOptions) -> RunInputs:
+    """The inputs of a run with this config and these options, checked."""
+    return run_inputs.check(config_dict().to_dict(), options)

@@ -115,9 +115,23 @@ def objects(path: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+def metrics(run_dir: Path) -> list[dict]:
+    """An object for each committed step of a run so far."""
+    return objects(run_dir / "metrics.jsonl")
+
+
 def losses(run_dir: Path) -> list[float]:
-    """The losses of the committed steps of a run."""
-    return [step["loss"] for step in objects(run_dir / "metrics.jsonl")]
+    return [step["loss"] for step in metrics(run_dir)]
+
+
+def step_seconds(run_dir: Path) -> list[float]:
+    return [step["step_s"] for step in metrics(run_dir)]
+
+
+def summary(run_dir: Path) -> dict:
+    """The content of summary.json, empty until the run has ended."""
+    path = run_dir / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def config_flags() -> list[str]:

@@ -26,11 +26,12 @@ DEFINED: Mapping[type, Callable[..., object]] = {
 }
 
 
-def define(kind: "type[DataclassInstance]") -> None:
-    """Define a flag for each option that has one. One that is a flag already stays that flag."""
-    kinds, names = _kinds(kind), flag_names(kind)
+def define(kind: "type[DataclassInstance]", *names: str) -> None:
+    """Define a flag for each option of these names, or for each that has one. A script defines the flags that it reads:
+    any other is refused."""
+    kinds, chosen = _kinds(kind), names or flag_names(kind)
     for field in dataclasses.fields(kind):
-        if field.name in names and field.name not in flags.FLAGS:
+        if field.name in chosen:
             DEFINED[kinds[field.name]](field.name, field.default, meaning_of(field))
 
 

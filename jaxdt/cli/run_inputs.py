@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from jaxdt import build
 from jaxdt.model.data import TOKENIZER, TokenFile, open_data
@@ -29,9 +29,9 @@ from jaxdt.run.network import Network
 from jaxdt.run.options import NOT_NEGATIVE, kept_names, option, require_accepted
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
+from jaxdt.runtime.run_job import RunInputs
 from jaxdt.runtime.storage.model_folder import ORIGIN, open_model
 from jaxdt.sim.stragglers import stalls
-from jaxdt.sim.stragglers.stalls import Stalls
 
 CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 
@@ -58,25 +58,17 @@ class RunOptions:
     )
 
 
-Options = TypeVar("Options", bound=RunOptions)
-GivenOptions = TypeVar("GivenOptions", bound=RunOptions, covariant=True)
-
-
 @dataclass(frozen=True)
-class RunInputs(Generic[GivenOptions]):
-    """What a run is given, checked.
+class ProcessOptions(RunOptions):
+    """The options of one process of a run."""
 
-    data: the open token file.
-    network, stalls: the links and the stragglers that the options emulate.
-    notes: what was said of the codecs of the links."""
-
-    config: RunConfig
-    plan: Plan
-    data: TokenFile
-    options: GivenOptions
-    network: Network | None
-    stalls: Stalls | None
-    notes: tuple[str, ...] = ()
+    run_dir: str | None = option(None, "Folder of this run: metrics, summary, trace, checkpoints.")
+    run: str = option("local", "Name of the run, equal on all its processes.")
+    credential: str | None = option(None, "This process's credential file. Without one: loopback only.")
+    token: str | None = option(None, "A token file, for a credential of its own from the coordinator.")
+    allow_plaintext: bool = option(False, "Run without a credential outside of loopback.")
+    resume_from: str | None = option(None, "Folder of a complete checkpoint to go on from.")
+    stop_with_parent: bool = option(False, "End when standard input ends.")
 
 
 def process_flags(options: RunOptions) -> list[str]:
@@ -85,14 +77,20 @@ def process_flags(options: RunOptions) -> list[str]:
     return [f"--{name}={value}" for name, value in given.items() if value]
 
 
-def with_options(config: RunConfig, plan: Plan, data: TokenFile, options: Options) -> RunInputs[Options]:
+def with_options(config: RunConfig, plan: Plan, data: TokenFile, options: RunOptions) -> RunInputs:
     """The inputs of a run of this config and plan, which are checked already."""
     require_accepted(options, "--")
-    network = network_of(str(options.emulate), plan) if options.emulate else None
-    return RunInputs(config, plan, data, options, network, stalls.parse(options.stall) if options.stall else None)
+    return RunInputs(
+        config,
+        plan,
+        data,
+        network=network_of(str(options.emulate), plan) if options.emulate else None,
+        forward_s_min=options.emulate_forward_s or 0.0,
+        stalls=stalls.parse(options.stall) if options.stall else None,
+    )
 
 
-def check(fields: Mapping[str, Any], options: Options, source: str = "--config") -> RunInputs[Options]:
+def check(fields: Mapping[str, Any], options: RunOptions, source: str = "--config") -> RunInputs:
     """The inputs of a run whose config has these fields. Without a plan the config's plan fields make one, which errors
     name by `source`."""
     if isinstance(options.plan, str | Path) and options.plan:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, command_name, flags, logging
 
@@ -130,6 +130,15 @@ def _parse_flags(argv: list[str]) -> list[str]:
         _refuse(f"--config: {_place_of(error, argv)}: {type(error).__name__}: {' '.join(str(error).split())}")
     logging.set_verbosity(logging.FATAL)  # Orbax logs many lines for each checkpoint, and we print what is wrong
     return words
+
+
+def required(name: str) -> Any:
+    """The value of a flag; BadInput if it was not given."""
+    flag = FLAGS[name]
+    if flag.value is None:
+        where = "".join(f"; {file} does not give it: is it another script's?" for file in flag_files(sys.argv))
+        raise BadInput(f"--{name}: missing, expected --{name}=..., see --help ({flag.help.rstrip('.')}){where}")
+    return flag.value
 
 
 def refuse_flag_file(error: flags.CantOpenFlagFileError) -> NoReturn:

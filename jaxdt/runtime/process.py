@@ -30,6 +30,7 @@ from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.sim.predict import device_links
 from jaxdt.sim.stragglers.stalls import PeerStalls
 
+TRACE_STEPS = 30
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins the text of XLA's error
 
 
@@ -85,7 +86,7 @@ def run_machine(
     if process is not None:
         loop.process = process
     loop.report = ending_with_the_run(job, report, loop.post)
-    with trace_into(loop, trace, job.trace_steps, appends=trace_appends) if trace else contextlib.nullcontext():
+    with trace_into(loop, trace, TRACE_STEPS, appends=trace_appends) if trace else contextlib.nullcontext():
         peer, address = dials
         own_address = start_transport(job, loop, own_id, own, towards=address)
         loop.transport.connect(peer, address)

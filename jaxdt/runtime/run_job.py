@@ -1,4 +1,4 @@
-"""The job of one run, as its coordinator and each of its peers know it."""
+"""What a run is given, and the job that its coordinator and each of its peers make of it."""
 
 import functools
 from collections.abc import Iterator
@@ -25,14 +25,11 @@ from jaxdt.sync.error_feedback import Slot
 
 
 @dataclass(frozen=True)
-class RunJob:
-    """Everything that a process of a run is given.
+class RunInputs:
+    """What a run is given, checked (jaxdt.cli.run_inputs).
 
-    run: the name of the run, equal on all its processes.
-    credential: the credential file of this process; without one, only loopback addresses are allowed, unless
-        `allow_plaintext`.
+    data: the open token file.
     network: the links that the transport emulates, or None.
-    resume: the folder of a complete checkpoint to resume from, or None.
     forward_s_min: emulates a slower device: a forward takes at least this long, and a backward twice as long.
     stalls: emulated stragglers, or None.
     """
@@ -40,15 +37,26 @@ class RunJob:
     config: RunConfig
     plan: Plan
     data: TokenFile
+    network: Network | None = None
+    forward_s_min: float = 0.0
+    stalls: Stalls | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob(RunInputs):
+    """The inputs of a run, and what one of its processes is given beside them.
+
+    run: the name of the run, equal on all its processes.
+    credential: the credential file of this process; without one, only loopback addresses are allowed, unless
+        `allow_plaintext`.
+    resume: the folder of a complete checkpoint to resume from, or None.
+    """
+
     run: str
     run_dir: Path
     credential: Path | None = None
-    network: Network | None = None
     resume: Path | None = None
-    trace_steps: int = 30
     allow_plaintext: bool = False
-    forward_s_min: float = 0.0
-    stalls: Stalls | None = None
 
     @property
     def about(self) -> dict:

@@ -14,6 +14,7 @@ from jaxdt.run.network import Network
 from jaxdt.run.plan import SCHEDULES, Plan
 from jaxdt.run.profile import Profile, from_flops
 from planner.model.devices import UTILISATION, catalogue_kind, profile_of_catalogue
+from planner.model.pool import PoolOptions
 from planner.model.prices import PriceRules
 
 COMM_COST, STEP_TIME, COST_PER_STEP = "comm_cost", "step_time", "cost_per_step"
@@ -45,7 +46,10 @@ class Job:
     may cost in all. Where prices decide, a plan may leave devices out.
 
     n_stages, n_pipelines: None lets the search choose, which only step times can decide. `unequal`: each stage may have
-    replicas of its own number, under `swarm` wiring; there are no pipelines then, and prices do not count."""
+    replicas of its own number, under `swarm` wiring; there are no pipelines then, and prices do not count.
+
+    pool: the devices with a `disconnect_prob` are the workers of a pool, and the others its servers (hybrid parameter
+    servers). The microbatches are the units, the step is that of the paper's Eq. 1-2, and there are no pipelines."""
 
     work: RunConfig | ByteSizes
     n_stages: int | None
@@ -53,6 +57,7 @@ class Job:
     profile: Profile | None = None
     price_rules: PriceRules = PriceRules()
     unequal: bool = False
+    pool: PoolOptions | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_stages", "n_pipelines"):

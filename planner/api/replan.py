@@ -68,8 +68,9 @@ def replan(
         raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
     if plan.roles:
         raise BadInput(f"plan.roles: got {', '.join(plan.roles.used)}, which `replan` does not know, expected none")
-    if job is not None and not job.price_rules.empty:
-        raise BadInput("--objective: got prices, which `replan` does not know, expected step_time")
+    if job is not None and (job.pool is not None or not job.price_rules.empty):
+        got = "prices" if job.pool is None else "the job of a pool"
+        raise BadInput(f"--objective: got {got}, which `replan` does not know, expected step_time")
     after = changed(network, change)
     job = _shaped(job or _job_of(plan), plan, after)
     gone = set(plan.devices) - {device.name for device in after.devices}

@@ -25,9 +25,9 @@ def solve(
 
     network      devices, one-way latencies [s] and bandwidths [1e9 bit/s] of directed links; 0 is a missing link
     job          the step to plan, its shape, and by its profile what is minimised: the communication cost of Eq. 1-4
-                 (DT-FM, arXiv 2206.01288, Sec. 3) or the simulated seconds of a step
-    stop         when the search ends; None: after 30 s
-    seed         equal seeds give equal plans where the stop counts evaluations alone
+                 (DT-FM, arXiv 2206.01288, Sec. 3), the simulated seconds of a step, or those of a pool's step
+    stop         when the search ends; None: after 30 s, or for a pool, whose search knows no stop, when it has ended
+    seed         equal seeds give equal plans where the stop counts evaluations alone, and for a pool
     solver       a name of planner.search.base.SOLVERS
     on_progress  called with a Progress about ten times a second, from a thread of its own
     constraints  which device may sit where; solvers other than auto do not honour them, and are refused with them
@@ -39,6 +39,18 @@ def solve(
     prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end before it
     returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was interrupted: that
     one ends by itself."""
+    if job.pool is not None:
+        for name, given in (
+            ("stop", stop),
+            ("on_progress", on_progress),
+            ("constraints", constraints),
+            ("start", start),
+        ):
+            if given is not None:
+                raise BadInput(f"{name}: got one for the job of a pool, whose search knows none")
+        from planner.api.by_pool import solve_by_pool
+
+        return solve_by_pool(network, job, seed, solver)
     check_solver("solver", solver)
     if start is not None:
         check_start(start, job)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxdt.run.network import Network
     from jaxdt.run.plan import Plan
+    from planner.cost.pool import PoolCost
     from planner.cost.reference import Cost
     from planner.model.moves import Move
     from planner.model.prices import StepPrice
+    from planner.report.pool_plan import LevelScore
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,15 @@ class Mended:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The best plan of a search, for either objective.
+    """The best plan of a search, for any objective.
 
     plan        ready to be written (jaxdt.run.plan.to_json) and run; plan.found holds this result's numbers
     objective   comm_cost, step_time or cost_per_step
-    score_s     seconds of COMM-COST (Eq. 1), or of the simulated step; what was minimised, but by cost_per_step
-    cost        COMM-COST and its terms by the reference evaluator, whatever was minimised
-    step_s      simulated seconds of a step; None by comm_cost
+    score_s     seconds of COMM-COST (Eq. 1), of the simulated step or of a pool's step; what was minimised, but by
+                cost_per_step
+    cost        COMM-COST and its terms by the reference evaluator, whatever was minimised; of a pool, its step by
+                Eq. 1 and 2 in full
+    step_s      simulated seconds of a step; None by comm_cost, and for a pool
     bound_s     no plan of this shape costs less by Eq. 1-4; 0 if nothing is known
     gap         (cost.total_s - bound_s) / bound_s; None without a bound
     proved      whether no plan of this shape costs less by Eq. 1-4, up to a millionth
@@ -93,21 +97,23 @@ class Result:
     price       of a step, where it was simulated and the network has prices
     moves       where a plan runs: what each device fetches before it goes on, the longest first
     mended      where a plan runs: that plan with its gaps filled and nothing else changed, for comparison
+    levels      of a pool: every number of stages that was looked at
     """
 
     plan: Plan
     network: Network
     objective: str
     score_s: float
-    cost: Cost
-    step_s: float | None
-    bound_s: float
-    gap: float | None
-    proved: bool
+    cost: Cost | PoolCost
     statistics: Statistics
-    history: History
-    by_solver: dict[str, History]
+    step_s: float | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    proved: bool = False
+    history: History = ()
+    by_solver: dict[str, History] = field(default_factory=dict[str, History])
     finalists: tuple[ScoredStep, ...] = ()
     price: StepPrice | None = None
     moves: tuple[Move, ...] = ()
     mended: Mended | None = None
+    levels: tuple[LevelScore, ...] = ()

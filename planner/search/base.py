@@ -32,7 +32,7 @@ SOLVERS: dict[str, str] = {
     "random": "planner.search.baselines.partitions",
     "block": "planner.search.layouts",
 }
-# Solvers of pools: their plans have servers and workers, and they choose the number of stages (planner.api.pool).
+# Solvers of pools: their plans have servers and workers, and they choose the number of stages (planner.api.by_pool).
 POOL_SOLVERS: dict[str, str] = {"cluster": "planner.search.pool.levels"}
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from absl import flags
 
 from jaxdt.build import fingerprint
-from jaxdt.cli import environment, script_main
+from jaxdt.cli import environment, local_run, script_main
 from jaxdt.cli.run_inputs import token_file
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import from_plain, to_plain
@@ -267,8 +267,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def found(folder: Path, n_peers: int) -> dict[str, Any]:
-    summary = json.loads((folder / "summary.json").read_text())
-    steps_s = [json.loads(line)["step_s"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary, steps_s = local_run.summary(folder), local_run.step_seconds(folder)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "peers": n_peers,

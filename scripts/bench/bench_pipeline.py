@@ -26,7 +26,7 @@ import numpy as np
 from absl import flags
 from external_baseline import baseline_seconds, check_command
 
-from jaxdt.cli import environment, script_main
+from jaxdt.cli import environment, local_run, script_main
 from jaxdt.model.data import write_tokens
 from jaxdt.protocol import trace
 from jaxdt.run.work import parse_work
@@ -45,12 +45,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_ours(folder: Path, stages: int, tokens: Path) -> dict[str, float]:
     """step_s, cpu_s a step, and ideal_s of one run."""
     launch(folder, stages, tokens)
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     work_s, cpu_s = traced_seconds(folder)
     per_stage = [work_s[stage, "F"] + work_s[stage, "B"] for stage in range(stages)]
     update_s = max(work_s[stage, "U"] + work_s[stage, "G"] for stage in range(stages))
     return {
-        "step_s": statistics.median(m["step_s"] for m in metrics[WARM_UP:]),
+        "step_s": statistics.median(local_run.step_seconds(folder)[WARM_UP:]),
         "cpu_s": cpu_s,
         "ideal_s": (N_MICROBATCHES - 1) * max(per_stage) + sum(per_stage) + update_s,
     }

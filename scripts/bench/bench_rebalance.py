@@ -161,7 +161,7 @@ def real(run_dir: Path) -> dict:
     fleet = local_run.start(log, "launch.py", [f"--config={config}", f"--run_dir={run}", "--report=false", device])
     newcomers: list[subprocess.Popen] = []
     try:
-        steps = Steps(run / "metrics.jsonl", fleet)
+        steps = Steps(run, fleet)
         steps.wait_for_steps(3)
         steps.watch(3 * PERIOD_S.value)
         newcomers += [local_run.join(run, run_dir / f"newcomer_{n}.log", [device]) for n in range(NEWCOMERS)]
@@ -184,8 +184,8 @@ def real(run_dir: Path) -> dict:
 class Steps:
     """Watches the steps of a running fleet. `ended`: (moment at which its end was seen, duration) of each step."""
 
-    def __init__(self, metrics: Path, fleet: subprocess.Popen):
-        self._metrics = metrics
+    def __init__(self, run_dir: Path, fleet: subprocess.Popen):
+        self._run_dir = run_dir
         self._fleet = fleet
         self.ended: list[tuple[float, float]] = []
 
@@ -207,7 +207,7 @@ class Steps:
         if self._fleet.poll() is not None:
             raise BadInput(f"the run ended with code {self._fleet.returncode}; see launch.log")
         now_s = time.monotonic()
-        self.ended += [(now_s, step["step_s"]) for step in local_run.objects(self._metrics)[len(self.ended) :]]
+        self.ended += [(now_s, step["step_s"]) for step in local_run.metrics(self._run_dir)[len(self.ended) :]]
         time.sleep(POLL_S)
 
 

@@ -19,13 +19,15 @@ import jax
 from absl import flags
 
 from jaxdt.build import memory_options, sync_groups
-from jaxdt.cli import environment, run_flags, script_main
+from jaxdt.cli import config_flag, environment, option_flags, script_main
+from jaxdt.cli.run_inputs import RunOptions
 from jaxdt.run.errors import BadInput
 from jaxdt.run.memory import stage_memory
 from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 
+option_flags.define(RunOptions, "plan")
 STAGE = flags.DEFINE_integer("stage", 0, "Index of the stage.", 0)
 PEAK_TFLOPS = flags.DEFINE_float("peak_tflops", None, "What the device can do at most, in 1e12 FLOP/s.")
 NAMES = {
@@ -37,7 +39,7 @@ NAMES = {
 
 
 def main() -> None:
-    inputs = run_flags.inputs()
+    inputs = config_flag.inputs(RunOptions(plan=flags.FLAGS.plan))
     config, plan, data = inputs.config, inputs.plan, inputs.data
     stage = STAGE.value
     if stage >= plan.n_stages:

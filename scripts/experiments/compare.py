@@ -26,9 +26,12 @@ from absl import flags
 from comparison import NAMES, PAGE, Comparison, Given, Line, comparison_of, this_machine
 from page import differences
 
-from jaxdt.cli import run_flags
+from jaxdt.cli import config_flag, option_flags, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.run.errors import BadInput
 
+flags.adopt_module_key_flags(config_flag)  # for `delay`
+option_flags.define(ProcessOptions, "run_dir")
 FOLDER = flags.DEFINE_string("page", None, "Folder of raw data and page.")
 ABOUT = flags.DEFINE_string("about", None, "Machine, load and commit of the runs; by default looked up.")
 SEEDS = flags.DEFINE_list("seeds", [], "Seeds, all runs with each; by default as many as the comparison says.")
@@ -43,8 +46,7 @@ def main(name: str) -> int:
     comparison = comparison_of(name)
     if FROM_RESULTS.value or CHECK.value:
         return again(comparison, Path(FOLDER.value or comparison.page))
-    run_flags.required("run_dir")
-    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dir = Path(script_main.required("run_dir"))
     folder, given = Path(FOLDER.value or run_dir), given_of(comparison)
     for path in (run_dir, folder):
         path.mkdir(parents=True, exist_ok=True)
@@ -109,4 +111,4 @@ def again(comparison: Comparison, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    run_flags.run(main, NAMES)
+    script_main.run(main, NAMES)

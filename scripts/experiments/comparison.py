@@ -112,7 +112,7 @@ def launched(run_dir: Path, words: Sequence[str]) -> dict[str, Any]:
         local_run.end(launcher, [])
     if code:
         raise BadInput(f"{run_dir.name}: the run ended with code {code}, {log} says why")
-    return json.loads((run_dir / "summary.json").read_text())
+    return local_run.summary(run_dir)
 
 
 def this_machine(given: Given) -> dict[str, Any]:

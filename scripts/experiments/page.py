@@ -16,12 +16,14 @@ import os
 import statistics
 import string
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from matplotlib.image import imread
+
+from jaxdt.runtime.reporting.interval import Interval
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = "page.md"
@@ -76,6 +78,23 @@ def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
     """Mean, and standard deviation if there are several values."""
     deviation = f" +- {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{sign}.{digits}f}{deviation}"
+
+
+def span(values: Collection[float], form: str) -> str:
+    """The least and the largest value."""
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def centred(
+    values: Collection[float], form: str, centre: Callable[[Collection[float]], float] = statistics.fmean
+) -> str:
+    """The mean, or the median as `centre`, and the least and the largest value."""
+    return f"{centre(values):{form}} ({span(values, form)})"
+
+
+def bars(found: Sequence[Interval]) -> tuple[list[float], list[float]]:
+    """Means and half widths of intervals, as `errorbar` takes them."""
+    return [one.mean for one in found], [one.half for one in found]
 
 
 # ------------------------------------------------------------------------------------------ raw data, what is committed

@@ -306,7 +306,7 @@ def goes_on(seconds: float, rows: float, watched: int = 10) -> Expectation:
         lost_s = next(at_s for at_s, what, _ in played.events if what == "leave")
         after = [lost_s, *(at_s for at_s in played.rows_s if at_s > lost_s)][: watched + 1]
         gap_s = max((b - a for a, b in itertools.pairwise(after)), default=0.0)
-        before = local_run.objects(played.run_dir / "metrics.jsonl")[: sum(at_s <= lost_s for at_s in played.rows_s)]
+        before = local_run.metrics(played.run_dir)[: sum(at_s <= lost_s for at_s in played.rows_s)]
         most_s = max(seconds, rows * max((row["step_s"] for row in before), default=0.0))
         played.figures["gap_s"] = round(gap_s, 2)
         return f"no row for {gap_s:.2f} s, expected at most {most_s:.2f}" if gap_s > most_s else ""

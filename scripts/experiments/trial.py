@@ -19,9 +19,11 @@ from pathlib import Path
 from absl import flags
 from processes import NAMES, clear, judged, play, trial_of, with_config
 
-from jaxdt.cli import environment, local_run, run_flags
+from jaxdt.cli import config_flag, environment, local_run, option_flags, script_main
+from jaxdt.cli.run_inputs import ProcessOptions, RunOptions
 from jaxdt.run.errors import BadInput
 
+option_flags.define(ProcessOptions, "run_dir")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
 TRIES = flags.DEFINE_integer("tries", 0, "Fleets, one after the other; 0: as the trial says.", 0)
 MINUTES = flags.DEFINE_float("minutes", 0.0, "Duration of a try that ends by the clock; 0: as the trial says.", 0.0)
@@ -32,15 +34,14 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlie
 
 def main(name: str) -> int:
     environment.compute_on_cpu()
-    run_flags.required("run_dir")
+    folder, rng = Path(script_main.required("run_dir")), random.Random(SEED.value)
     trial = trial_of(name)
     seconds, steps = 60.0 * MINUTES.value or trial.seconds, STEPS.value or trial.steps
     trial = replace(trial, seconds=seconds, steps=steps, flags=tuple(local_run.config_flags()))
     if unknown := {*KINDS.value} - {*trial.kinds}:
         raise BadInput(f"--kind: got {', '.join(sorted(unknown))}, expected one of {', '.join(trial.kinds) or 'none'}")
     trial = replace(trial, kinds={kind: trial.kinds[kind] for kind in KINDS.value or trial.kinds})
-    run_flags.inputs()
-    folder, rng = Path(run_flags.RUN_DIR.value), random.Random(SEED.value)
+    config_flag.inputs(RunOptions())
     clear(folder, OVERWRITE.value)
     figures, bad = [], {}
     for number in range(TRIES.value or trial.tries):
@@ -58,4 +59,4 @@ def main(name: str) -> int:
 
 
 if __name__ == "__main__":
-    run_flags.run(main, NAMES, complete=with_config)
+    script_main.run(main, NAMES, complete=with_config)

@@ -140,7 +140,7 @@ class Fleet:
 
     @property
     def n_rows(self) -> int:
-        return len(local_run.objects(self.run_dir / "metrics.jsonl"))
+        return len(local_run.metrics(self.run_dir))
 
     def poll(self) -> None:
         """See what has happened meanwhile."""

@@ -19,7 +19,8 @@ from typing import Any
 from absl import flags
 from replayed_log import checkpoint_means, compared, fields_of, incarnations_of, peers_by_threads, take_threads
 
-from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.cli import environment, option_flags, run_inputs, script_main
+from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.codec.vectors import VectorCodec
 from jaxdt.model.base import Params
 from jaxdt.model.stage import StageFunctions
@@ -53,14 +54,14 @@ from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.sync.matching.mixing import mixing_lines
 from jaxdt.testing.replay import Replay
 
+option_flags.define(ProcessOptions, "run_dir")
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
 
 
 def main() -> int:
     environment.compute_on_cpu()
-    run_flags.required("run_dir")
-    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dir = Path(script_main.required("run_dir"))
     try:
         config = configs.parse(parse_json((run_dir / "config.json").read_text()))
         lines = kept_lines(run_dir / "trace" / "coordinator.jsonl")
@@ -220,4 +221,4 @@ REPLAYS = {"groups": replay_groups, "server": replay_servers}
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    script_main.run(main)

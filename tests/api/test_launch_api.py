@@ -27,7 +27,7 @@ assert not {"numpy", "jax", "ortools", "ml_collections", "absl", "matplotlib"} &
 assert set(jaxdt.__all__) == set(jaxdt._PLACES) and set(jaxdt.__all__) <= set(dir(jaxdt))
 for name in jaxdt.__all__:
     assert getattr(jaxdt, name).__doc__, name
-assert not {"jax", "ortools", "matplotlib", "jaxdt.cli.run_flags"} & set(sys.modules)
+assert not {"jax", "ortools", "matplotlib", "jaxdt.cli.process_job"} & set(sys.modules)
 try:
     jaxdt.lunch
 except AttributeError as error:

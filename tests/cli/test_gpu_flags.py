@@ -182,7 +182,7 @@ import os, sys
 sys.path.insert(0, "{scripts}")
 import launch
 from jaxdt.api import launch as api
-from jaxdt.cli import run_flags
+from jaxdt.cli import script_main
 
 class Fleet:
     def __init__(self, *arguments, **options):
@@ -193,7 +193,7 @@ class Fleet:
         return 0
 
 api.LocalFleet = Fleet
-run_flags.run(launch.main)
+script_main.run(launch.main)
 """
 
 

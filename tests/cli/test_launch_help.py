@@ -16,13 +16,12 @@ from jaxdt.run.config import default_plan, parse
 from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_FOR_USERS = {"credential", "token", "run", "allow_plaintext", "resume_from", "stop_with_parent"}  # of train.py
 PROGRAM = """
 import json, sys
 import launch
 from absl import flags
 from jaxdt.cli import config_fields
-own = [one.name for module in ("launch", "run_flags", "config_flag")
+own = [one.name for module in ("launch", "config_flag")
        for name, of_module in flags.FLAGS.flags_by_module_dict().items() if name.endswith(module) for one in of_module]
 own += [one.name for one in flags.FLAGS.get_flags_for_module(launch)]
 print(json.dumps([sorted(set(own)), launch.SUBJECTS, config_fields.help_text(launch.__doc__, launch.SUBJECTS)]))
@@ -45,9 +44,9 @@ def test_the_help_of_launch_shows_every_flag_by_subject_and_every_field():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
     own, subjects, text = json.loads(done.stdout)
-    assert set(own) - NOT_FOR_USERS == {name for names in subjects.values() for name in names}
+    assert set(own) == {name for names in subjects.values() for name in names}
     for name in own:
-        assert (re.search(rf"^  --{name}\b", text, re.MULTILINE) is not None) == (name not in NOT_FOR_USERS), name
+        assert re.search(rf"^  --{name}\b", text, re.MULTILINE), name
     for field in all_fields():
         assert f"  --config.{field}=" in text, field
     assert "--config.train.steps=100" in text and "an integer >= 1" in text

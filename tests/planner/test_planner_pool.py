@@ -13,8 +13,9 @@ from planner_cases import brute_path
 import planner
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Device, Network, parse, to_json
+from jaxdt.run.plan import PlanRoles
 from planner.__main__ import main
-from planner.api.pool import problem_of_job
+from planner.api.by_pool import problem_of_job
 from planner.model.pool import PoolOptions
 from planner.report.pool_plan import POOL
 from planner.search.pool.clustering import clusterings
@@ -55,7 +56,26 @@ def shuffled(network, seed):
 
 def planned(network, n_stages=None, options=None, seed=0):
     profile = planner.profile_of_flops(RUN, network, {"A100": 1e13, "T4": 2e12})
-    return planner.solve_pool(network, planner.Job(RUN, n_stages, None, profile), options, seed)
+    job = planner.Job(RUN, n_stages, None, profile, pool=options or PoolOptions())
+    return planner.solve(network, job, seed=seed)
+
+
+def test_the_search_of_a_pool_is_given_nothing_that_it_does_not_know():
+    network = mixed(0)
+    job = planner.Job(RUN, 2, None, planner.profile_of_flops(RUN, network, 1e13), pool=PoolOptions())
+    result = planner.solve(network, job, seed=3)
+    assert (result.score_s, result.objective) == (result.cost.total_s, "step_time")
+    assert (result.plan.found["solver"], result.statistics.seed) == ("cluster", 3)
+    given = dict(stop=planner.Stop(1.0), on_progress=print, constraints=planner.Constraints())
+    for name, value in {**given, "start": planner.Start(result.plan)}.items():
+        with pytest.raises(BadInput, match=f"^{name}: got one for the job of a pool"):
+            planner.solve(network, job, **{name: value})
+    with pytest.raises(BadInput, match="^--solver: got 'evolve', expected one of auto, cluster"):
+        planner.solve(network, job, solver="evolve")
+    with pytest.raises(BadInput, match="^--solver: got a job with a number of pipelines"):
+        planner.solve(network, replace(job, n_pipelines=2))
+    with pytest.raises(BadInput, match="^--objective: got the job of a pool, which `replan` does not know"):
+        planner.replan(replace(result.plan, roles=PlanRoles()), network, planner.Change(), job)
 
 
 def named(plan):

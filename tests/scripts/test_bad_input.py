@@ -34,7 +34,7 @@ FORKS = """
 import importlib, json, os, sys
 folder, name = sys.argv[1:]
 sys.path.insert(0, folder)
-script, run_flags = importlib.import_module(name), importlib.import_module("jaxdt.cli.run_flags")
+script, script_main = importlib.import_module(name), importlib.import_module("jaxdt.cli.script_main")
 results = []
 for arguments in json.load(sys.stdin):
     read, write = os.pipe()
@@ -43,7 +43,7 @@ for arguments in json.load(sys.stdin):
         os.dup2(write, 1)
         os.dup2(write, 2)
         sys.argv = [f"{name}.py", *arguments]
-        run_flags.run(script.main)
+        script_main.run(script.main)
     os.close(write)
     with os.fdopen(read) as output:
         text = output.read()
@@ -165,8 +165,8 @@ def refused(files: Path, script: str, cases: dict[str, tuple[list[str], str]]) -
     """Each case ends with code 2 and one line that holds its words; the files are what they were."""
     before = content_of(files)
     values = {"dir": files, "port": (files / "port").read_text()}
-    config, run_dir = "--config={dir}/good.py", "--run_dir={dir}/run"
-    flags = [own if own[0].startswith("--config=") else [config, *own] for own, _ in cases.values()]
+    config, run_dir = [] if script == "report" else ["--config={dir}/good.py"], "--run_dir={dir}/run"
+    flags = [own if own[0].startswith("--config=") else [*config, *own] for own, _ in cases.values()]
     arguments = [[word.format(**values) for word in (run_dir, *own)] for own in flags]
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(ROOT / "scripts"), script]
     done = subprocess.run(command, input=json.dumps(arguments), capture_output=True, text=True, cwd=ROOT, timeout=200)

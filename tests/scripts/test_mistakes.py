@@ -1,4 +1,4 @@
-"""52 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
+"""54 mistakes that people make in their first hour: each is refused in one line that names the remedy, with exit code
 2, and nothing is started or written."""
 
 import json
@@ -133,6 +133,11 @@ MISTAKES = {
     ),
     "a folder without its flag": ("report other", 'expected flags only (did you mean "--run_dir=other"?)'),
     "a flag that nothing resembles": ("sample --run_dir=other --step=7", "--step: unknown flag, see --help"),
+    "a flag that only a process of a run reads": (f"{TRAIN} --token=new_1.token", "--token: unknown flag, see --help"),
+    "a flag of a run for one that has ended": (
+        "report --run_dir=other --resume_from=other",
+        "--resume_from: unknown flag, see --help",
+    ),
     "fewer tokens than none": ("sample --run_dir=other --n_tokens=-4", "--n_tokens: got -4, expected an integer >= 1"),
     "a text of no run": ("sample --run_dir=thesis", "thesis has no config.json, expected the folder of a run"),
     "an ablation into a run": (

@@ -14,15 +14,15 @@ PROGRAM = """
 import os, runpy, sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from jaxdt.cli import run_flags
+from jaxdt.cli import process_job
 from jaxdt.protocol import events as ev
 from jaxdt.runtime import joining
 
 code, refused, *argv = sys.argv[1:]
 config = SimpleNamespace(platform="any", train=SimpleNamespace(steps=9), sync=SimpleNamespace(kind="allreduce"))
 job = SimpleNamespace(config=config, run_dir=Path("no folder"))
-run_flags.job = lambda coordinator, peer: job
-run_flags.newcomer = lambda coordinator, data: (job, ev.Welcome("r", 7, 1, "f", {}, 5))
+process_job.job = lambda options, coordinator, peer: job
+process_job.newcomer = lambda options, coordinator, data: (job, ev.Welcome("r", 7, 1, "f", {}, 5))
 joining.claim_peer = lambda *_: ev.Stop(2, refused) if refused else None
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = lambda *_: print("sets up jax", flush=True)

@@ -10,9 +10,7 @@ same tokens. Nine runs of 500 steps, about 6 CPU minutes. The result has, by cod
   within      whether the gap is at most the spread of the seeds with fp32, largest less smallest
 """
 
-import functools
 import itertools
-import runpy
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from comparison import Comparison, Given, Line
+from one_process import Batches, inputs_of, whole_model
 from page import ROOT
 
-from comparisons.delay import whole_model
-from jaxdt.cli import run_inputs
-from jaxdt.model.batches import Samples
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.stage import StageFunctions
@@ -42,45 +38,35 @@ SEEDS = (0, 1, 2)
 REPLICAS = 4
 
 
-@functools.cache
-def config_and_data() -> tuple[RunConfig, TokenFile]:
-    fields = runpy.run_path(str(ROOT / CONFIG))["get_config"]()
-    changes = {"plan.stages": 1, "plan.pipelines": REPLICAS, "plan.microbatches": REPLICAS, "train.microbatch_size": 2}
-    fields.update_from_flattened_dict(changes | {"train.steps": STEPS, "optim.decay_steps": STEPS})
-    inputs = run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), CONFIG)
-    return inputs.config, inputs.data
-
-
 def cases(given: Given) -> list[Line]:
     return [dict(codec=codec, seed=seed) for seed, codec in itertools.product(given.seeds, EXCHANGED)]
 
 
 def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:
-    config, data = config_and_data()
-    functions = whole_model(config)
+    changes = {"plan.stages": 1, "plan.pipelines": REPLICAS, "plan.microbatches": REPLICAS, "train.microbatch_size": 2}
+    inputs = inputs_of(CONFIG, changes | {"train.steps": STEPS, "optim.decay_steps": STEPS})
+    config, functions = inputs.config, whole_model(inputs.config)
     for line in left:
         train = replace(config.train, seed=line["seed"])
         own = replace(config, train=train, sync=replace(config.sync, codec=line["codec"]))
-        held_out, share = trained(own, functions, data)
+        held_out, share = trained(own, functions, inputs.data)
         yield line | dict(held_out=round(held_out, 5), bytes=round(share, 5))
 
 
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:
     """(held-out loss after all updates in nats per token, bytes that were exchanged over those of fp32)."""
     train, plan, spec = config.train, default_plan(config), config.sync.codec_spec
-    together = range(plan.n_microbatches)
-    samples = Samples(data, train, plan.n_microbatches, config.data.borders)
-    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    batches, chain = Batches(config, data), Chain([functions], train.seed, config.optim.clip_norm)
     replicas = {peer: GradientSlices(peer, lambda round: spec) for peer in range(REPLICAS)}
     members, n = tuple(replicas), functions.group_sizes[STAGE_GROUP]
     slices = sharding(n, members, slice_elements(config.sync.slice_bytes), spec.block).in_turn
     for step in range(train.steps):
+        microbatches = batches.of_step(step)
         round_ = RoundId(RoundKind.GRADIENT, 0, step)
         for peer, replica in replicas.items():
             accs = [functions.zeros()]
             for m in plan.microbatches(peer):
-                batch = samples.train(train.seed, step, m, config.seq_lengths.at(step), together)
-                _, accs = chain.accumulate(batch, accs)
+                _, accs = chain.accumulate(microbatches[m], accs)
             replica.offer(round_, functions.gradient_vectors(accs[0])[STAGE_GROUP])
         sq_norm = 0.0
         for (lo, hi), owner in slices:
@@ -96,10 +82,8 @@ def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tu
         for replica in replicas.values():
             replica.feedback.commit([round_])
             replica.free([round_])
-    n_batches = min(train.eval_microbatches, samples.n_held_out(config.seq_len))
-    held_out = chain.evaluate([samples.held_out(index, config.seq_len) for index in range(n_batches)])
     sent, exact = (sum(exchanged_bytes(one, hi - lo) for (lo, hi), _ in slices) for one in (spec, EXACT))
-    return held_out, sent / exact
+    return chain.evaluate(batches.held_out()), sent / exact
 
 
 def result(lines: Sequence[Line]) -> dict[str, Any]:

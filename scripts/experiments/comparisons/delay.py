@@ -21,17 +21,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 from comparison import Comparison, Given, Line
 from ml_collections import config_flags
+from one_process import Batches, inputs_of, whole_model
 from page import ROOT, markdown_table
 
-from jaxdt.api.config import load_config
-from jaxdt.cli import run_inputs
-from jaxdt.model.batches import Samples
+from jaxdt.cli import config_flag, run_inputs
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
-from jaxdt.model.optim import by_facts, optimizer
-from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
+from jaxdt.model.stage import StageFunctions
 from jaxdt.run.config import RunConfig
 
 CONFIG = "configs/reference_2000.py"
@@ -50,19 +49,13 @@ T95 = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}  # two-sided 95 % of Stud
 @functools.cache
 def configs() -> list[tuple[str, RunConfig, TokenFile]]:
     """(file, config, tokens) of each row that is made."""
-    from jaxdt.cli import run_flags  # defines flags, of which other scripts have some: only for a run of compare.py
-
-    if config_flags.get_config_filename(run_flags.FLAGS["config"]):
-        inputs = run_flags.inputs()
-        return [(str(config_flags.get_config_filename(run_flags.FLAGS["config"])), inputs.config, inputs.data)]
+    if config_flag.is_given():
+        inputs = config_flag.inputs(run_inputs.RunOptions())
+        return [(str(config_flags.get_config_filename(flags.FLAGS["config"])), inputs.config, inputs.data)]
     rows = []
     for lr, b1, frac in SETTINGS:
-        fields = load_config(ROOT / CONFIG)
-        fields.update_from_flattened_dict(
-            {"train.steps": STEPS, "optim.decay_steps": STEPS, "sync.delay_after_steps": DELAY_AFTER}
-            | {"optim.lr": lr, "optim.b1": b1, "optim.gradient_frac": frac}
-        )
-        inputs = run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), CONFIG)
+        steps = {"train.steps": STEPS, "optim.decay_steps": STEPS, "sync.delay_after_steps": DELAY_AFTER}
+        inputs = inputs_of(CONFIG, steps | {"optim.lr": lr, "optim.b1": b1, "optim.gradient_frac": frac})
         rows.append((CONFIG, inputs.config, inputs.data))
     return rows
 
@@ -89,30 +82,16 @@ def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:
                 yield line | dict(held_out=round(held_out, 5), training=round(training, 5))
 
 
-def whole_model(config: RunConfig) -> StageFunctions:
-    """The functions of one stage with all layers."""
-    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, seq_len=config.seq_len)
-    facts = config.model.facts
-    rule = optimizer(config.optim, roles=by_facts(facts))
-    return build_stage(config.model, 0, facts.n_layers, rule, options)
-
-
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:
     """(held-out loss after all updates, training loss of the last steps), nats per token. The gradient of a step is
     that of the version that the delay prescribes; the update is applied to the newest version."""
-    train, together = config.train, range(config.plan.microbatches)
-    samples = Samples(data, train, len(together), config.data.borders)
-    chain = Chain([functions], train.seed, config.optim.clip_norm)
+    batches, chain = Batches(config, data), Chain([functions], config.train.seed, config.optim.clip_norm)
     before, losses = list(chain.params), list[float]()
-    for step in range(train.steps):
+    for step in range(config.train.steps):
         params = list(chain.params)
-        seq_len = config.seq_lengths.at(step)
-        microbatches = [samples.train(train.seed, step, m, seq_len, together) for m in together]
-        losses.append(chain.step(microbatches, params if config.delay.version_of(step) == step else before))
+        losses.append(chain.step(batches.of_step(step), params if config.delay.version_of(step) == step else before))
         before = params
-    n_batches = min(train.eval_microbatches, samples.n_held_out(config.seq_len))
-    held_out = chain.evaluate([samples.held_out(index, config.seq_len) for index in range(n_batches)])
-    return held_out, statistics.mean(losses[-LAST_STEPS:])
+    return chain.evaluate(batches.held_out()), statistics.mean(losses[-LAST_STEPS:])
 
 
 def result(lines: Sequence[Line]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from jaxdt.cli import environment, local_run
 from jaxdt.run import network as networks
 from jaxdt.run.cpus import allowed_cpus
 from jaxdt.run.errors import BadInput
+from jaxdt.run.run_folder import EMITTED_RUN_DIR
 
 N_HOSTS = 4
 PORT = 7700
@@ -91,15 +92,15 @@ def run(case: str, steps: int, hosts: NetworkHosts, measured: Path, tokens: Path
     processes = [_start(hosts, 0, "coordinate.py", [f"--flagfile={job}/coordinator.flags", "--nolive"])]
     processes += [_start(hosts, i, "train.py", [f"--flagfile={job}/host_{i}.flags"]) for i in range(N_HOSTS)]
     _wait(processes)
-    summary = json.loads((job / "run_dir/summary.json").read_text())
-    steps_s = [json.loads(line)["step_s"] for line in (job / "run_dir/metrics.jsonl").read_text().splitlines()]
+    run_dir = job / EMITTED_RUN_DIR
+    summary = local_run.summary(run_dir)
     network = networks.load(measured)
     links = [network.link(src, dst) for src, dst in itertools.permutations(range(N_HOSTS), 2)]
     return {
         "case": case,
         "predicted_s": summary["step_s_predicted"],
         "measured_s": summary["step_s_measured"],
-        "steps_s": [round(seconds, 4) for seconds in steps_s],
+        "steps_s": [round(seconds, 4) for seconds in local_run.step_seconds(run_dir)],
         "links_ms": [round(1e3 * link.latency_s, 2) for link in links],
         "links_gbps": [round(link.bandwidth_gbps, 4) for link in links],
         "load_before": load_before,

@@ -5,19 +5,19 @@ quickstart itself runs with each seed, the others with the first one. Thirteen r
 A line has the held-out loss after the last update, in nats per byte.
 """
 
-import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from comparison import Comparison, Given, Line
+from one_process import inputs_of, whole_model
 from page import ROOT
 
-from comparisons.delay import trained, whole_model
-from jaxdt.cli import run_inputs
+from comparisons.delay import trained
 
 CONFIG = "configs/quickstart.py"
 AS_IT_IS = "as it is"
+EVALUATED = {"train.eval_microbatches": 64}  # 32,768 tokens in all runs
 CHANGES: dict[str, dict[str, Any]] = {
     AS_IT_IS: {},
     "AdamW, learning rate 1.5e-3": {"optim.name": "adamw", "optim.lr": 1.5e-3},
@@ -28,10 +28,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "learned positions": {"model.positions": "learned"},
     "GeGLU": {"model.activation": "geglu"},
     "no weight decay": {"optim.weight_decay": 0.0},
-    "32 samples a step, 300 steps": {"train.microbatch_size": 4, "train.steps": 300, "optim.decay_steps": 300},
+    "32 samples a step, 300 steps": {"train.microbatch_size": 4, "train.steps": 300, "optim.decay_steps": 300}
+    | {"train.eval_microbatches": 128},
     "32 samples of 128 tokens a step": {"train.microbatch_size": 4, "data.seq_len": 128},
 }
-EVAL_MICROBATCHES = 64  # of 8 samples of 64 tokens, in all runs as many tokens
 
 
 def cases(given: Given) -> list[Line]:
@@ -41,11 +41,7 @@ def cases(given: Given) -> list[Line]:
 
 def made(left: Sequence[Line], given: Given, folder: Path) -> Iterator[Line]:
     for line in left:
-        fields = runpy.run_path(str(ROOT / CONFIG))["get_config"]()
-        fields.update_from_flattened_dict(CHANGES[line["change"]] | {"train.seed": line["seed"]})
-        n_tokens = fields.train.microbatch_size * fields.data.seq_len
-        fields.train.eval_microbatches = EVAL_MICROBATCHES * 8 * 64 // n_tokens
-        inputs = run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), CONFIG)
+        inputs = inputs_of(CONFIG, EVALUATED | CHANGES[line["change"]] | {"train.seed": line["seed"]})
         held_out, _ = trained(inputs.config, whole_model(inputs.config), inputs.data)
         n_params = inputs.config.model.facts.n_trained
         yield line | dict(held_out=round(held_out, 5), steps=inputs.config.train.steps, n_params=n_params)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison import Comparison, Given, Line, launched, rotated, told
-from page import ROOT, markdown_table, spread
+from page import ROOT, centred, markdown_table, span, spread
 
 from jaxdt.cli import local_run
 
@@ -107,7 +107,7 @@ def run_of(setting: Setting, folder: Path, system: str, peers: str, seed: int, s
     ]
     words += [f"--stall={setting.stalls.format(seed=seed)}"] if peers == STALLING else []
     summary = launched(run_dir, words)
-    timed = [row["step_s"] for row in local_run.objects(run_dir / "metrics.jsonl")]
+    timed = local_run.step_seconds(run_dir)
     return Run(
         system,
         peers,
@@ -155,7 +155,7 @@ def table(runs: Sequence[Run]) -> str:
     for system, own in by_system.items():
         step_s = [run.step_s for run in own.values()]
         paired = ratios(own, alone)
-        seconds = f"{statistics.median(step_s):.3f} ({min(step_s):.3f} to {max(step_s):.3f})"
+        seconds = centred(step_s, ".3f", statistics.median)
         mega = f"{statistics.median(run.replica_bytes for run in own.values()) / 1e6:.0f}"
         over = f"{statistics.median(paired):.3f}" if paired else "-"
         rows.append([system, len(own), seconds, over, mega, spread([run.held_out for run in own.values()], 3)])
@@ -171,7 +171,7 @@ def hidden(runs: Sequence[Run]) -> list[str]:
     paired = ratios(by_system[HIDDEN], by_system[ALONE])
     return [
         f"Streaming DiLoCo takes {statistics.median(paired):.3f} times the seconds of replicas that exchange nothing "
-        f"(median of {len(paired)}; {min(paired):.3f} to {max(paired):.3f}).\n"
+        f"(median of {len(paired)}; {span(paired, '.3f')}).\n"
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison import Given, Line
-from page import ROOT, spread
+from page import ROOT, centred, spread
 
 from comparisons import replicas
 from comparisons.replicas import EQUAL, STALLING, Run, Setting, grouped, in_turn, maker, ratios
@@ -57,8 +57,8 @@ def rows_of_gains(runs: Sequence[Run]) -> list[list]:
         gains = ratios(equal, own)
         pairs = [(run.predicted_s, run.as_predicted_s) for run in own.values()]
         off = [predicted / measured - 1 for predicted, measured in pairs if predicted and measured]
-        spread_of_errors = f"{statistics.median(off):+.1%} ({min(off):+.1%} to {max(off):+.1%})" if off else "-"
-        spread_of_gains = f"{statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})" if gains else "-"
+        spread_of_errors = centred(off, "+.1%", statistics.median) if off else "-"
+        spread_of_gains = centred(gains, ".2f", statistics.median) if gains else "-"
         median_s = f"{statistics.median(run.step_s for run in own.values()):.3f}"
         loss = spread([run.held_out for run in own.values()], 3)
         rows.append([system, len(own), median_s, spread_of_gains, spread_of_errors, loss])

@@ -26,7 +26,7 @@ from churn_comparison import results
 from churn_comparison.results import Run
 from churn_comparison.setup import ROUTERS, SETUP, TRACE_S, TRACE_SPEED, Setup, fields, schedule
 from comparison import Comparison, Given, Line, rotated, told
-from page import ROOT, markdown_table
+from page import ROOT, markdown_table, span
 from processes import Join, Kill, Trial, at, play
 
 from jaxdt.cli import local_run, plots
@@ -173,8 +173,8 @@ def _checks(compared: Mapping[int, dict], by_seed: Mapping[int, Sequence[Run]]) 
         "whoever was killed.",
         f"What a comparison must not show: {'. '.join(bad)}." if bad else "All runs of a seed had the same events.",
         f"The process that killed and started others was held up for {max(run.held_up_s for run in runs):.2f} s at "
-        f"most. {statistics.fmean(busy):.1f} cores were busy in the mean of a run ({min(busy):.1f} to "
-        f"{max(busy):.1f}), with all that ran on the machine.",
+        f"most. {statistics.fmean(busy):.1f} cores were busy in the mean of a run ({span(busy, '.1f')}), with all that "
+        "ran on the machine.",
     ]
     return " ".join(lines) + "\n"
 

@@ -1,7 +1,6 @@
 """The bubble of a pipeline: the idle part of a step, simulated, against the closed form of GPipe's paper."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Results
@@ -21,8 +20,8 @@ def simulated(n_stages: int, n_microbatches: int, schedule: str, results: Result
     return 1 - n_microbatches * COMPUTE_S / step_s
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. There is no picture."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     rows = []
     for p in STAGES:
         for m in MICROBATCHES:

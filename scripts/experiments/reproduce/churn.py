@@ -7,19 +7,18 @@ seeds draw who leaves.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
 from experiments.churn_comparison.setup import ROUTERS, SETUP, TRACE, TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, fields
 from experiments.churn_comparison.setup import schedule as scheduled
+from experiments.reproduce.machines import on_machines
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import read
 from matplotlib.figure import Figure
 
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
-from jaxdt.run.config import RunConfig
 from jaxdt.run.network import Link
 from jaxdt.run.plan import Plan
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
@@ -97,16 +96,14 @@ def simulated(case: Case, faults: Sequence[Fault]) -> Outcome:
     config = configs.parse(given | {"model": {"preset": "debug"} | given["model"]})
     plan = replace(configs.default_plan(config), in_flight=(*[SETUP.microbatches] * (SETUP.stages - 1), 1))
     until_s = BEGIN_S + case.seconds + 60.0
-    return simulate(config, plan, conditions_of(config, plan), faults=faults, until_s=until_s)
+    return simulate(config, plan, conditions_of(plan), faults=faults, until_s=until_s)
 
 
-def conditions_of(config: RunConfig, plan: Plan) -> Conditions:
-    hosts = {peer: str(peer) for peer in plan.peers}
-    return Conditions(
-        seconds={peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers},
-        link=lambda src, dst: LINK,
-        host_of=hosts,
-        cores=dict.fromkeys(hosts.values(), 1.0),
+def conditions_of(plan: Plan) -> Conditions:
+    return on_machines(
+        {peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers},
+        lambda src, dst: LINK,
+        LINK,
         persist_s=0.002,
         seconds_at=lambda machine, stage: work_seconds(stage),
     )
@@ -164,12 +161,11 @@ class Arm:
         return [interval(values[len(FIGURES) + n] for values in self.runs) for n in range(N_BINS)]
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(Case(arm, TRACE_SPEED, seed).job() for arm in ARMS for seed in SEEDS)
     arms = {arm: Arm([results.get(Case(arm, TRACE_SPEED, seed).job()) for seed in SEEDS]) for arm in ARMS}
-    draw(out / "churn.png", arms)
-    return dict(arms=arms, SEEDS=SEEDS)
+    return dict(pictures={"churn.png": draw(arms)}, arms=arms, SEEDS=SEEDS)
 
 
 def arm_rows(arms: dict[str, Arm]) -> list[list[str]]:
@@ -194,7 +190,7 @@ def compared(one: str, other: str, arms: dict[str, Arm]) -> str:
     return sentence(one, other, {name: arms[name].figure("samples_per_s") for name in (one, other)})
 
 
-def draw(path: Path, arms: dict[str, Arm]) -> None:
+def draw(arms: dict[str, Arm]) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     curves, ratios = figure.subplots(1, 2, width_ratios=(2, 1))
     edges = [n * TRACE_S / TRACE_SPEED / N_BINS for n in range(N_BINS + 1)]
@@ -210,4 +206,4 @@ def draw(path: Path, arms: dict[str, Arm]) -> None:
     ratios.set(ylabel="samples over those of swarm, per seed", xlim=(-0.5, len(arms) - 0.3))
     ratios.set_xticks(range(len(arms)), ["fixed", "swarm", "rebal-\nancing", "Alg. 2's\nlisting"])
     figure.legend(*curves.get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
-    figure.savefig(path, dpi=80)
+    return figure

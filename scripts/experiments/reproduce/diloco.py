@@ -1,18 +1,16 @@
 """DiLoCo (Douillard et al. 2023) on a small GPT: held-out loss against tokens and against bytes, for H local steps."""
 
-import importlib.util
 import re
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from experiments.page import ROOT
+from experiments.page import ROOT, centred
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
+from jaxdt.api.config import load_config
 from jaxdt.run import config as configs
 from jaxdt.run.config import GroupsConfig, RunConfig
 from jaxdt.run.sizes import sync_groups
@@ -66,11 +64,7 @@ class Training:
 
 def config_of(training: Training) -> RunConfig:
     """The reference config with the seed of a run."""
-    spec = importlib.util.spec_from_file_location("reference", CONFIG)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = configs.parse(module.get_config().to_dict(), VOCAB_SIZE)
+    config = configs.parse(load_config(CONFIG).to_dict(), VOCAB_SIZE)
     return replace(config, train=replace(config.train, seed=training.seed))
 
 
@@ -96,13 +90,11 @@ def values_of(training: Training) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(Training(rule, seed).job() for rule in RULES for seed in SEEDS)
     curves = {rule: curves_of(rule, results) for rule in RULES}
-    draw(out / "diloco.png", curves)
-
-    return dict(curves=curves, ROOT=ROOT)
+    return dict(pictures={"diloco.png": draw(curves)}, curves=curves, ROOT=ROOT)
 
 
 Curves = dict[str, dict[int, list[float]]]  # held-out losses after EVALUATED steps, by rule and seed
@@ -125,7 +117,7 @@ def targets(curves: Curves) -> list[list]:
         target, met = ("as found", "-")
         if rule in (H_50, H_50_LOWER):
             target, met = f"at most {GAP_MAX:g}", "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
-        rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
+        rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, centred(found, "+.4f"), met])
     return rows
 
 
@@ -134,15 +126,10 @@ def losses(curves: Curves) -> list[list]:
     rows = []
     for rule, runs in curves.items():
         cells = [f"{statistics.fmean(run[n] for run in runs.values()):.3f}" for n in shown]
-        cells += [spread(gaps(rule, curves)), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
+        cells += [centred(gaps(rule, curves), "+.4f"), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
         rows.append([rule, len(runs), *cells])
 
     return rows
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and the least and the largest value."""
-    return f"{statistics.fmean(values):+.4f} ({min(values):+.4f} to {max(values):+.4f})"
 
 
 def exchanged_bytes(rule: str, n_steps: int) -> int:
@@ -154,7 +141,7 @@ def exchanged_bytes(rule: str, n_steps: int) -> int:
     return 2 * (plan.n_pipelines - 1) * FLOAT_BYTES * n_numbers * (n_steps // (groups.every_steps if groups else 1))
 
 
-def draw(path: Path, curves: Curves) -> None:
+def draw(curves: Curves) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     config = config_of(Training(ALL_REDUCE, 0))
@@ -167,4 +154,4 @@ def draw(path: Path, curves: Curves) -> None:
     left.set(xlabel="tokens, millions", ylabel="held-out loss, nats per byte")
     right.set(xlabel="MB between replicas", xscale="log")
     left.legend()
-    figure.savefig(path, dpi=80)
+    return figure

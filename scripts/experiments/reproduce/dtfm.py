@@ -2,11 +2,11 @@
 placement, as assumed before and with equal options for all."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce.dtfm_parts import cost as dtfm_cost
 from experiments.reproduce.dtfm_parts.cost import RANDOM, SEEDS, Costs
 from experiments.reproduce.dtfm_parts.systems import (
@@ -100,8 +100,8 @@ def system_of(plans: Plans, key: Key) -> System:
     return System(network_of(key.case), key.n_layers, plans[key.case][key.plan], key.options, key.efficiency)
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill([make(case) for case in CASES for make in (dtfm_cost.job, dtfm_cost.seeds_job)])
     seeds = dtfm_cost.seeds_sentence([results.get(dtfm_cost.seeds_job(case)) for case in CASES])
     found = {case: dtfm_cost.decoded(results.get(dtfm_cost.job(case))) for case in CASES}
@@ -114,9 +114,9 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     steps = Steps({key: times(step_s[key, SHORT], step_s[key, LONG]) for key in all_keys()})
     off = max(abs(steps.found[key].step_s(CHECKED) / step_s[key, CHECKED] - 1) for key in checked)
     most_gb = max(memory_gb(system_of(plans, Key(WORLD, 40, plan, OURS))) for plan in PLANS)
-    draw(out / "dtfm.png", steps)
     costs = {case: costs for case, (_, costs) in found.items()}
-    return shown(costs, steps) | dict(off=off, most_gb=most_gb, seeds=seeds)
+    pictures = {"dtfm.png": draw(steps)}
+    return shown(costs, steps) | dict(pictures=pictures, off=off, most_gb=most_gb, seeds=seeds)
 
 
 def shown(costs: dict[str, Costs], steps: Steps) -> dict[str, Any]:
@@ -224,12 +224,8 @@ def efficiency(steps: Steps) -> list[list]:
 
 # ------------------------------------------------------------------------------------------------------------- claims
 
+FORM = ".2f"  # of ratios
 SETTINGS = [(n_layers, batch) for n_layers in LAYERS for batch in BATCHES]
-
-
-def span(values: Iterable[float]) -> str:
-    values = list(values)
-    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def over_rows(steps: Steps, case: str, options: Options) -> list[float]:
@@ -276,14 +272,14 @@ def claims(steps: Steps) -> list[list]:
         for case in CASES
         for n, batch in SETTINGS
     )
-    others = [span(ratio for case in near for ratio in over_rows(steps, case, options)) for options in both]
+    others = [span([ratio for case in near for ratio in over_rows(steps, case, options)], FORM) for options in both]
     rows = [
-        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(steps, WORLD, o)) for o in both],
+        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(steps, WORLD, o), FORM) for o in both],
         ["case 5 over DeepSpeed", "3.6x", "not modelled", "not modelled"],
         ["cases 1-4 over Megatron and DeepSpeed", "1.2-2.5x", *others],
     ]
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
-        cells = [span(gap for row in gaps(steps, base, options) for gap in row) for options in both]
+        cells = [span([gap for row in gaps(steps, base, options) for gap in row], FORM) for options in both]
         rows.append([f"case 5 slower than Megatron in case 1 ({name})", "1.7-3.5x; Sec. 4 opens with 1.7-2.3x", *cells])
     rows += [
         ["scheduler over random (random at 8 x 8 alone), any case", "up to 2.7x", "-", f"up to {gain:.2f}x"],
@@ -304,7 +300,7 @@ def trends(steps: Steps) -> dict[str, Any]:
     return dict(layers=layers, words=words)
 
 
-def draw(path: Path, steps: Steps) -> None:
+def draw(steps: Steps) -> Figure:
     batches = (BATCHES[0], BATCHES[-1])
     figure = Figure(figsize=(15, 7), layout="constrained")
     panels = figure.subplots(len(batches), len(LAYERS), sharey=True)
@@ -321,7 +317,7 @@ def draw(path: Path, steps: Steps) -> None:
             axes.set(title=f"{n_layers} layers, batch {batch}", xlabel="case")
         line[0].set_ylabel("PFLOPS")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiments.reproduce.dtfm_parts.cost import C_DP_BYTES, C_PP_BYTES, PIPELINES, STAGES
+from experiments.reproduce.dtfm_parts.systems import FOLDER
 from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
@@ -22,7 +24,6 @@ from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN
 from planner.search.evolve import EVOLVE, KERNIGHAN_LIN, Genetic, solve_by
 from planner.search.incumbent import Budget, Incumbent
 
-FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
 NETWORKS = (
     "dtfm_case1_datacenter",
     "dtfm_case2_spot",
@@ -34,11 +35,10 @@ NETWORKS = (
     "derived/derived_random10_seed2023",
     "derived/derived_random10_seed2024",
 )
-STAGES = PIPELINES = 8
-C_DP_BYTES, C_PP_BYTES = 6.5e8, 471_249_222.755  # the published scheduler's sizes
 SEEDS = tuple(range(10))
 T_975 = {10: 2.262}  # Student's t at 97.5 % for so many seeds
 PLAIN = {"annealed": False, "population": 64, "stale_limit": 400}
+DPI = 60  # of the picture, which is large
 SAME_S = 5e-4  # means that differ by less are called equal: a table has three decimals
 
 
@@ -192,14 +192,13 @@ def sentence(study: str, runs: Runs) -> str:
     )
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     runs = all_runs(results)
-    draw(out / "dtfm_gain.png", runs)
-    return dict(runs=runs)
+    return dict(pictures={"dtfm_gain.png": draw(runs)}, runs=runs)
 
 
-def draw(path: Path, runs: Runs) -> None:
+def draw(runs: Runs) -> Figure:
     """Mean over seeds of the best cost so far, and its least and most, by plans scored."""
     figure = Figure(figsize=(4.2 * len(STUDIES), 2.6 * len(NETWORKS)), layout="constrained")
     panels = figure.subplots(len(NETWORKS), len(STUDIES), squeeze=False)
@@ -216,7 +215,7 @@ def draw(path: Path, runs: Runs) -> None:
             axes.set(title=f"{Path(network).name}, {study}", xscale="log", xlabel="plans scored", ylabel="cost, s")
             axes.title.set_fontsize(9)
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(GAINS))
-    figure.savefig(path, dpi=60)
+    return figure
 
 
 def best_at(curve: Curve, grid: np.ndarray) -> np.ndarray:

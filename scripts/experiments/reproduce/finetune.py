@@ -2,7 +2,6 @@
 simulated. Computation and the tensors between stages take no time here: only what replicas exchange does."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.machines import on_machines, work_s
@@ -71,8 +70,8 @@ def step_s(preset: str, what: str, codec: str, every_steps: int, mbps: float) ->
     return [(ends[-1] - ends[0]) / every_steps]
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. There is no picture."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     rows: list[list[Any]] = []
     found: dict[tuple[str, str, str, int], list[float]] = {}
     for name, preset in MODELS.items():

@@ -1,9 +1,9 @@
 """The hybrid parameter-server paper's Table 2 and Figures 2, 4 and 5 on the simulated machines of this project."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.hybrid_ps_parts import cases, fluid
 from experiments.reproduce.hybrid_ps_parts.cases import (
     BY_POWER,
@@ -42,11 +42,11 @@ AGGREGATION_MAX = 0.2  # of a batch, by the paper
 OVER_SWARM, OVER_STATIC, CASE_1_MAX = (1.05, 1.25), (1.2, 1.6), 1.3
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. Pictures are written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     fill(cases.runs_of(cases.all_batches()), results)
-    draw(out / "hybrid_ps.png", results)
     return dict(
+        pictures={"hybrid_ps.png": draw(results)},
         cases=cases,
         **aggregation_table(),
         **told_losses(results),
@@ -95,7 +95,7 @@ def band(limits: Sequence[float]) -> str:
     return f"{limits[0]:g} to {limits[1]:g}"
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     for ax, model in zip(figure.subplots(1, 2, sharey=True), MODELS, strict=True):
         base = PRINTED_MIN[model][HYBRID]
@@ -103,15 +103,15 @@ def draw(path: Path, results: Results) -> None:
             printed = [minutes / hybrid for minutes, hybrid in zip(PRINTED_MIN[model][name], base, strict=True)]
             ax.bar([x - 0.3 + 0.15 * i for x in range(4)], printed, 0.15, label=f"paper, {name}", hatch="//", alpha=0.6)
         for i, system in enumerate((SWARM_OURS, EQUAL, BY_POWER), 2):
-            found = [gain(model, case, system, results, MAIN[-1]) for case in range(1, 5)]
+            means, halves = bars([gain(model, case, system, results, MAIN[-1]) for case in range(1, 5)])
             places = [x - 0.3 + 0.15 * i for x in range(4)]
-            ax.bar(places, [g.mean for g in found], 0.15, yerr=[g.half for g in found], label=f"ours, {NAMES[system]}")
+            ax.bar(places, means, 0.15, yerr=halves, label=f"ours, {NAMES[system]}")
         ax.axhline(1.0, color="k", lw=0.6)
         ax.set_xticks(range(4), [f"Case {case}" for case in range(1, 5)])
         ax.set(title=model)
     figure.axes[0].set_ylabel("time over that of the hybrid system")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 # ---------------------------------------------------------------------------------------------------------- aggregation

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.hybrid_ps_parts.cases import (
     BATCH,
     BY_POWER,
@@ -132,11 +132,11 @@ def simulate(results: Results) -> None:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     simulate(results)
-    draw(out / "hybrid_ps_figures.png", results)
-    return dict(BATCH=BATCH, DEPTH=DEPTH, DISCONNECT_PROB=DISCONNECT_PROB, LLAMA=LLAMA, SEEDS=SEEDS)
+    pictures = {"hybrid_ps_figures.png": draw(results)}
+    return dict(pictures=pictures, BATCH=BATCH, DEPTH=DEPTH, DISCONNECT_PROB=DISCONNECT_PROB, LLAMA=LLAMA, SEEDS=SEEDS)
 
 
 def target_rows(results: Results) -> list[list[str]]:
@@ -213,27 +213,23 @@ def depth_table(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for ratio, n in RATIOS.items():
         found = [gain(SWARM_OURS, n, rate, results) for rate in RATES]
-        left.errorbar(
-            RATES, [g.mean for g in found], [g.half for g in found], fmt="o-", capsize=3, label=f"{ratio:.0%}"
-        )
+        left.errorbar(RATES, *bars(found), fmt="o-", capsize=3, label=f"{ratio:.0%}")
     left.axhline(1.0, color="k", lw=0.6)
     left.set(xlabel="disconnection rate", ylabel="swarm's time over hybrid's", title="Figure 2, share that may fail")
     left.legend(fontsize=8)
     for system in SYSTEMS:
         found = [speedup(system, n, results) for n in SIZES]
-        middle.errorbar(
-            SIZES, [g.mean for g in found], [g.half for g in found], fmt="o-", capsize=3, label=NAMES[system]
-        )
+        middle.errorbar(SIZES, *bars(found), fmt="o-", capsize=3, label=NAMES[system])
     middle.plot(SIZES, [n / SIZES[0] for n in SIZES], "k--", lw=0.8, label="linear")
     middle.set(xlabel="machines", ylabel=f"speed over that of {SIZES[0]}", title="Figure 4")
     middle.legend(fontsize=7)
-    found = [interval(s / 60 for s in of_stages(n, results)) for n in STAGES]
-    right.bar(range(len(STAGES)), [g.mean for g in found], yerr=[g.half for g in found], capsize=4)
+    means, halves = bars([interval(s / 60 for s in of_stages(n, results)) for n in STAGES])
+    right.bar(range(len(STAGES)), means, yerr=halves, capsize=4)
     right.set_xticks(range(len(STAGES)), list(map(str, STAGES)))
     right.set(xlabel="stages", ylabel="minutes of a batch", title="Figure 5, planner's stages simulated")
-    figure.savefig(path, dpi=80)
+    return figure

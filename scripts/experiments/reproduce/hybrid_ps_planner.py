@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from experiments.page import span
 from experiments.reproduce.hybrid_ps_parts import instances
 from experiments.reproduce.hybrid_ps_parts.instances import (
     CASE_3,
@@ -119,10 +119,10 @@ def _of_toy() -> list[float]:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
-    draw(out / "hybrid_ps_planner.png", results)
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     return dict(
+        pictures={"hybrid_ps_planner.png": draw(results)},
         instances=instances,
         **choices(results),
         **compared(results),
@@ -176,7 +176,7 @@ def compared(results: Results) -> dict[str, Any]:
 
     told = []
     for n, of_n in zip(COMPARED, zip(*ratios.values(), strict=True), strict=True):
-        told.append(f"{n} stages take {min(of_n):.3f} to {max(of_n):.3f} times as long as {PAPERS_STAGES}")
+        told.append(f"{n} stages take {span(of_n, '.3f')} times as long as {PAPERS_STAGES}")
     levels = range(1, N_RELIABLE + 1)
     best = [f"{min(levels, key=lambda n, one=one: step_s(Cluster(one), n, results))} in {one}" for one in RATES]
     return dict(compared_best=best, compared_rows=rows, compared_told=told)
@@ -223,7 +223,7 @@ def toy_by_hand(results: Results) -> dict[str, Any]:
     return dict(agree=agree, toy_by_hand_rows=rows)
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = ["-", "--", ":"]  # two of the three are equal in places
@@ -239,7 +239,7 @@ def draw(path: Path, results: Results) -> None:
     right.set(xlabel="stages", ylabel="step over that of 3 stages", title="Eq. 1 and 2 in full, no limit of memory")
     for axes in (left, right):
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def sites_drawn(results: Results) -> dict[str, Any]:

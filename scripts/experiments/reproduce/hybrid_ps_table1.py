@@ -3,7 +3,6 @@
 import statistics
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Job, Results, described
@@ -73,13 +72,13 @@ def _tokens(shape: Shape, cost: float) -> list[float]:
     return [shape.macs, cost * 1e9 / (2 * shape.macs), cost * 1e9 / shape.macs]
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     days = {row: days_of_cost(row, results) for row in PRINTED}
     lengths = {shape: tokens(shape, results) for shape in SHAPES}
     usual = statistics.median_low(value[0] for value in days.values())
-    draw(out / "hybrid_ps_table1.png", lengths)
-    return dict(lengths=lengths, **by_usual_days(days, usual), **by_length(lengths))
+    pictures = {"hybrid_ps_table1.png": draw(lengths)}
+    return dict(pictures=pictures, lengths=lengths, **by_usual_days(days, usual), **by_length(lengths))
 
 
 def day_rows(days: dict[str, list[float]], usual: float) -> list[list]:
@@ -123,7 +122,7 @@ def by_length(lengths: dict[Shape, list[float]]) -> dict[str, Any]:
     )
 
 
-def draw(path: Path, lengths: dict[Shape, list[float]]) -> None:
+def draw(lengths: dict[Shape, list[float]]) -> Figure:
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     ax = figure.subplots()
     names = [shape.name for shape in lengths]
@@ -132,4 +131,4 @@ def draw(path: Path, lengths: dict[Shape, list[float]]) -> None:
     ax.set(xscale="log", xlabel="tokens of a sequence whose forward costs as printed")
     ax.invert_yaxis()
     ax.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

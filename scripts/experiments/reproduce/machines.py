@@ -8,17 +8,21 @@ from jaxdt.run.network import Link
 from jaxdt.run.work import WorkKind
 from jaxdt.sim.predict import Conditions
 
+FREE = Link()  # takes no time
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 
 
 def on_machines(
-    seconds: Mapping[int, Mapping[str, float]], link: Callable[[int, int], Link], **more: Any
+    seconds: Mapping[int, Mapping[str, float]],
+    link: Callable[[int, int], Link],
+    coordinator: Link = FREE,
+    **more: Any,
 ) -> Conditions:
-    """Each peer on a host of its own with one core; messages of the coordinator take no time. `more`: of Conditions."""
+    """Each peer on a host of its own with one core. `coordinator`: its links to all peers. `more`: of Conditions."""
     hosts = {peer: str(peer) for peer in seconds}
     return Conditions(
         seconds=seconds,
-        link=lambda src, dst: Link() if ev.COORDINATOR in (src, dst) else link(src, dst),
+        link=lambda src, dst: coordinator if ev.COORDINATOR in (src, dst) else link(src, dst),
         host_of=hosts,
         cores=dict.fromkeys(hosts.values(), 1),
         **more,

@@ -5,7 +5,6 @@ import json
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments.page import ROOT
@@ -171,13 +170,11 @@ def sailor_s(entry: dict, way: str) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(data_parallel_job(point, way) for point in points() for way in (RING, "tree"))
     results.fill(sailor_job(entry, way) for entry in sailor_plans() for way in SAILOR_WAYS)
-    draw(out / "outside.png", results)
-
-    return {}
+    return dict(pictures={"outside.png": draw(results)})
 
 
 def error(predicted: float, measured: float) -> float:
@@ -234,7 +231,7 @@ def sailor(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for algo, marker in (("localsgd", "o"), ("ddp", "s")):
@@ -250,7 +247,7 @@ def draw(path: Path, results: Results) -> None:
     right.plot((0, max(measured)), (0, max(measured)), "0.6", lw=1)
     right.set(xlabel="measured seconds a step", ylabel="predicted")
     right.legend()
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def causes(results: Results) -> list[list]:

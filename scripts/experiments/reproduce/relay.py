@@ -10,6 +10,7 @@ from experiments.reproduce.machines import on_machines, work_s
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.reports import StepReport
+from jaxdt.run.codec import BF16_BYTES, parse, wire_bytes
 from jaxdt.run.config import RunConfig, TrainConfig, default_plan
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
@@ -50,11 +51,11 @@ class Relay:
         return [totals.busy_s[1] / outcome.of(StepReport)[1].step_s]
 
 
-def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, bytes_per_number: float) -> float:
+def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, codec: str = "none") -> float:
     """The closed form of utilisation for one microbatch in flight: four tensors and two round trips in sequence."""
-    return compute_s / (compute_s + 4 * boundary_s(d_model, bytes_per_number) + 2 * rtt_s)
+    return compute_s / (compute_s + 4 * boundary_s(d_model, codec) + 2 * rtt_s)
 
 
-def boundary_s(d_model: int, bytes_per_number: float) -> float:
-    """Seconds for which one boundary tensor occupies the link."""
-    return Link(0.0, GBPS).occupied_s(round(SEQ_LEN * d_model * bytes_per_number))
+def boundary_s(d_model: int, codec: str = "none") -> float:
+    """Seconds for which one boundary tensor of 16-bit numbers occupies the link."""
+    return Link(0.0, GBPS).occupied_s(wire_bytes(parse(codec), SEQ_LEN * d_model, BF16_BYTES))

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce import sdpipe_systems
@@ -43,11 +42,11 @@ PAPER_FIGURE_9 = {1: (8, 8, 8, 8, 8), 2: (3, 6, 8, 8, 8), 5: (2, 3, 4, 6, 8)}
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(most_jobs())
-    draw(out / "sdpipe.png", results)
     return dict(
+        pictures={"sdpipe.png": draw(results)},
         sdpipe_systems=sdpipe_systems,
         **targets(results),
         **out_of_reach(results),
@@ -205,7 +204,7 @@ def deadlocks(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for system in SYSTEMS[1:]:
@@ -222,4 +221,4 @@ def draw(path: Path, results: Results) -> None:
         right.plot(MANY_STALLS_S, means, "o-", label=system, ms=4)
     right.set(xlabel="stall, s", ylabel="throughput over all-reduce", title="8 pipelines, flush")
     right.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

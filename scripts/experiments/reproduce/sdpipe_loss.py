@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.page import centred
 from experiments.reproduce.results import Job, Results, described
 from experiments.reproduce.sdpipe_systems import (
     ALL,
@@ -129,13 +129,11 @@ def model_of(optim: OptimConfig) -> "WholeModel":
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(all_jobs())
-    draw(out / "sdpipe_loss.png", results)
     picture = "\n![held-out losses over simulated seconds](sdpipe_loss.png)\n\n"
-
-    return dict(picture=picture)
+    return dict(pictures={"sdpipe_loss.png": draw(results)}, picture=picture)
 
 
 def all_jobs() -> list[Job]:
@@ -176,15 +174,15 @@ def row_of(training: Trainings, results: Results) -> list:
     barrier = [seconds_until(curve, reached) for curve in Trainings(ALL).curves(results)]
     last = [curve[-1] for curve in training.curves(results)]
     faster = statistics.fmean(barrier) / statistics.fmean(seconds)
-    return [spread(seconds, 1), f"{faster:.2f}" if faster else "-", spread(last, 3), training.n_steps(results)]
+    return [spread(seconds, ".1f"), f"{faster:.2f}" if faster else "-", spread(last, ".3f"), training.n_steps(results)]
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """The mean, and the least and the largest value."""
+def spread(values: Sequence[float], form: str) -> str:
+    """The mean, and the least and the largest value; how many there are, where some seeds do not reach the loss."""
     n_reached = sum(value < float("inf") for value in values)
     if n_reached < len(values):
         return f"reached with {n_reached} of {len(values)} seeds"
-    return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return centred(values, form)
 
 
 def by_system(results: Results) -> list[list]:
@@ -225,7 +223,7 @@ def sentences(results: Results) -> list[str]:
     return told
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     """The mean held-out loss of each system over simulated seconds."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -238,4 +236,4 @@ def draw(path: Path, results: Results) -> None:
     axes.set_yticks([2.5, 3, 3.5, 4, 5], ["2.5", "3", "3.5", "4", "5"])
     axes.minorticks_off()
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

@@ -1,6 +1,5 @@
 """SWARM's Figures 1 and 3: compute grows with the cube of a layer's width, traffic with its square."""
 
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.relay import GBPS, SEQ_LEN, Relay, boundary_s
@@ -33,8 +32,8 @@ def flop(d_model: int) -> float:
     return 6.0 * layer(d_model).facts.layers[0].n_params * SEQ_LEN
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
         our_params = layer(d_model).facts.layers[0].n_params
@@ -44,7 +43,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         compute_s = our_flops / FLOPS
         codec = CODEC.get(name, "none")
         bars.append([name, percent, *percents(d_model, compute_s, results, codec)])
-    draw(out / "square_cube.png", bars, results)
+    pictures = {"square_cube.png": draw(bars, results)}
     base = percents(768, flop(768) / BASE_FLOPS, results)
     deep = percents(4096, 12 * flop(4096) / FLOPS, results, CODEC["Ours"])
     others = [
@@ -53,7 +52,7 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     ]
     order = sorted(bars, key=lambda row: row[2])
     same = [row[0] for row in order] == [row[0] for row in sorted(bars, key=lambda row: row[1])]
-    return dict(bars=bars, counts=counts, others=others, same=same, GBPS=GBPS)
+    return dict(pictures=pictures, bars=bars, counts=counts, others=others, same=same, GBPS=GBPS)
 
 
 def percents(d_model: int, compute_s: float, results: Results, codec: str = "none") -> list[float]:
@@ -61,7 +60,7 @@ def percents(d_model: int, compute_s: float, results: Results, codec: str = "non
     return [100 * Relay(d_model, compute_s, BASE_RTT_S, n, codec).utilisation(results) for n in (1, MANY)]
 
 
-def draw(path: Path, bars: list[list], results: Results) -> None:
+def draw(bars: list[list], results: Results) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for n, style in ((1, "-"), (MANY, "--")):
@@ -71,7 +70,7 @@ def draw(path: Path, bars: list[list], results: Results) -> None:
     left.set(xscale="log", xlabel="width", ylabel="utilisation, %", title="Utilisation at 500 Mb/s", ylim=(0, 105))
     left.legend(fontsize=8)
     right.plot(WIDTHS, [1e3 * flop(d) / FLOPS for d in WIDTHS], label="compute: width squared a token")
-    right.plot(WIDTHS, [1e3 * boundary_s(d, 2) for d in WIDTHS], label="one fp16 boundary: width")
+    right.plot(WIDTHS, [1e3 * boundary_s(d) for d in WIDTHS], label="one fp16 boundary: width")
     right.set(xscale="log", yscale="log", xlabel="width", ylabel="ms", title="Why: the slopes differ by one")
     right.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

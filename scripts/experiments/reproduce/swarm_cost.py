@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.page import bars, span
 from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
 from experiments.reproduce.results import Job, Results
@@ -229,12 +230,11 @@ def lines(rate: Rate, traces: Sequence[Recorded], prices: Sequence[float], resul
     return found
 
 
-def run(out: Path, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`. `prices` are those of an hour, as in PRICES."""
+def run(results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> dict[str, Any]:
+    """What the page shows. `prices` are those of an hour, as in PRICES."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     rows = {rate: lines(rate, recorded, prices, results) for rate in RATES}
-    draw(out / "swarm_cost.png", rows)
-    return dict(recorded=recorded, rows=rows, SEEDS=SEEDS)
+    return dict(pictures={"swarm_cost.png": draw(rows)}, recorded=recorded, rows=rows, SEEDS=SEEDS)
 
 
 def market_rows(traces: Sequence[Recorded], results: Results) -> list[list]:
@@ -260,19 +260,19 @@ def step_rows(results: Results) -> list[list]:
     return rows
 
 
-def draw(path: Path, rows: dict[Rate, list[Line]]) -> None:
+def draw(rows: dict[Rate, list[Line]]) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (rate, found) in zip(figure.subplots(1, len(rows), sharey=True), rows.items(), strict=True):
         names = [line.machines for line in found]
-        hours = [line.hours for line in found]
-        ax.barh(names, [h.mean for h in hours], xerr=[h.half for h in hours], color="C0", label="ours")
+        means, halves = bars([line.hours for line in found])
+        ax.barh(names, means, xerr=halves, color="C0", label="ours")
         known = [(line.machines, line.paper_hours) for line in found if line.paper_hours is not None]
         ax.plot([value for _, value in known], [name for name, _ in known], "ko", label="paper")
         ax.set(title=f"hours, {rate.name}")
         ax.tick_params(axis="y", labelsize=7)
         ax.legend(fontsize=8)
     ax.invert_yaxis()
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def why(rows: dict[Rate, list[Line]]) -> list[str]:
@@ -289,10 +289,7 @@ def why(rows: dict[Rate, list[Line]]) -> list[str]:
             ]
             hours = [line.over[0].mean for line in of_traces]
             usd = [line.hours.mean * line.usd / RELIABLE_USD for line in of_traces]
-            ranges.append(
-                f"with {rate.name} {min(hours):.3f} to {max(hours):.3f} of the hours and {min(usd):.3f} to "
-                f"{max(usd):.3f} of the price"
-            )
+            ranges.append(f"with {rate.name} {span(hours, '.3f')} of the hours and {span(usd, '.3f')} of the price")
         told.append(
             f"{N_PEERS[gpu]} preemptible {gpu}: the paper has {paper / RELIABLE_HOURS:.3f} of the reliable GPUs' hours "
             f"and {PAPER_USD[gpu] / RELIABLE_USD:.3f} of their price, with machines whose availability it does not "

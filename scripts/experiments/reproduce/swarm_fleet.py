@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from experiments.reproduce.machines import on_machines, shares, work_s
+from experiments.reproduce.machines import FREE, on_machines, shares, work_s
 from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.reports import StepReport
@@ -107,16 +107,16 @@ class Fleet:
 
     def _conditions(self, config: RunConfig, plan: Plan) -> Conditions:
         link = Link(self.latency_s, self.gbps)
-        found = on_machines(
+        return on_machines(
             {peer: self._seconds(config, plan, peer) for peer in plan.peers},
             lambda src, dst: link,
+            link if self.synced else FREE,  # over which commits take time
             options=LinkOptions(
                 jitter=Jitter(self.jitter_s, self.seed) if self.jitter_s else None,
                 access_gbps={str(peer): (self.gbps, self.gbps) for peer in plan.peers},
             ),
             free=frozenset(() if self.synced else ("sync", "transfer")[: 1 + self.blocking]),
         )
-        return replace(found, link=lambda src, dst: link) if self.synced else found  # then commits take time
 
     def _seconds(self, config: RunConfig, plan: Plan, peer: int) -> dict[str, float]:
         stage, pipeline = plan.seat(peer)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Replay, Rules, replay
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
@@ -105,9 +106,8 @@ def _throughput(run: Replay, t_s: float) -> int:
     return next(x for x, from_s in zip(reversed(run.throughput), reversed(run.t_s), strict=True) if from_s <= t_s)
 
 
-def run(out: Path, results: Results, traces: Sequence[str] = ()) -> dict[str, Any]:
-    """What the page shows. The pictures are written to `out`. `traces`: files of node counts; by default the
-    committed ones."""
+def run(results: Results, traces: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page shows. `traces`: files of node counts; by default the committed ones."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     groups = [(trace, join, times) for trace in recorded for join in (RANDOM, SMALLEST) for times in (1, 5)]
     results.fill(
@@ -126,13 +126,11 @@ def run(out: Path, results: Results, traces: Sequence[str] = ()) -> dict[str, An
         [trace.name, *(Replays(trace, Rules(32, 300.0, RANDOM, n), 8).overall(results) for n in MANY_MOVES)]
         for trace in recorded
     ]
-    draw_fig5(out / "figure5.png", recorded[0])
-    draw_fig6(out / "figure6.png", stages)
+    pictures = {"figure5.png": draw_fig5(recorded[0]), "figure6.png": draw_fig6(stages)}
     rows = [row for group in groups for row in table5_rows(*group, results)]
     told = last_hours(groups, results), without_ahead(recorded, results)
-    return dict(
-        moves=moves, recorded=recorded, rows=rows, stages=stages, told=told, **orders_kept(groups, results), SEEDS=SEEDS
-    )
+    found = dict(moves=moves, recorded=recorded, rows=rows, stages=stages, told=told)
+    return found | dict(pictures=pictures, **orders_kept(groups, results), SEEDS=SEEDS)
 
 
 def table5_rows(trace: Recorded, join: str, times: int, results: Results) -> list[list]:
@@ -178,7 +176,7 @@ def without_ahead(recorded: list[Recorded], results: Results) -> str:
     )
 
 
-def draw_fig5(path: Path, trace: Recorded) -> None:
+def draw_fig5(trace: Recorded) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     ax = figure.subplots()
     for rule, period_s in PERIODS.items():
@@ -187,10 +185,10 @@ def draw_fig5(path: Path, trace: Recorded) -> None:
     ax.step([(t - run.began_s) / HOUR_S for t in run.t_s], run.best, "k:", where="post", label="optimum", lw=1)
     ax.set(xlabel="hours", ylabel="peers in the smallest stage", ylim=(0, None))
     ax.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
-def draw_fig6(path: Path, rows: list[list]) -> None:
+def draw_fig6(rows: list[list]) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, join in zip(axes, (RANDOM, SMALLEST), strict=True):
@@ -198,11 +196,11 @@ def draw_fig6(path: Path, rows: list[list]) -> None:
             lines = [row for row in rows if row[:2] == [name, join]]
             for column, style in ((3, "--"), (4, "-")):
                 label = f"{name}, {'none' if column == 3 else 'T = 300 s'}"
-                means, halves = ([getattr(row[column], part) for row in lines] for part in ("mean", "half"))
-                ax.errorbar([row[2] for row in lines], means, halves, fmt=f"C{index}o{style}", label=label, ms=3)
+                stages, found = [row[2] for row in lines], bars([row[column] for row in lines])
+                ax.errorbar(stages, *found, fmt=f"C{index}o{style}", label=label, ms=3)
         ax.set(xscale="log", xlabel="stages", title=f"who joins: {join} stage", ylim=(0, 102))
         ax.set_xticks(MANY_STAGES, [str(n) for n in MANY_STAGES])
         ax.minorticks_off()
     axes[0].set(ylabel="% of the optimum")
     axes[1].legend(fontsize=7, handlelength=4)
-    figure.savefig(path, dpi=80)
+    return figure

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from experiments.page import bars
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, each_s, step_at_s
 from matplotlib.figure import Figure
 
+from jaxdt.run.codec import BF16_BYTES, parse, wire_bytes
 from jaxdt.run.families.gpt import GPTConfig
 from jaxdt.run.network import Link
 from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
@@ -20,8 +21,9 @@ MANY_LAYERS, ONE_LAYER = 12, 1  # of a stage: one shared block, as in the publis
 T4_FLOPS = 6.5e13  # peak, fp16
 BEST_SAMPLES_PER_S, BEST_NODES, BEST_LAYERS = 19.2, 400, 48  # Table 3: a sample through all layers on each node
 GBPS, LATENCY_S = 0.5, 0.025
+CODEC = "int8-dynamic"
 UNLIMITED_GBPS = 1e6
-BOUNDARY_BYTES = SEQ_LEN * WIDTH * (1 + 4 / 4096)  # 8-bit, one absmax per block of 4096
+BOUNDARY_BYTES = wire_bytes(parse(CODEC), SEQ_LEN * WIDTH, BF16_BYTES)
 BATCH = 4096
 SHORT, LONG = 32, 64  # microbatches per pipeline that are simulated; a step is linear in them from there on
 SYSTEMS = SWARM, ONE_F_ONE_B = ("swarm", "1F1B")
@@ -43,7 +45,7 @@ def efficiency() -> float:
 def compute_to_wire(layers: int) -> float:
     """Seconds of a microbatch's computation in a stage over those for which a peer's line carries what it sends of it:
     an activation and a gradient."""
-    return layers * layer_s() / (2 * Link(0.0, GBPS).occupied_s(round(BOUNDARY_BYTES)))
+    return layers * layer_s() / (2 * Link(0.0, GBPS).occupied_s(BOUNDARY_BYTES))
 
 
 def fleet(n_peers: int, layers: int, system: str, a_peer: int = FOUR, seed: int = 0) -> Fleet:
@@ -53,7 +55,7 @@ def fleet(n_peers: int, layers: int, system: str, a_peer: int = FOUR, seed: int 
         n_pipelines=n_peers // STAGES,
         d_model=WIDTH,
         n_sequences=1,
-        codec="int8-dynamic",
+        codec=CODEC,
         compute_s=layers * layer_s(),
         latency_s=LATENCY_S,
         gbps=GBPS,
@@ -88,8 +90,8 @@ def shares(machines: Sequence[Fleet], results: Results) -> Interval:
     return interval(samples_per_s(fleet, results) / best for fleet in machines)
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(machines.job(size) for machines in all_fleets() for size in (SHORT, LONG))
     many = [many_row(n, results) for n in PEERS]
     single = {
@@ -101,8 +103,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
         [n, best_samples_per_s(n, ONE_LAYER), *map(str, row)]
         for n, *row in zip(SINGLE_PEERS, *single.values(), strict=True)
     ]
-    draw(out / "swarm_scaling.png", many, single)
-    return dict(many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
+    pictures = {"swarm_scaling.png": draw(many, single)}
+    return dict(pictures=pictures, many=many, rows=rows, **least_of_many(many), **growth_of_single(single), SEEDS=SEEDS)
 
 
 def all_fleets() -> list[Fleet]:
@@ -155,7 +157,7 @@ def reason(results: Results) -> str:
     return ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
 
 
-def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interval]]) -> None:
+def draw(many: list[list], single: dict[tuple[str, int], list[Interval]]) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for label, column, style in (("best case", 1, "k--"), ("swarm", 2, "o-"), ("swarm, averaging", 6, "s-")):
@@ -164,11 +166,11 @@ def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interv
     for (system, a_peer), values in single.items():
         style = "o-" if system == SWARM else "s:"
         label = f"{system}, {a_peer} in flight a peer"
-        right.errorbar(SINGLE_PEERS, [v.mean for v in values], [v.half for v in values], fmt=style, ms=4, label=label)
+        right.errorbar(SINGLE_PEERS, *bars(values), fmt=style, ms=4, label=label)
     right.set(ylabel="part of the best case", ylim=(0, 1.05), title="one layer a stage")
     for ax, peers in ((left, PEERS), (right, SINGLE_PEERS)):
         ax.set(xscale="log", xlabel="T4 peers")
         ax.set_xticks(peers, [str(n) for n in peers])
         ax.xaxis.minorticks_off()
         ax.legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure

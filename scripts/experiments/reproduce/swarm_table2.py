@@ -1,11 +1,11 @@
 """SWARM's Table 2: what latency costs stochastic wiring and pipelines, at equal depths; and what unequal peers cost."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from experiments.page import bars, span
 from experiments.reproduce.relay import boundary_s
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
@@ -22,7 +22,6 @@ MODELS = {  # width, sequences of a microbatch, codec, compute seconds of a stag
     "xxlarge": (4096, 4, "none", 4 * 0.0575),
     "Ours": (4096, 1, "int8-dynamic", 0.702),
 }
-BYTES = {"int8-dynamic": 1 + 4 / 4096}  # per number of a boundary; 2 for the others
 PRINTED_MIN = {  # minutes of a batch without and with latency
     "GPT-3": {"swarm": (168.3, 186.7), "1F1B": (163.3, 216.1), "GPipe": (164.5, 218.4)},
     "xxlarge": {"swarm": (44.2, 48.2), "1F1B": (40.8, 105.5), "GPipe": (40.1, 108.8)},
@@ -133,7 +132,7 @@ def service_s(model: str, slowdown: float) -> float:
     """Seconds between the microbatches of a pipeline that computes all the time or, if that takes longer, sends: one
     activation and one gradient over the line of each peer in the middle."""
     width, n_sequences, codec, compute_s = MODELS[model]
-    return max(slowdown * compute_s, 2 * n_sequences * boundary_s(width, BYTES.get(codec, 2)))
+    return max(slowdown * compute_s, 2 * n_sequences * boundary_s(width, codec))
 
 
 def weights(model: str, slow: Sequence[int]) -> tuple[int, ...]:
@@ -196,8 +195,8 @@ def unequal_rows(results: Results) -> list[Unequal]:
 # -------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     results.fill(case.fleet(seed).job(size) for case in all_cases() for seed in SEEDS for size in case.sizes())
     results.fill(
         unequal(model, system, far, seed).job(size)
@@ -209,8 +208,8 @@ def run(out: Path, results: Results) -> dict[str, Any]:
     )
     rows = unequal_rows(results)
     depths = [depth_row(model, n, results) for n in IN_FLIGHT for model in MODELS]
-    draw(out / "swarm_table2.png", rows, results)
-    return dict(depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
+    pictures = {"swarm_table2.png": draw(rows, results)}
+    return dict(pictures=pictures, depths=depths, rows=rows, **readings(), **told_delays(results), SEEDS=SEEDS)
 
 
 def depth_row(model: str, in_flight: int, results: Results) -> list:
@@ -281,12 +280,12 @@ def readings() -> dict[str, Any]:
     return dict(impossible=impossible, least=least)
 
 
-def verdict(ratios: Iterable[Interval]) -> tuple[int, int, int]:
-    """How many ratios are above 1, below 1, and neither, by their intervals."""
-    ratios = list(ratios)
+def verdict(ratios: Sequence[Interval], than: str = "") -> str:
+    """How many ratios to swarm wiring's time are above 1, below 1, and neither, by their intervals."""
     above = sum(ratio.low > 1.0 for ratio in ratios)
     below = sum(ratio.high < 1.0 for ratio in ratios)
-    return above, below, len(ratios) - above - below
+    told = f"faster{than} in {above} of {len(ratios)} cases, slower in {below}"
+    return f"swarm wiring is {told}, not told apart in {len(ratios) - above - below}"
 
 
 def depth_sentences(results: Results) -> list[str]:
@@ -294,17 +293,13 @@ def depth_sentences(results: Results) -> list[str]:
     lines = []
     for n in IN_FLIGHT:
         ratios = [faster(model, n, far, results) for model in MODELS for far in (False, True)]
-        above, below, neither = verdict(ratios)
-        lines.append(
-            f"{n} in flight: swarm wiring is faster than 1F1B in {above} of {len(ratios)} cases, slower in {below}, "
-            f"not told apart in {neither}; 1F1B takes {min(r.mean for r in ratios):.3f} to "
-            f"{max(r.mean for r in ratios):.3f} times as long."
-        )
+        times = span([ratio.mean for ratio in ratios], ".3f")
+        lines.append(f"{n} in flight: {verdict(ratios, ' than 1F1B')}; 1F1B takes {times} times as long.")
     cost = {
         system: [latency_ratio(Case(model, system, EQUAL, BESIDE, False), results).mean for model in MODELS]
         for system in SYSTEMS
     }
-    told = ", ".join(f"{system} {min(values):.3f} to {max(values):.3f}" for system, values in cost.items())
+    told = ", ".join(f"{system} {span(values, '.3f')}" for system, values in cost.items())
     agree = sum(swarm < pipe for swarm, pipe in zip(cost[SWARM], cost[ONE_F_ONE_B], strict=True))
     lines.append(
         f"What latency costs at {EQUAL} in flight, transfers beside computation: {told}. It costs swarm wiring less "
@@ -318,14 +313,10 @@ def unequal_sentences(rows: Sequence[Unequal]) -> list[str]:
     lines = []
     for system in PLACEMENTS:
         ratios = [row.over(system) for row in rows]
-        above, below, neither = verdict(ratios)
-        lines.append(
-            f"{system}: {min(r.mean for r in ratios):.3f} to {max(r.mean for r in ratios):.3f} times swarm wiring's "
-            f"time; swarm wiring is faster in {above} of {len(rows)} cases, slower in {below}, not told apart in "
-            f"{neither}."
-        )
+        times = span([ratio.mean for ratio in ratios], ".3f")
+        lines.append(f"{system}: {times} times swarm wiring's time; {verdict(ratios)}.")
     gaps = [paired_ratio(row.seconds[SWARM], row.bounds).mean for row in rows]
-    lines.append(f"Swarm wiring takes {min(gaps):.3f} to {max(gaps):.3f} times the bound.")
+    lines.append(f"Swarm wiring takes {span(gaps, '.3f')} times the bound.")
     return lines
 
 
@@ -356,20 +347,14 @@ def told_delays(results: Results) -> dict[str, Any]:
     return dict(beside=beside, blocking=blocking, printed=printed, slower=slower)
 
 
-def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
+def draw(rows: Sequence[Unequal], results: Results) -> Figure:
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     above, below = figure.subplots(2, 3)
     for ax, model in zip(above, MODELS, strict=True):
         for i, row in enumerate(row for row in rows if row.model == model):
-            times = [interval(row.seconds[system]) for system in (*PLACEMENTS, SWARM)]
+            means, halves = bars([interval(row.seconds[system]) for system in (*PLACEMENTS, SWARM)])
             label = "100 +- 50 ms" if row.far else "no latency"
-            ax.bar(
-                [x + 0.4 * (i - 0.5) for x in range(len(times))],
-                [time.mean for time in times],
-                yerr=[time.half for time in times],
-                width=0.4,
-                label=label,
-            )
+            ax.bar([x + 0.4 * (i - 0.5) for x in range(len(means))], means, yerr=halves, width=0.4, label=label)
             ax.axhline(interval(row.bounds).mean, color="k", lw=0.6)
         ax.set_xticks(range(4), ["1F1B", "1F1B,\nby speed", "1F1B,\nsorted", "swarm"])
         ax.set(title=f"{model}, unequal peers, {EQUAL} in flight")
@@ -387,7 +372,7 @@ def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
         ax.set(title=f"{model}, equal peers")
     below[0].set_ylabel("time with latency / without")
     figure.legend(*below[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 ADDED_MEAN_S = ADDED_S + JITTER_S / 2

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.results import Results
@@ -115,12 +114,12 @@ class Row:
 ROWS = {number: [Row(number, gpus) for gpus in A_STAGE] for number in TITLES}
 
 
-def run(out: Path, results: Results) -> dict[str, Any]:
-    """What the page shows. The picture is written to `out`."""
+def run(results: Results) -> dict[str, Any]:
+    """What the page shows."""
     every = [row for rows in ROWS.values() for row in rows]
     results.fill(row.fleet(system).job(share) for row in every for system in SYSTEMS for share in (SHORT, LONG))
-    draw(out / "swarm_tables34.png", results)
     return dict(
+        pictures={"swarm_tables34.png": draw(results)},
         **order(results),
         **first_rows(),
         **told_bandwidths(),
@@ -192,7 +191,7 @@ def told_bandwidths() -> dict[str, Any]:
     return dict(told_mbps=told)
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (number, title) in zip(figure.subplots(1, 2, sharey=True), TITLES.items(), strict=True):
         rows = ROWS[number]
@@ -209,7 +208,7 @@ def draw(path: Path, results: Results) -> None:
         ax.set(title=title, ylim=(0, 1.05))
     figure.axes[0].set(ylabel="part of the best case")
     figure.axes[1].legend(fontsize=8)
-    figure.savefig(path, dpi=80)
+    return figure
 
 
 def sizes() -> str:

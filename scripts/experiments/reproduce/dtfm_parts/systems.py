@@ -7,7 +7,6 @@ from pathlib import Path
 
 from experiments.reproduce.results import Job
 
-from jaxdt.protocol.reports import StepReport
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig, SyncConfig, TrainConfig
 from jaxdt.run.families.gpt import GPTConfig
@@ -16,7 +15,7 @@ from jaxdt.run.plan import Plan, even_shares, ranges
 from jaxdt.run.profile import from_flops
 from jaxdt.run.sizes import boundary_bytes
 from jaxdt.run.work import WorkKind
-from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
+from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, predict_step_s
 from jaxdt.sim.scenario import Scenario, memory_bytes, without
 
 FOLDER = Path(__file__).resolve().parents[4] / "configs" / "networks"
@@ -139,8 +138,7 @@ def simulated_s(system: System, batch: int) -> float:
     conditions = scenario.conditions()
     if not system.options.overlap:
         conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), ("transfer",))
-    outcome = simulate(scenario.quiet(WARM_UP_STEPS + 1), scenario.plan, conditions)
-    return outcome.of(StepReport)[WARM_UP_STEPS].step_s
+    return predict_step_s(scenario.quiet(1), scenario.plan, conditions, WARM_UP_STEPS + 1)
 
 
 def memory_gb(system: System) -> float:

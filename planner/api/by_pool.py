@@ -1,6 +1,7 @@
-"""`planner.solve_pool`: the plan of a pool, with servers among the reliable devices and the others as workers."""
+"""A job of a pool: the plan with servers among the reliable devices and the others as workers."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -19,32 +20,18 @@ from jaxdt.run.memory import (
 )
 from jaxdt.run.model_facts import NO_MOMENTS
 from jaxdt.run.network import Network
-from jaxdt.run.plan import Plan
 from jaxdt.run.work import WorkKind
 from planner.api.job import Job
-from planner.cost.pool import PoolCost
 from planner.model.pool import EQ3, STOPS, PoolOptions, PoolStage, by_name, minibatches_of
 from planner.model.pool_problem import PoolProblem
 from planner.report.pool_plan import POOL, LevelScore, costed_pool, facts_of, finite, plan_of_pool
+from planner.report.result import Result, Statistics
 from planner.search.base import POOL_SOLVERS
 from planner.search.pool.levels import Found, Level, search, step_of
 from planner.step_time.workload import StepWorkload
 
+DEFAULT = "cluster"  # for "auto"
 LEASED_UNITS = 2  # that a worker holds at a time, so that it need not wait for the next one
-
-
-@dataclass(frozen=True, eq=False)
-class PoolResult:
-    """The plan of a pool.
-
-    cost    by Eq. 1 and 2 in full, of this plan
-    levels  every number of stages that was looked at
-    """
-
-    plan: Plan
-    network: Network
-    cost: PoolCost
-    levels: tuple[LevelScore, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,19 +66,13 @@ class RunWork:
         return held_bytes + LEASED_UNITS * leased_bytes + n_owed * FLOAT_BYTES * model.facts.stage_trained(lo, hi)
 
 
-def solve_pool(
-    network: Network, job: Job, options: PoolOptions | None = None, seed: int = 0, solver: str = "cluster"
-) -> PoolResult:
-    """A plan for reliable and unreliable devices (hybrid parameter servers).
-
-    network  devices with a `disconnect_prob` are workers, the others servers
-    job      with a profile; its microbatches are the units; n_stages None: the search chooses
-    options  what the paper leaves open
-    seed     of the annealing beyond 10 stages; up to 10 nothing is drawn
-
-    Raises BadInput, one line, where the reliable devices are too few or too small. It prints nothing."""
-    options = options or PoolOptions()
-    require_one_of("--solver", solver, tuple(POOL_SOLVERS))
+def solve_by_pool(network: Network, job: Job, seed: int, solver: str) -> Result:
+    """See planner.api.solve. `seed`: of the annealing beyond 10 stages; up to 10 nothing is drawn. BadInput where the
+    reliable devices are too few or too small."""
+    began_s, options = time.monotonic(), job.pool
+    assert options is not None  # this is the job of a pool
+    require_one_of("--solver", solver, ("auto", *POOL_SOLVERS))
+    solver = DEFAULT if solver == "auto" else solver
     require_one_of("--eq3", options.eq3, EQ3)
     require_one_of("--stop", options.stop, STOPS)
     problem, run = problem_of_job(network, job, options)
@@ -119,15 +100,18 @@ def solve_pool(
         POOL: facts_of(network, stages, step, eq3=options.eq3, stop=options.stop, path_s=level.path_s, levels=levels),
     }
     plan = plan_of_pool(network, stages, problem.n_units, run.codec, told)
-    return PoolResult(plan, network, costed_pool(plan, network).cost, levels)
+    cost = costed_pool(plan, network).cost
+    statistics = Statistics(len(levels), time.monotonic() - began_s, solver, seed, interrupted=False)
+    return Result(plan, network, job.objective, cost.total_s, cost, statistics, levels=levels)
 
 
 def problem_of_job(network: Network, job: Job, options: PoolOptions) -> tuple[PoolProblem, RunConfig]:
     """The problem of a job and its run; BadInput for a job without a profile, or a network without reliable devices."""
     if job.profile is None or not isinstance(job.work, RunConfig):
         raise BadInput("--profile: got a job by communication cost, expected one with a profile: Eq. 1 needs seconds")
-    if job.unequal or not job.price_rules.empty:
-        raise BadInput("--solver: got a job with unequal replicas or prices, which a pool's plan does not know")
+    if job.n_pipelines or job.unequal or not job.price_rules.empty:
+        got = "a number of pipelines, unequal replicas or prices"
+        raise BadInput(f"--solver: got a job with {got}, which a pool's plan does not know")
     if all(device.disconnect_prob is not None for device in network.devices):
         raise BadInput(
             f"{network.name or 'network'}: devices: all {network.n_devices} have a disconnect_prob, expected at least "
