@@ -174,7 +174,8 @@ def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> Memory
 
 
 def _owes(config: RunConfig) -> bool:
-    """Whether a codec loses a part of each gradient, which is made up for later (jaxdt.sync.error_feedback)."""
+    """Whether equal replicas owe what a codec loses of each gradient (jaxdt.sync.error_feedback); others count it among
+    their copies."""
     return config.sync.codec != codecs.NONE and not replicas_may_differ(config)
 
 

@@ -217,9 +217,15 @@ def profile_of_flops(
     run = run_config(config)
     kinds = {device.kind for device in network.devices} if network else {""}
     by_kind = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(kinds, flops)
-    size = run.train.microbatch_size
     return profiles.from_flops(
-        run.model, size, by_kind, efficiency, dtype=run.dtype, remat=run.remat, seq_len=run.data.seq_len
+        run.model,
+        run.train.microbatch_size,
+        by_kind,
+        efficiency,
+        dtype=run.dtype,
+        remat=run.remat,
+        seq_len=run.data.seq_len,
+        optimizer=run.optim.name,
     )
 
 

@@ -26,6 +26,7 @@ def unchanged(x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
 class Chain:
     """Stages from the first to the last, with their state: `params[s]` and `states[s]` belong to `stages[s]`.
 
+    initial: a seed, or the parameters of each stage.
     clip_norm: the largest norm of a step's mean gradient over all stages; 0 for no clipping.
     transmit: maps a boundary tensor to the tensor that arrives at the other stage, such as a codec's decode of encode.
     """
@@ -33,12 +34,12 @@ class Chain:
     def __init__(
         self,
         stages: Sequence[StageFunctions],
-        seed: int,
+        initial: int | Sequence[Params],
         clip_norm: float,
         transmit: Transmit = unchanged,
     ):
         self.stages = list(stages)
-        self.params = [stage.init(seed) for stage in self.stages]
+        self.params = [stage.init(initial) for stage in self.stages] if isinstance(initial, int) else list(initial)
         self.states = [stage.init_optimizer(params) for stage, params in zip(self.stages, self.params, strict=True)]
         self._clip_norm = clip_norm
         self._transmit = transmit

@@ -110,9 +110,14 @@ def _muon(config: OptimConfig, n_pipelines: int, roles: Roles) -> optax.Gradient
         del params
         return jax.tree.map(lambda update: update * (ADAMW_RMS * max(update.shape[-2:]) ** 0.5), updates)
 
-    orthogonal = optax.chain(
-        scale_by_muon(beta=config.momentum, weight_dimension_numbers=axes), optax.stateless(as_long)
-    )
+    muon = scale_by_muon(beta=config.momentum, weight_dimension_numbers=axes)
+
+    def exact(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """Replicas on unlike devices compare their parameters, so no accelerator rounds these products."""
+        with jax.default_matmul_precision("highest"):
+            return muon.update(updates, state, params)
+
+    orthogonal = optax.chain(optax.GradientTransformation(muon.init, exact), optax.stateless(as_long))
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     return optax.chain(
         optax.partition({MATRIX: orthogonal, TABLE: adam, VECTOR: adam}, roles),

@@ -303,8 +303,8 @@ class SyncConfig:
     `codec`: how replicas send one another gradients, what a group averages, or what they push to a server, and how a
     pool's workers send their gradients. With bf16 and int8 each contribution is rounded once, they are added in fp32,
     and the sum is rounded once; all members go on from the same bits. What one exchange loses is made up for in the
-    next one (error feedback), but for averages of moments, and of parameters with `mix_frac`: int8 is refused there. A
-    server's parameters, and means for held-out losses, checkpoints and the result of the run, stay in fp32."""
+    next one (error feedback), but for averages of moments, and with `mix_frac` and no outer optimizer: int8 is refused
+    there. A server's parameters, and means for held-out losses, checkpoints and the result of the run, stay in fp32."""
 
     kind: str = option("allreduce", "how the replicas of a stage agree on an update")
     delay: int = option(0, "1: a step is averaged while the next one computes", one_of((0, 1)))

@@ -28,6 +28,7 @@ def frozen_dataclass(cls: type[Any] | None = None, /, *, order: bool = False) ->
 
 
 def _with_fast_constructor(cls: type[T], *, order: bool) -> type[T]:
+    assert "__eq__" not in vars(cls), "it would be replaced"
     made = dataclasses.dataclass(frozen=True, slots=True, order=order)(cls)
     fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
     if fields:

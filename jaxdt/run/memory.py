@@ -82,7 +82,7 @@ class MemoryOptions:
     `copies`: the copies that a replica holds for its layers where replicas may differ, else None. With `stashes` a
     microbatch keeps the parameters of its forward. `n_vectors`: vectors of one number a parameter that a server holds
     for its workers at most. `owes`: a codec loses a part of each gradient, which is owed to a later step
-    (jaxdt.sync.error_feedback)."""
+    (jaxdt.sync.error_feedback); without `copies`, which count it."""
 
     dtype: str = "float32"
     remat: str = "recompute"

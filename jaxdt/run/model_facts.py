@@ -71,9 +71,14 @@ class Entry:
         """Whether an optimizer takes its matrices for such: the head's has a column for each token, like a table."""
         return self.name != HEAD
 
+    @property
+    def matrices(self) -> list[Leaf]:
+        """Those of them that are trained."""
+        return [leaf for leaf in self.leaves if self.has_matrices and leaf.trained and leaf.role == MATRIX]
+
     @cached_property
     def n_matrix_trained(self) -> int:
-        return self.has_matrices * sum(leaf.n_params for leaf in self.leaves if leaf.trained and leaf.role == MATRIX)
+        return sum(leaf.n_params for leaf in self.matrices)
 
     def moment_numbers(self, moments: Moments) -> int:
         """Numbers of its moments."""
@@ -187,10 +192,10 @@ class ModelFacts:
 
     def moment_numbers(self, lo: int, hi: int, moments: Moments, *, owned: bool = False) -> int:
         """Numbers of the optimizer's moments of a stage, or of the entries that it owns."""
-        if moments.matrices == moments.others:
-            return moments.others * (self.owned_trained(lo, hi) if owned else self.stage_trained(lo, hi))
-        entries = self.owned(lo, hi) if owned else self.entries_in(lo, hi)
-        return sum(entry.moment_numbers(moments) for entry in entries)
+        if owned:
+            return sum(entry.moment_numbers(moments) for entry in self.owned(lo, hi))
+        found = self._of_range(lo, hi)
+        return moments.others * found.n_trained + (moments.matrices - moments.others) * found.n_matrix_trained
 
     def state_numbers(self, lo: int, hi: int, moments: Moments) -> int:
         """Numbers of a stage's trained parameters and of the optimizer's moments."""
@@ -207,8 +212,8 @@ class ModelFacts:
         if (lo, hi) not in self._ranges:
             found = [entry for entry in self.entries if entry.is_read_in(lo, hi)]
             shared = [entry for entry in found if entry.n_trained and entry.is_read_outside(lo, hi)]
-            n_params, n_trained = (sum(getattr(entry, name) for entry in found) for name in ("n_params", "n_trained"))
-            self._ranges[lo, hi] = _Range(found, shared, n_params, n_trained)
+            totals = (sum(getattr(entry, name) for entry in found) for name in _Range._fields[2:])
+            self._ranges[lo, hi] = _Range(found, shared, *totals)
         return self._ranges[lo, hi]
 
     @cached_property
@@ -308,6 +313,7 @@ class _Range(NamedTuple):
     shared: list[Entry]
     n_params: int
     n_trained: int
+    n_matrix_trained: int
 
 
 UNKNOWN = ModelFacts(0, 0, 0, (), ())

@@ -1,7 +1,9 @@
 """The optimizers by name, and their options, checked field by field. The update rules are in jaxdt.model.optim, in a
 table of the same names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model_facts import Moments
@@ -10,10 +12,11 @@ from jaxdt.run.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, UP_TO_ONE, at_l
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """The facts about an optimizer that need no arithmetic: how many moments it holds per parameter, and whether it
-    reads gradient_frac and second_moment."""
+    """The facts about an optimizer that need no arithmetic: how many moments it holds per parameter, the FLOP of the
+    products with which it updates a matrix of a shape, and whether it reads gradient_frac and second_moment."""
 
     moments: Moments
+    matrix_flop: Callable[[tuple[int, ...]], float] = lambda shape: 0.0
     reads_gradient_frac: bool = False
     reads_second_moment: bool = False
 
@@ -25,10 +28,17 @@ class LrScheduleSpec:
     decays: bool
 
 
+def _newton_schulz_flop(shape: tuple[int, ...]) -> float:
+    """Five times X X^T, its square, and the product of both with X; of each matrix of the leaf."""
+    *rows, n, m = shape
+    short, long = min(n, m), max(n, m)
+    return 5.0 * prod(rows) * (4.0 * short * short * long + 2.0 * short**3)
+
+
 OPTIMIZERS = {
     "adamw": OptimizerSpec(Moments(2, 2), reads_gradient_frac=True, reads_second_moment=True),
     "lamb": OptimizerSpec(Moments(2, 2)),
-    "muon": OptimizerSpec(Moments(1, 2)),
+    "muon": OptimizerSpec(Moments(1, 2), _newton_schulz_flop),
     "sgd": OptimizerSpec(Moments(1, 1)),
 }
 SECOND_MOMENTS = {"own": 0, "corrected": 1, "legacy": 1}  # name -> moments that it takes beside the optimizer's own

@@ -18,6 +18,7 @@ from jaxdt.run.errors import BadInput, nearest, unreadable
 from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.model_spec import ModelSpec
+from jaxdt.run.optim import OPTIMIZERS
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 
@@ -163,22 +164,32 @@ def from_flops(
     remat: str = "recompute",
     *,
     seq_len: int = 0,
+    optimizer: str = "adamw",
 ) -> Profile:
     """A profile of devices that were not measured: `flops[kind]` peak FLOP/s, of which the maths reaches the share
     `efficiency`; the optimizer and the codecs are bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per
-    parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
+    parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1). `optimizer`: by its products, if its updates
+    have any."""
     if not 0 < efficiency <= 1:
         raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
     facts, n_tokens = model.facts, microbatch_size * (seq_len or model.max_len)
     bytes_per_s = memory_gbps * 1e9 / 8
 
-    def part(n_params: int, n_used: int, peak: float, recomputed: float) -> PartTimes:
+    matrix_flop = OPTIMIZERS[optimizer].matrix_flop
+    update_flop = {
+        layer: sum(
+            matrix_flop(leaf.shape) for entry in facts.entries if layer in entry.layers for leaf in entry.matrices
+        )
+        for layer in facts.alike(0)
+    }
+
+    def part(n_params: int, n_used: int, peak: float, recomputed: float, update_flop: float = 0.0) -> PartTimes:
         forward_s = 2.0 * n_used * n_tokens / (peak * efficiency)
         return PartTimes(
             forward_s=forward_s,
             backward_s=(2.0 + recomputed) * forward_s,
             gather_s=n_params * GATHER_BYTES_PER_NUMBER / bytes_per_s,
-            update_s=n_params * UPDATE_BYTES_PER_NUMBER / bytes_per_s,
+            update_s=n_params * UPDATE_BYTES_PER_NUMBER / bytes_per_s + update_flop / (peak * efficiency),
         )
 
     codecs = _codecs_from_memory(facts.boundary_numbers(n_tokens), DTYPE_BYTES[dtype], bytes_per_s)
@@ -189,7 +200,10 @@ def from_flops(
         table = part(facts.n_logit_params, facts.n_logit_params, peak, 0.0)
         embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
         firsts = {like: facts.layers[like] for like in facts.alike(0)}
-        layers = {like: part(one.n_params, one.n_used, peak, RECOMPUTE[remat]) for like, one in firsts.items()}
+        layers = {
+            like: part(one.n_params, one.n_used, peak, RECOMPUTE[remat], update_flop[like])
+            for like, one in firsts.items()
+        }
         others = {str(like): times for like, times in layers.items() if times != layers[0]}
         kinds[name] = DeviceKind(layers[0], embedding, table, codecs=codecs, other_layers=others)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"

@@ -1,5 +1,5 @@
-"""What a codec has lost of a peer's gradients, or pushes, until a later contribution of the peer makes up for it (error
-feedback, Seide et al. 2014).
+"""What a codec has lost of a peer's gradients, pushes or averages, until a later contribution of the peer makes up for
+it (error feedback, Seide et al. 2014).
 
 A contribution is the gradient and what is owed. The codec loses a part of it. An owner loses a part of each sum that it
 encodes, and owes that too. Both are owed once the round counts:
@@ -7,7 +7,7 @@ encodes, and owes that too. Both are owed once the round counts:
     the round is committed                        -> the next contribution adds what was lost, once
     it is given up, redone or superseded          -> the next attempt adds what was owed before
     its step is skipped                           -> what was owed before stays
-    the run goes back, or the peer gets a state   -> nothing is owed, or what a checkpoint of that version holds
+    the run goes back, or the peer gets a state   -> nothing is owed, or what all-reduce wrote beside that checkpoint
     the coordinator is started again              -> nothing changes: rounds outlive it
 
 What an averaging group exchanges counts once its mean is adopted. The mean takes the place of the parameters of which
@@ -43,7 +43,7 @@ class ErrorFeedback(Generic[Error]):
         self._lost: dict[RoundId, Error] = {}
 
     def owed(self, round: RoundId) -> Error | None:
-        """What a contribution to the round adds to its gradient; None for nothing."""
+        """What a contribution to the round adds to its vector; None for nothing."""
         return self._owed.get(self._slot(round))
 
     def lost(self, round: RoundId) -> Error | None:

@@ -75,6 +75,8 @@ def pipeline_assignment(plan: Plan, view: ev.View, members: Collection[int]) -> 
 
 _pipeline_assignment = functools.lru_cache(maxsize=16)(PipelineAssignment)
 
+KeyFields = tuple[str, int | None, int, int | None]  # kind, step, stage and microbatch of a tensor
+
 
 class PlannedRoutes(RoutePolicy):
     """Each microbatch travels its own pipeline, and passes open places by way of borrowed replicas. The first peer of
@@ -149,7 +151,7 @@ class FixedWiring:
         self._previous_peer: tuple[int | None, int] = (None, 0)  # gets our gradients
         self._strict_from = NEVER  # the first step of the view that is done here, or the own step under way
         self._work: deque[Work] = deque()
-        self._arrived_keys: set[tuple] = set()  # fields of keys, which are quicker to compare
+        self._arrived_keys: set[KeyFields] = set()  # fields of keys, which are quicker to compare
         self._n_ahead = plan.n_ahead(shape.stage)
         self._forwards_ahead: Order = ()  # of a step, which run ahead of its backwards
         self._n_forwarded = 0  # the first step whose forwards ahead are not among the Work yet
@@ -282,7 +284,7 @@ class FixedWiring:
             self._arrived_keys.remove(key)
         return [self._slot.start(work)]
 
-    def _needs(self, work: Work) -> tuple | None:
+    def _needs(self, work: Work) -> KeyFields | None:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
         if work.kind == WorkKind.BACKWARD:
             return None if self._is_last else ("grad", work.step, self._stage + 1, work.microbatch)

@@ -103,7 +103,9 @@ def memory_workload(job: Job, network: Network) -> StepWorkload | None:
     run = job.work
     flops = {device.kind: 1e12 for device in network.devices}
     size, seq_len = run.train.microbatch_size, run.data.seq_len
-    profile = from_flops(run.model, size, flops, 1.0, dtype=run.dtype, remat=run.remat, seq_len=seq_len)
+    profile = from_flops(
+        run.model, size, flops, 1.0, dtype=run.dtype, remat=run.remat, seq_len=seq_len, optimizer=run.optim.name
+    )
     memory = StepWorkload(network, profile, run)
     refuse_too_small(memory, job.n_stages)
     return memory

@@ -171,7 +171,9 @@ def profile_of_flops(
     if missing:
         raise BadInput(f"--flops: no FLOP/s for the kind {missing[0]!r}, expected one for each of {', '.join(kinds)}")
     size, dtype, seq_len = run.train.microbatch_size, run.dtype, run.data.seq_len
-    return from_flops(run.model, size, speeds, efficiency, dtype=dtype, remat=run.remat, seq_len=seq_len)
+    return from_flops(
+        run.model, size, speeds, efficiency, dtype=dtype, remat=run.remat, seq_len=seq_len, optimizer=run.optim.name
+    )
 
 
 def profile_of_kinds(

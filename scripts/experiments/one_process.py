@@ -18,11 +18,12 @@ from jaxdt.runtime.run_job import RunInputs
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def inputs_of(config: str, changes: Mapping[str, Any]) -> RunInputs:
-    """The inputs of a run of a config file of this repository in which these fields are changed."""
+def inputs_of(config: str, changes: Mapping[str, Any], model: Path | None = None) -> RunInputs:
+    """The inputs of a run of a config file of this repository in which these fields are changed; one that begins with
+    the model of a folder."""
     fields = load_config(ROOT / config)
     fields.update_from_flattened_dict(changes)
-    return run_inputs.check(fields.to_dict(), run_inputs.RunOptions(), config)
+    return run_inputs.check(run_inputs.with_model(fields.to_dict(), model, False), run_inputs.RunOptions(), config)
 
 
 def stages_of(config: RunConfig, model: ModelSpec, cut: Iterable[tuple[int, int]]) -> list[StageFunctions]:

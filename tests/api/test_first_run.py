@@ -59,7 +59,7 @@ def test_the_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     exec(compile(first, "python.md", "exec"), session)
     assert started.call_args.args[0].train.steps == 50 and finished.stop.called
     (tmp_path / "runs" / "python").mkdir()
-    (tmp_path / "runs" / "python" / "config.py").symlink_to(ROOT / "configs" / "quickstart.py")
+    (tmp_path / "runs" / "python" / "config.py").symlink_to(ROOT / "configs" / "baseline.py")
     exec(compile(second, "python.md", "exec"), session)
     assert started.call_args.args[2].resume
     exec(compile(third, "python.md", "exec"), session)

@@ -33,6 +33,15 @@ def test_a_file_comes_back_as_it_was_written():
     assert profile.parse(json.dumps(profile.to_json(PROFILE)), "p.json") == PROFILE
 
 
+def test_a_derived_profile_counts_the_products_of_muons_update():
+    """Five times X X^T, its square, and both times X: of four matrices in each block."""
+    adamw, muon = (from_flops(MODEL, 2, {"gpu": 1e12}, 0.5, optimizer=name).kinds["gpu"] for name in ("adamw", "muon"))
+    kernels = [leaf.shape for leaf in MODEL.facts.entries_in(1, 2)[0].leaves if leaf.path.endswith("kernel")]
+    flop = sum(5 * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in kernels)
+    assert len(kernels) == 4 and muon.layer.update_s - adamw.layer.update_s == pytest.approx(flop / 0.5e12)
+    assert muon.head == adamw.head
+
+
 def test_a_derived_profile_counts_six_flop_per_parameter_and_token_and_two_more_for_recomputation():
     n_tokens = 2 * MODEL.max_len
     for remat, per_token in (("dots", 6), ("recompute", 8)):

@@ -247,6 +247,19 @@ def test_a_run_that_was_stopped_has_the_losses_of_one_that_was_not(delay, tmp_pa
     assert losses_from(3, config, tmp_path, with_owed=False) != calm[3:]
 
 
+def test_averaging_groups_take_no_debts_of_gradients():
+    """A run goes on with groups from a checkpoint of an all-reduce run, beside which stands what its members owe."""
+    config = make_config("int8", 1, "untied")
+    config = replace(config, sync=replace(config.sync, kind="groups", groups=run_config.GroupsConfig(match="all")))
+    plan = run_config.default_plan(config)
+    functions, asked = compiled(config, plan, 0), []
+    begun = split_entries((functions.init(SEED), functions.init_optimizer(functions.init(SEED))))
+    load_owed = lambda *which: asked.append(which) or {(0, 0): np.ones(3, np.float32)}  # noqa: E731
+    store = Store(config, plan, 0, Tokens(), functions, lambda version, parts, names: begun.items(), load_owed)
+    store.restore(ev.Restore(3, 0))
+    assert store.owed == {} and not asked
+
+
 def test_what_is_owed_is_read_by_those_who_wrote_it_alone(tmp_path, capsys):
     debtor, owed = Debtor(3, 0, 2, 2), {(0, 1): np.ones(3, np.float32), (-1, 0): np.zeros(2, np.float32)}
     write_owed(tmp_path, debtor, "r", 4, owed)

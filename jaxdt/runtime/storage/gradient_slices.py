@@ -1,8 +1,8 @@
 """The gradient vectors of a peer's groups while they are averaged: its own contributions, the parts that other peers
 sent, and the sums. All are held as their codec sends them.
 
-A peer's own vector is never written to, so that an aborted round can be repeated. What a codec loses of a gradient is
-owed to a later step (jaxdt.sync.error_feedback).
+A peer's own vector is never written to, so that an aborted round can be repeated. What a codec loses of it is
+owed to a later round (jaxdt.sync.error_feedback).
 """
 
 import struct

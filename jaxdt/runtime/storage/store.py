@@ -200,7 +200,9 @@ class Store:
             entries[name] = self._own(entry)
             del entry  # before the next one is read
         self._versions.put(restore.version, join_entries(entries, self._versions.shapes))
-        self._slices.feedback.reset(self._load_owed(restore.version, restore.parts, self.debtor))
+        self._slices.feedback.reset()
+        if not replicas_may_differ(self._config):  # only equal replicas write what they owe, and it is of gradients
+            self._slices.feedback.reset(self._load_owed(restore.version, restore.parts, self.debtor))
 
     def entries_of(self, restore: ev.Restore) -> Iterable[tuple[str, dict[str, Any]]] | None:
         """The entries of a checkpoint or of a model with which this stage is restored, each read when it is asked for;

@@ -1,8 +1,8 @@
 """What it costs in loss to average gradients in few bytes (sync.codec): the same training with each codec.
 
-Four replicas of the whole quickstart model in one process: each rounds its gradient, owns a quarter of the vector, and
-makes up in the next step for what rounding has lost, as the peers of a run do and with their code. All arms see the
-same tokens. Nine runs of 500 steps, about 6 CPU minutes. The result has, by codec:
+Four replicas of the whole model of configs/baseline.py in one process: each rounds its gradient, owns a quarter of the
+vector, and makes up in the next step for what rounding has lost, as the peers of a run do and with their code. All arms
+see the same tokens. Nine runs of 500 steps, about 6 CPU minutes. The result has, by codec:
 
   held_out    losses by seed, after the last update
   bytes       that are exchanged, over those of fp32
