@@ -36,6 +36,11 @@ class Leaf:
     def n_params(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a peer that computes in bf16 holds it in bf16 (jaxdt.model.adapter)."""
+        return not self.trained and self.role != VECTOR
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -54,6 +59,10 @@ class Entry:
     @cached_property
     def n_trained(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves if leaf.trained)
+
+    @cached_property
+    def n_narrow(self) -> int:
+        return sum(leaf.n_params for leaf in self.leaves if leaf.is_narrow)
 
     def is_read_in(self, lo: int, hi: int) -> bool:
         """Whether one of the layers lo..hi-1 reads it."""
@@ -161,6 +170,10 @@ class ModelFacts:
         """Those of them that are trained."""
         return self._of_range(lo, hi).n_trained
 
+    def stage_narrow(self, lo: int, hi: int) -> int:
+        """Those that a stage which computes in bf16 holds in bf16."""
+        return self._of_range(lo, hi).n_narrow
+
     def state_numbers(self, lo: int, hi: int, n_moments: int) -> int:
         """Numbers of a stage's trained parameters and of the optimizer's moments."""
         return (1 + n_moments) * self.stage_trained(lo, hi)
@@ -176,8 +189,8 @@ class ModelFacts:
         if (lo, hi) not in self._ranges:
             found = [entry for entry in self.entries if entry.is_read_in(lo, hi)]
             shared = [entry for entry in found if entry.n_trained and entry.is_read_outside(lo, hi)]
-            n_params, n_trained = (sum(getattr(entry, name) for entry in found) for name in ("n_params", "n_trained"))
-            self._ranges[lo, hi] = _Range(found, shared, n_params, n_trained)
+            numbers = (sum(getattr(entry, name) for entry in found) for name in ("n_params", "n_trained", "n_narrow"))
+            self._ranges[lo, hi] = _Range(found, shared, *numbers)
         return self._ranges[lo, hi]
 
     @cached_property
@@ -277,6 +290,7 @@ class _Range(NamedTuple):
     shared: list[Entry]
     n_params: int
     n_trained: int
+    n_narrow: int
 
 
 UNKNOWN = ModelFacts(0, 0, 0, (), ())
