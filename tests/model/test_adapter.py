@@ -198,6 +198,24 @@ def test_frozen_numbers_of_bf16_are_held_in_half_the_bytes_and_compute_the_same(
     assert narrow_paths(held_tree(model, params, "bfloat16")) == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_table", [False, True])
+def test_other_platforms_multiply_numbers_of_bf16_and_a_cpu_their_bits(is_table, dtype):
+    rng = np.random.default_rng(7)
+    x_RD, a_DK, b_KF = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 2), (2, 12)))
+    matrix = rng.standard_normal((12, 8) if is_table else (8, 12)).astype(jnp.bfloat16)
+    x_RD, adapter = x_RD.astype(dtype), () if is_table else (a_DK, b_KF)
+    elsewhere = kernels._whole_frozen_product(jnp.asarray(x_RD), jnp.asarray(matrix), *adapter, is_table=is_table)
+    weight = matrix.view(np.uint16) if is_table else kernels.Adapted(matrix.view(np.uint16), *adapter)
+    here = kernels.product(jnp.asarray(x_RD)[None], weight, is_table=is_table)[0]
+    assert here.dtype == elsewhere.dtype == dtype
+    tolerance = 1e-6 if dtype == "float32" else 2e-2
+    expected = x_RD.astype(np.float32) @ (matrix.T if is_table else matrix).astype(np.float32)
+    expected = expected if is_table else expected + x_RD.astype(np.float32) @ a_DK @ b_KF
+    for found in (here, elsewhere):
+        np.testing.assert_allclose(found.astype(np.float32), expected, rtol=tolerance, atol=10 * tolerance)
+
+
 def test_a_module_of_ones_own_gets_its_matrices_in_fp32():
     model = options_of(**MODELS["own"])
     params = rounded(model, adapter_drawn(init_stage(model, 0, model.facts.n_layers, SEED)))
