@@ -1,34 +1,66 @@
-"""The functions of a model with an adapter (jaxdt.run.adapter): those of the model itself, with each adapted matrix
-computed where a layer reads it. So any family can have one, and modules of one's own too.
+"""The functions of a model with an adapter (jaxdt.run.adapter): those of the model itself, to whose layers each adapted
+matrix goes as three, of which the product with a weight knows (jaxdt.model.kernels). A module of one's own may multiply
+as it likes: its layers get the sum of the matrices.
 
-D, F the axes of a matrix, R the rank."""
+D, F the axes of a matrix, K the rank."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxdt.model import kernels
 from jaxdt.model.base import Auxiliary, Begins, Boundary, Entries, Logits, Model, Params, Tokens, model_of
+from jaxdt.model.kernels import Adapted
 from jaxdt.run.adapter import LORA, SCALE, A, B
 from jaxdt.run.model_spec import ModelSpec
 
 
-def matrix(kernel_DF: Any, a_DR: Any, b_RF: Any) -> Any:
-    """The matrix with which a layer computes; of jax or of numpy arrays."""
-    return kernel_DF + SCALE * (a_DR @ b_RF)
-
-
 def without_adapter(tree: Any) -> Any:
     """An entry as the model itself has it, its adapted matrices computed; of jax or of numpy arrays."""
+    return _joined(tree, lambda matrix_DF, a_DK, b_KF: matrix_DF + a_DK @ b_KF)
+
+
+def _joined(tree: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
+    """An entry with join(matrix, a, SCALE b) in the place of each adapted matrix."""
+
+    def joined(inner: Any, adapters: Any) -> Any:
+        if not isinstance(inner, dict):
+            return join(inner, adapters[A], SCALE * adapters[B])
+        return {name: joined(part, adapters[name]) if name in adapters else part for name, part in inner.items()}
+
     if not isinstance(tree, dict) or LORA not in tree:
         return tree
-    return _added({name: inner for name, inner in tree.items() if name != LORA}, tree[LORA])
+    return joined({name: inner for name, inner in tree.items() if name != LORA}, tree[LORA])
 
 
-def _added(tree: Any, adapters: Any) -> Any:
-    if not isinstance(tree, dict):
-        return matrix(tree, adapters[A], adapters[B])
-    return {name: _added(inner, adapters[name]) if name in adapters else inner for name, inner in tree.items()}
+def held(options: ModelSpec, name: str, tree: Any, dtype: str) -> Any:
+    """An entry as a peer holds it that computes in `dtype`: frozen matrices and tables are in bf16 where the peer
+    computes in it, or where all their numbers are numbers of bf16, as in most published files: nothing is lost then.
+    A module of one's own gets all in fp32."""
+    entry = next(entry for entry in options.facts.entries if entry.name == name)
+    narrow = {leaf.path for leaf in entry.leaves if leaf.is_narrow}
+    if options.has_own_sources:
+        return tree
+
+    def narrowed(keys: Any, leaf: Any) -> Any:
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        is_narrow = path in narrow and (dtype == "bfloat16" or _is_bf16(leaf))
+        return kernels.narrowed(leaf) if is_narrow else leaf
+
+    return jax.tree_util.tree_map_with_path(narrowed, tree)
+
+
+def _is_bf16(leaf: Any) -> bool:
+    """Whether an array of fp32 that was read has numbers of bf16 only: the lower half of each is 0. Drawn ones have
+    others."""
+    return isinstance(leaf, np.ndarray) and not np.ascontiguousarray(leaf).reshape(-1).view("<u2")[::2].any()
+
+
+def _as_adapted(tree: Any) -> Any:
+    return _joined(tree, Adapted)
 
 
 def entries(options: ModelSpec) -> Entries:
@@ -74,7 +106,8 @@ def apply_layer(
     options: ModelSpec, layer: int, params: Params, x: Boundary, begins_BT: Begins = None
 ) -> Boundary | tuple[Boundary, Auxiliary]:
     model, base = _base(options)
-    read = {name: without_adapter(params[name]) for name in model.entries(base).layers[layer]}
+    read_by = without_adapter if base.has_own_sources else _as_adapted
+    read = {name: read_by(params[name]) for name in model.entries(base).layers[layer]}
     return model.layer(base, layer, params | read, x, begins_BT)
 
 

@@ -1,16 +1,17 @@
-"""LayerNorm, RMSNorm, GELU, SwiGLU, maxout, causal softmax, the product with a weight and that of groups of rows, with
-hand-written backward passes.
+"""LayerNorm, RMSNorm, GELU, SwiGLU, maxout, causal softmax, the product with a weight, with a frozen one, and that of
+groups of rows, with hand-written backward passes.
 
 XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
 the same normalisation many times. A custom_vjp avoids that, since it fixes what is saved for the backward pass (about
 half of what autodiff saves).
 Activations may be fp32 or bf16 and keep their dtype; parameters and their gradients, sums and exponentials are fp32.
 
-B samples, T tokens, D width, F another width, N a narrower one, H heads, R rows, E experts."""
+B samples, T tokens, D width, F another width, N a narrower one, H heads, R rows, E experts, K the rank of an adapter.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,51 @@ from jaxtyping import Array, Float, Float32, Int
 
 LAYER_NORM_EPS = 1e-5
 BLOCK_ROWS_MIN, BLOCK_ROWS_MAX = 32, 512  # of a block of grouped rows
+LARGE_NUMBERS, BLOCK_NUMBERS = 1 << 22, 1 << 17  # of a narrow matrix that is converted in blocks, and of a block
 GELU_SCALE, GELU_CUBIC = (2.0 / jnp.pi) ** 0.5, 0.044715  # the tanh form, Hendrycks and Gimpel 2016, Sec. 2
 
 
+def is_narrow(array: Any) -> bool:
+    """Whether its numbers are those of bf16, or on a CPU their bits: XLA converts an array of bf16 there before it cuts
+    a part out of it, and an array of integers not."""
+    return array.dtype in (jnp.bfloat16, jnp.uint16)
+
+
+def narrowed(array: Any) -> Any:
+    """An array of fp32, of jax or of numpy, as a narrow one of the same kind for the platform of this process."""
+    rounded = array.astype(jnp.bfloat16)
+    return rounded.view(jnp.uint16) if jax.default_backend() == "cpu" else rounded
+
+
+def numbers(array: Any, dtype: Any = jnp.float32) -> Any:
+    """The numbers of an array that may be narrow."""
+    bits = jax.lax.bitcast_convert_type(array, jnp.bfloat16) if array.dtype == jnp.uint16 else array
+    return bits.astype(dtype)
+
+
+class Adapted(NamedTuple):
+    """A frozen matrix [D,F] that computes as matrix + a b, with a [D,K] and b [K,F]. A weight of `product` may be one,
+    and so may a parameter of a module of Flax, which looks at the first of the three only."""
+
+    matrix: Any
+    a: Any
+    b: Any
+
+
+def product(x_BTD: Float[Array, "B T D"], w: Any, *, is_table: bool = False) -> Float[Array, "B T F"]:
+    """x w in the dtype of x, for a weight [D,F], or a table [F,D] that is turned over. A narrow weight is a frozen one,
+    and has no gradient."""
+    if not isinstance(w, Adapted) and not is_narrow(w):
+        return _product(x_BTD, w.T if is_table else w)
+    matrix, *adapter = w if isinstance(w, Adapted) else (w,)
+    y_RF: Any = _frozen_product(x_BTD.reshape(-1, x_BTD.shape[-1]), matrix, tuple(adapter), is_table)
+    return y_RF.reshape(*x_BTD.shape[:-1], -1)
+
+
 @jax.custom_vjp
-def product(x_BTD: Float[Array, "B T D"], w_DF: Float32[Array, "D F"]) -> Float[Array, "B T F"]:
-    """x w in the dtype of x. Plain autodiff forms the transpose of the gradient of w and turns it over, and it keeps
-    three axes where XLA on CPU is faster with two: then a layer takes 6 % more time."""
+def _product(x_BTD: Float[Array, "B T D"], w_DF: Float32[Array, "D F"]) -> Float[Array, "B T F"]:
+    """Plain autodiff forms the transpose of the gradient of w and turns it over, and it keeps three axes where XLA on
+    CPU is faster with two: then a layer takes 6 % more time."""
     return _product_forward(x_BTD, w_DF)[0]
 
 
@@ -41,7 +80,88 @@ def _product_backward(saved, g_BTF):
     return gx_BTD, jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
 
 
-product.defvjp(_product_forward, _product_backward)
+_product.defvjp(_product_forward, _product_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _frozen_product(x_RD, matrix, adapter: tuple, is_table: bool):
+    """x W + (x a) b: the sum of the matrices is never formed, nor is the gradient of W, which has that shape too."""
+    return _frozen_product_forward(x_RD, matrix, adapter, is_table)[0]
+
+
+# One equation in a jaxpr, for those who save the results of products.
+frozen_product_p = Primitive("frozen_product")
+
+
+def _frozen_product_forward(x_RD, matrix, adapter, is_table):
+    return frozen_product_p.bind(x_RD, matrix, *adapter, is_table=is_table), (x_RD, matrix, adapter)
+
+
+def _frozen_product_backward(is_table, saved, g_RF):
+    x_RD, matrix, adapter = saved
+    if not adapter:
+        return frozen_product_p.bind(g_RF, matrix, is_table=not is_table), None, ()
+    a_DK, b_KF = (part.astype(g_RF.dtype) for part in adapter)
+    gx_RD = frozen_product_p.bind(g_RF, matrix, adapter[1].T, adapter[0].T, is_table=not is_table)
+    ga_DK, gb_KF = (
+        jnp.matmul(left.T, right, preferred_element_type=jnp.float32)
+        for left, right in ((x_RD, g_RF @ b_KF.T), (x_RD @ a_DK, g_RF))
+    )
+    return gx_RD, None, (ga_DK, gb_KF)
+
+
+_frozen_product.defvjp(_frozen_product_forward, _frozen_product_backward)
+
+
+def _whole_frozen_product(x_RD, matrix, *adapter, is_table: bool):
+    matrix_DF = numbers(matrix.T if is_table else matrix, x_RD.dtype)
+    return _with_adapter(jnp.matmul(x_RD, matrix_DF, preferred_element_type=jnp.float32), x_RD, adapter)
+
+
+def _with_adapter(y_RF, x_RD, adapter):
+    if adapter:
+        a_DK, b_KF = (part.astype(x_RD.dtype) for part in adapter)
+        y_RF = y_RF + jnp.matmul(x_RD @ a_DK, b_KF, preferred_element_type=jnp.float32)
+    return y_RF.astype(x_RD.dtype)
+
+
+def _frozen_product_on_cpu(x_RD, matrix, *adapter, is_table: bool):
+    """A CPU multiplies in fp32. XLA would convert the matrices of all layers first, and hold them from the forward to
+    the backward. So the bits depend on x, by a number that is 0 unless x is not finite, and with it the step. A large
+    matrix is never in fp32 as a whole: a loop, which takes longer to compile, converts it in blocks."""
+    if not is_narrow(matrix):
+        return _whole_frozen_product(x_RD, matrix, *adapter, is_table=is_table)
+    rows = x_RD.astype(jnp.float32)
+    if matrix.size > LARGE_NUMBERS:
+        return _with_adapter(_in_blocks(rows, matrix, is_table), x_RD, adapter)
+    bits = jax.lax.bitcast_convert_type(matrix, jnp.uint16)
+    matrix = numbers(bits ^ (rows[0, 0] != rows[0, 0]).astype(jnp.uint16))
+    return _with_adapter(rows @ (matrix.T if is_table else matrix), x_RD, adapter)
+
+
+def _in_blocks(rows, matrix, is_table: bool):
+    """The last block reaches back where it has too few columns."""
+    out_axis = 0 if is_table else 1
+    n_out, n_in = matrix.shape[out_axis], matrix.shape[1 - out_axis]
+    size = min(n_out, max(1, BLOCK_NUMBERS // n_in))
+
+    def multiply(i, y_RF):
+        start = jnp.minimum(i * size, n_out - size)
+        block = numbers(jax.lax.dynamic_slice_in_dim(matrix, start, size, out_axis))
+        return jax.lax.dynamic_update_slice_in_dim(y_RF, rows @ (block.T if is_table else block), start, 1)
+
+    return jax.lax.fori_loop(0, -(-n_out // size), multiply, jnp.zeros((len(rows), n_out), jnp.float32))
+
+
+@frozen_product_p.def_abstract_eval
+def _shape_of_frozen_product(x_RD, matrix, *adapter, is_table: bool):
+    del adapter
+    return x_RD.update(shape=(x_RD.shape[0], matrix.shape[0 if is_table else 1]))
+
+
+frozen_product_p.def_impl(jax.jit(frozen_product_p.bind, static_argnames="is_table"))
+mlir.register_lowering(frozen_product_p, mlir.lower_fun(_whole_frozen_product, multiple_results=False))
+mlir.register_lowering(frozen_product_p, mlir.lower_fun(_frozen_product_on_cpu, multiple_results=False), "cpu")
 
 
 @jax.custom_vjp
@@ -62,17 +182,22 @@ grouped_product_p = Primitive("grouped_product")
 
 
 def _grouped_product_forward(x_RD, w_EDF, sizes_E):
-    y_RF = grouped_product_p.bind(x_RD, w_EDF.astype(x_RD.dtype), sizes_E, transposed=False)
+    y_RF = grouped_product_p.bind(x_RD, _converted(w_EDF, x_RD.dtype), sizes_E, transposed=False)
     return y_RF, (x_RD, w_EDF, sizes_E)
 
 
 def _grouped_product_backward(saved, g_RF):
     x_RD, w_EDF, sizes_E = saved
-    gx_RD = grouped_product_p.bind(g_RF, w_EDF.astype(g_RF.dtype), sizes_E, transposed=True)
-    return gx_RD, _sums_of_outer_products(x_RD, g_RF, sizes_E), None
+    gx_RD = grouped_product_p.bind(g_RF, _converted(w_EDF, g_RF.dtype), sizes_E, transposed=True)
+    return gx_RD, None if is_narrow(w_EDF) else _sums_of_outer_products(x_RD, g_RF, sizes_E), None
 
 
 grouped_product.defvjp(_grouped_product_forward, _grouped_product_backward)
+
+
+def _converted(w_EDF, dtype):
+    """Narrow matrices stay: each is converted where a block of rows is multiplied by it."""
+    return w_EDF if is_narrow(w_EDF) else w_EDF.astype(dtype)
 
 
 def _product_in_blocks(x_RD, w_EDF, sizes_E, *, transposed: bool):
@@ -84,7 +209,7 @@ def _product_in_blocks(x_RD, w_EDF, sizes_E, *, transposed: bool):
     def multiply(i, y_RF):
         group, start, _ = block(i)
         rows = jax.lax.dynamic_slice_in_dim(x_RD, start, size)
-        product = jax.lax.dot_general(rows, w_EDF[group], contracted)
+        product = jax.lax.dot_general(rows, numbers(w_EDF[group], rows.dtype), contracted)
         return jax.lax.dynamic_update_slice_in_dim(y_RF, product, start, 0)
 
     return jax.lax.fori_loop(0, n_blocks, multiply, jnp.zeros((n_rows + size, n_out), x_RD.dtype))[:n_rows]

@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Int, Shaped
 
 from jaxdt.model import kernels
 from jaxdt.run.model_facts import MATRIX, TABLE, VECTOR
@@ -111,9 +111,10 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, tokens_BT: Int[Array, "B T"], begins_BT: Any = None) -> Float[Array, "B T D"]:
         normal = nn.initializers.normal(INIT_STD)
-        x_BTD = self.param("tok", normal, (self.vocab_size, self.d_model), jnp.float32)[tokens_BT]
+        tok_VD = self.param("tok", normal, (self.vocab_size, self.d_model), jnp.float32)
+        x_BTD = kernels.numbers(tok_VD[tokens_BT])
         if self.n_positions:
-            pos = self.param("pos", normal, (self.n_positions, self.d_model), jnp.float32)
+            pos = kernels.numbers(self.param("pos", normal, (self.n_positions, self.d_model), jnp.float32))
             seq_len = tokens_BT.shape[1]
             if begins_BT is None:
                 x_BTD = x_BTD + pos[None, :seq_len]
@@ -130,14 +131,11 @@ class Head(nn.Module):
     norm: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, x_BTD: Float[Array, "B T D"], tok_VD: Float32[Array, "V D"] | None) -> Float32[Array, "B T V"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], tok_VD: Shaped[Array, "V D"] | None) -> Float32[Array, "B T V"]:
         x_BTD = self.norm(name="ln")(x_BTD)
         if tok_VD is not None:
-            out_DV = tok_VD.T
-        else:
-            out_DV = self.param(
-                "out", nn.initializers.normal(INIT_STD), (x_BTD.shape[-1], self.vocab_size), jnp.float32
-            )
+            return kernels.product(x_BTD, tok_VD, is_table=True).astype(jnp.float32)
+        out_DV = self.param("out", nn.initializers.normal(INIT_STD), (x_BTD.shape[-1], self.vocab_size), jnp.float32)
         return kernels.product(x_BTD, out_DV).astype(jnp.float32)
 
 

@@ -118,6 +118,9 @@ class StageFunctions:
     add_vectors: Callable[[Params, Any], Params]  # (acc, some vectors of another gradient) -> acc; donates acc
     # (params, opt_state, vectors, scale) -> (params, opt_state), by the gradient vectors * scale of these params
     update: Callable[[Params, OptState, Any, Any], tuple[Params, OptState]]
+    # () -> None; compiles `update` beside frozen parameters, before there are any: that of the many small matrices of
+    # an adapter takes the compiler more memory than the stage
+    compile_update: Callable[[], None]
 
     @property
     def first(self) -> bool:
@@ -164,22 +167,31 @@ def build_stage(
     def loss_sum(params: Params, x: Boundary | None, batch: Batch) -> Scalar:
         return losses(params, x, batch)[0]
 
+    def init_optimizer(params: Params) -> OptState:
+        return optimizer.init(trained(config, params))
+
     def zeros() -> Params:
         shapes = trained(config, jax.eval_shape(lambda: init_stage(config, lo, hi, 0)))
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes) | _no_auxiliary(config, lo, hi)
 
     def update(params: Params, opt_state: OptState, vectors: Vectors, scale: Scalar) -> tuple[Params, OptState]:
-        part = trained(config, params)
-        gradient = gradient_tree(config, lo, hi, part, vectors, scale)
-        change, opt_state = optimizer.update(gradient, opt_state, part)
-        updated: Any = optax.apply_updates(part, change)
+        gradient = gradient_tree(config, lo, hi, params, vectors, scale)
+        change, opt_state = optimizer.update(gradient, opt_state, params)
+        updated: Any = optax.apply_updates(params, change)
         return updated, opt_state
 
     update_trained = jit(update, (whole, whole, whole, whole), (whole, whole), donate=1)
 
     def update_beside_frozen(params: Params, opt_state: OptState, vectors: Any, scale: Any) -> tuple[Params, OptState]:
-        updated, opt_state = update_trained(params, opt_state, vectors, scale)
+        updated, opt_state = update_trained(trained(config, params), opt_state, vectors, scale)
         return with_trained(params, updated), opt_state  # the others are no copies
+
+    def compile_update() -> None:
+        if facts.frozen:
+            params = jax.eval_shape(init, 0)
+            part, opt_state = trained(config, params), jax.eval_shape(init_optimizer, params)
+            vectors = jax.eval_shape(lambda: gradient_vectors(config, lo, hi, part))
+            _ = update_trained.lower(part, opt_state, vectors, jax.ShapeDtypeStruct((), jnp.float32)).compile()
 
     def add_vectors(acc: Params, vectors: Vectors) -> Params:
         added = gradient_tree(config, lo, hi, acc, vectors, 1.0)
@@ -209,7 +221,7 @@ def build_stage(
         group_sizes=group_sizes(config, lo, hi),
         init=lambda seed: devices.place(init(seed)),
         place=devices.place,
-        init_optimizer=jit(lambda params: optimizer.init(trained(config, params)), (whole,), whole),
+        init_optimizer=jit(init_optimizer, (whole,), whole),
         zeros=jit(zeros, (), whole),
         forward=None if last else jit(forward, (whole, batch, batch), (batch, None)),
         backward=None if last else jit(backward, (whole, None, batch, whole), (batch, whole), donate=3),
@@ -219,6 +231,7 @@ def build_stage(
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
         add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
         update=update_beside_frozen if facts.frozen else update_trained,
+        compile_update=compile_update,
     )
 
 
@@ -280,7 +293,7 @@ def _forward_and_backward(run: Callable, remat: str, first: bool, accumulate: Ca
 def _is_weight_product(primitive: Any, *operands: Any, **params: Any) -> bool:
     """Whether remat "dots" saves the result of an operation."""
     of_one_matrix = jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
-    return of_one_matrix or primitive is kernels.grouped_product_p
+    return of_one_matrix or primitive in (kernels.frozen_product_p, kernels.grouped_product_p)
 
 
 def _loss_and_backward(losses: Callable, first: bool, accumulate: Callable) -> Callable:

@@ -53,12 +53,16 @@ def frozen(config: ModelSpec, params: Params) -> Params:
 
 
 def with_trained(params: Params, part: Params) -> Params:
-    """The parameters with the leaves of `part`, a tree like their trained ones. Of `params` the frozen leaves do."""
+    """The parameters with the leaves of `part`, a tree like their trained ones, which need not have entries without
+    any. Of `params` the frozen leaves do."""
 
     def newest(new: Any, own: Any) -> Any:
         return own if new is None else new
 
-    return {name: jax.tree.map(newest, part[name], params[name], is_leaf=lambda leaf: leaf is None) for name in params}
+    def joined(own: Any, new: Any) -> Any:
+        return jax.tree.map(newest, new, own, is_leaf=lambda leaf: leaf is None)
+
+    return {name: joined(tree, part.get(name)) for name, tree in params.items()}
 
 
 def own_params(config: ModelSpec, lo: int, hi: int, params: Params) -> Params:

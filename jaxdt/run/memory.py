@@ -5,7 +5,8 @@ microbatch between its forward and its backward a residual and the boundary tens
 needs while it runs. While a peer updates, it holds beside the same state its own gradient as one vector, the slices of
 the sum, the joined sum, and the new parameters, since the old ones are not donated. The exchange before the update
 holds less. Per trained parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32); one that is
-not trained takes 4.
+not trained takes 4. A frozen matrix or table takes 2 where the peer computes in bf16, and where all its numbers are
+numbers of bf16: only who reads them knows the latter, so it is not counted here.
 
 A peer on an accelerator holds a part of that in the host's memory: the own vector and the slices, vectors of others,
 boundary tensors on their way and kept ones. These do not count against the device, on which the update takes 24 bytes
@@ -96,10 +97,12 @@ class MemoryOptions:
 
 def state_bytes(model: ModelSpec, lo: int, hi: int, dtype: str = "float32", moments: Moments = TWO_MOMENTS) -> int:
     """Parameters of layers lo..hi-1, moments and accumulator of those that are trained, and the weights cast for one
-    Work in another dtype."""
+    Work in another dtype, which frozen ones are already, but for those of a module of one's own."""
     cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
     of_trained = FLOAT_BYTES * model.facts.state_numbers(lo, hi, moments)
-    return model.facts.stage_params(lo, hi) * (FLOAT_BYTES + cast_bytes) + of_trained
+    n_narrow = model.facts.stage_narrow(lo, hi) if cast_bytes and not model.has_own_sources else 0
+    n_wide = model.facts.stage_params(lo, hi) - n_narrow
+    return n_wide * (FLOAT_BYTES + cast_bytes) + n_narrow * cast_bytes + of_trained
 
 
 def update_bytes(model: ModelSpec, lo: int, hi: int) -> int:

@@ -47,6 +47,11 @@ class Leaf:
     def n_params(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a peer that computes in bf16 holds it in bf16 (jaxdt.model.adapter)."""
+        return not self.trained and self.role != VECTOR
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -65,6 +70,10 @@ class Entry:
     @cached_property
     def n_trained(self) -> int:
         return sum(leaf.n_params for leaf in self.leaves if leaf.trained)
+
+    @cached_property
+    def n_narrow(self) -> int:
+        return sum(leaf.n_params for leaf in self.leaves if leaf.is_narrow)
 
     @property
     def has_matrices(self) -> bool:
@@ -190,6 +199,10 @@ class ModelFacts:
         """Those of them that are trained."""
         return self._of_range(lo, hi).n_trained
 
+    def stage_narrow(self, lo: int, hi: int) -> int:
+        """Those that a stage which computes in bf16 holds in bf16."""
+        return self._of_range(lo, hi).n_narrow
+
     def moment_numbers(self, lo: int, hi: int, moments: Moments, *, owned: bool = False) -> int:
         """Numbers of the optimizer's moments of a stage, or of the entries that it owns."""
         if owned:
@@ -314,6 +327,7 @@ class _Range(NamedTuple):
     n_params: int
     n_trained: int
     n_matrix_trained: int
+    n_narrow: int
 
 
 UNKNOWN = ModelFacts(0, 0, 0, (), ())

@@ -1,6 +1,7 @@
 """Adapters: what is trained, and that a run with them trains as plain code that adds products to matrices."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,10 @@ import pytest
 import reference_models
 from test_equivalence import Tokens, train_in_pieces
 
+from jaxdt.model import kernels
+from jaxdt.model.adapter import held
 from jaxdt.model.base import apply_stage, entry_and_path, init_stage
+from jaxdt.model.batches import Batch
 from jaxdt.run import config as run_config
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model import options_of
@@ -134,6 +138,109 @@ def test_a_run_with_an_adapter_trains_as_plain_code_does(name, stages, sync):
             assert np.any(leaf)
         else:
             np.testing.assert_array_equal(leaf, wanted)
+
+
+def adapter_drawn(tree):
+    """The tree with other numbers in place of the zeros of B."""
+    rng = np.random.default_rng(5)
+
+    def drawn(keys, leaf):
+        is_b = entry_and_path(keys)[1].endswith("/b")
+        return rng.standard_normal(leaf.shape).astype(np.float32) if is_b else np.asarray(leaf)
+
+    return jax.tree_util.tree_map_with_path(drawn, tree)
+
+
+def rounded(model, tree):
+    """The tree with frozen numbers that are numbers of bf16."""
+
+    def number(keys, leaf):
+        is_frozen = entry_and_path(keys) in model.facts.frozen
+        return leaf.astype(jnp.bfloat16).astype(np.float32) if is_frozen else leaf
+
+    return jax.tree_util.tree_map_with_path(number, tree)
+
+
+def held_tree(model, tree, dtype):
+    return {name: held(model, name, entry, dtype) for name, entry in tree.items()}
+
+
+def narrow_paths(tree):
+    return {entry_and_path(keys) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree) if kernels.is_narrow(leaf)}
+
+
+@pytest.mark.parametrize("n_large", [64, 1 << 22])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
+def test_frozen_numbers_of_bf16_are_held_in_half_the_bytes_and_compute_the_same(name, n_large, monkeypatch):
+    """Matrices of experts and the table of a tied head too, in blocks where they are large; scales and biases are in
+    fp32. A matrix with another number stays in fp32."""
+    monkeypatch.setattr(kernels, "LARGE_NUMBERS", n_large)
+    monkeypatch.setattr(kernels, "BLOCK_NUMBERS", 16 * 5)  # of no axis a divisor
+    config = make_config(name, stages=1, pipelines=1)
+    model = config.model
+    params = rounded(model, adapter_drawn(init_stage(model, 0, model.facts.n_layers, SEED)))
+    narrow = held_tree(model, params, "float32")
+    leaves = {(entry.name, leaf.path): leaf for entry in model.facts.entries for leaf in entry.leaves}
+    expected = {key for key, leaf in leaves.items() if not leaf.trained and leaf.role != "vector"}
+    assert narrow_paths(narrow) == expected and all(leaf.nbytes for leaf in jax.tree.leaves(narrow))
+    functions = stage_functions(config, run_config.default_plan(config), 0)
+    batch = Batch(Tokens().train_batch(SEED, 0, 0, SIZE, 8, N_MICROBATCHES))
+    results = [functions.loss_backward(tree, None, batch, functions.zeros()) for tree in (params, narrow)]
+    assert float(results[0][0]) == pytest.approx(float(results[1][0]), rel=1e-6)
+    gradients = [{name: result[2][name] for name in params} for result in results]
+    for wide, half in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(half, wide, rtol=1e-4, atol=1e-5 * np.abs(wide).max())
+        assert np.any(wide)
+
+    entry, path = next((entry, path) for entry, path in sorted(expected) if not path and entry == "tok")
+    params[entry][3, 3] += 1e-6
+    assert narrow_paths(held_tree(model, params, "float32")) == expected - {(entry, path)}
+    assert narrow_paths(held_tree(model, params, "bfloat16")) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_table", [False, True])
+def test_other_platforms_multiply_numbers_of_bf16_and_a_cpu_their_bits(is_table, dtype):
+    rng = np.random.default_rng(7)
+    x_RD, a_DK, b_KF = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 2), (2, 12)))
+    matrix = rng.standard_normal((12, 8) if is_table else (8, 12)).astype(jnp.bfloat16)
+    x_RD, adapter = x_RD.astype(dtype), () if is_table else (a_DK, b_KF)
+    elsewhere = kernels._whole_frozen_product(jnp.asarray(x_RD), jnp.asarray(matrix), *adapter, is_table=is_table)
+    weight = matrix.view(np.uint16) if is_table else kernels.Adapted(matrix.view(np.uint16), *adapter)
+    here = kernels.product(jnp.asarray(x_RD)[None], weight, is_table=is_table)[0]
+    assert here.dtype == elsewhere.dtype == dtype
+    tolerance = 1e-6 if dtype == "float32" else 2e-2
+    expected = x_RD.astype(np.float32) @ (matrix.T if is_table else matrix).astype(np.float32)
+    expected = expected if is_table else expected + x_RD.astype(np.float32) @ a_DK @ b_KF
+    for found in (here, elsewhere):
+        np.testing.assert_allclose(found.astype(np.float32), expected, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_a_module_of_ones_own_gets_its_matrices_in_fp32():
+    model = options_of(**MODELS["own"])
+    params = rounded(model, adapter_drawn(init_stage(model, 0, model.facts.n_layers, SEED)))
+    assert not narrow_paths(held_tree(model, params, "bfloat16"))
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_a_backward_holds_few_matrices(is_narrow):
+    """No sum of the matrices of a layer beside another one's, no gradient of a frozen matrix, and no residual with
+    matrices: so the program takes, beside what that of full training takes, less than a layer's matrices."""
+    shape = SHAPE | dict(family="llama", n_kv_heads=1, n_layers=8, d_model=64, n_heads=2, d_ff=256)
+
+    def temporary_bytes(adapter):
+        config = replace(make_config("llama", 2), model=options_of(**shape, adapter=adapter))
+        functions = stage_functions(config, run_config.default_plan(config), 0)
+        params = functions.init(0)
+        if is_narrow and adapter:
+            params = held_tree(config.model, params, "bfloat16")
+        batch = Batch(np.zeros((SIZE, 9), np.int32))
+        y, residual = functions.forward(params, None, batch)
+        compiled = functions.backward.lower(params, residual, y, functions.zeros()).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    layer_bytes = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 256)
+    assert temporary_bytes("lora:2") - temporary_bytes("") < layer_bytes
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ ONE, SIXTEEN = MicrobatchShape(1, 16), MicrobatchShape(16, 16)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
 @pytest.mark.parametrize(("lo", "hi"), [(1, 4), (2, 3)])
-def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype, remat):
-    model = GPTConfig.of("small", activation=activation, **SHAPE)
+@pytest.mark.parametrize("adapter", ["", "lora:4"])
+def test_a_residual_is_what_the_stage_function_returns(adapter, lo, hi, activation, dtype, remat):
+    model = GPTConfig.of("small", activation=activation, adapter=adapter, **SHAPE)
     stage = build_stage(model, lo, hi, optimizer(OptimConfig()), StageOptions(2, remat, dtype))
     params = jax.eval_shape(lambda: stage.init(0))
     _, residual = jax.eval_shape(
@@ -51,6 +52,17 @@ def test_bytes_of_a_parameter():
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
     assert state_bytes(model, 1, 3, moments=Moments(1, 1)) == 12 * n_params
     assert update_bytes(model, 1, 3) == 16 * n_params
+
+
+def test_a_frozen_matrix_is_held_in_the_dtype_of_the_computation():
+    """4 or 2 bytes; a scale or a bias is in fp32, with a copy in bf16. Those of adapters take 16 or 18 with Adam."""
+    model = GPTConfig.of("small", adapter="lora:2", **SHAPE)
+    n_trained = model.facts.stage_trained(1, 3)
+    assert n_trained == 2 * 2 * sum((32 + 96, 32 + 32, 32 + 128, 128 + 32)), "of each matrix of two blocks, both"
+    n_matrices = 2 * 32 * (96 + 32 + 128 + 128)
+    n_vectors = model.facts.stage_params(1, 3) - n_trained - n_matrices
+    assert state_bytes(model, 1, 3) == 16 * n_trained + 4 * (n_matrices + n_vectors)
+    assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_trained + 2 * n_matrices + 6 * n_vectors
 
 
 def test_the_last_stage_holds_logits_and_no_dots():

@@ -97,6 +97,8 @@ def time_stage(
         for n_done in range(N_WARM_UP + N_STAGE_MAX):
             if n_done >= n_rounds_min and time.monotonic() - started_s > seconds_min:
                 break
+            if n_done == 1:  # all is compiled
+                store.return_freed_memory()
             rounds = tuple(RoundId(RoundKind.GRADIENT, of_stage, step) for of_stage in group_sizes)
             for kind in kinds:
                 work = Work(stage, kind, microbatch, peer, step)
@@ -139,6 +141,8 @@ def _cpu_s(store: Store, work: Work, probe: MessageCostProbe | None) -> float:
 
 def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
     """Compile the functions that compute a microbatch of this step, for tensors of the step's length."""
+    store.functions.compile_update()
+    store.return_freed_memory()
     with _at_version(store, step):
         for kind in (WorkKind.FORWARD, WorkKind.BACKWARD):
             work = Work(stage, kind, 0, peer, step)

@@ -47,10 +47,9 @@ class ParameterVersions:
         return self.params is not None
 
     def initialize(self, params: Any) -> None:
-        """Set the initial parameters, version 0."""
-        params = self._functions.place(params)
+        """Set the initial parameters, version 0; of frozen ones those that are held already will do."""
         self.hold_frozen(params)
-        self.put(0, self._initial_state(params))
+        self.put(0, self._initial_state(self.whole(trained(self._config, params))))
 
     @property
     def lacks_frozen(self) -> bool:
@@ -58,12 +57,9 @@ class ParameterVersions:
         return self._frozen is None and bool(self._config.facts.frozen)
 
     def hold_frozen(self, params: Any) -> None:
-        """Keep the frozen ones of the initial parameters, beside which each later state is set."""
-        self._frozen = frozen(self._config, self._functions.place(params))
-
-    def drop_frozen(self) -> None:
-        """Give them up too; those of the next initial parameters take their place."""
-        self._frozen = None
+        """Keep the frozen ones of the initial parameters, beside which each later state is set; the first time only."""
+        if self.lacks_frozen:
+            self._frozen = frozen(self._config, self._functions.place(params))
 
     def _initial_state(self, params: Any) -> tuple[Any, ...]:
         """The state of version 0 with these parameters."""

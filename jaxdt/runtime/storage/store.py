@@ -17,13 +17,14 @@ import numpy as np
 
 from jaxdt.build import replicas_may_differ
 from jaxdt.codec.vectors import vector_leaf
+from jaxdt.model.adapter import held
 from jaxdt.model.averaging import ReplicaState, averaged, exchanged, fragment_entries
 from jaxdt.model.batches import Batch, Samples, TokenSource
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import by_facts, optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, auxiliary_figures, build_stage
-from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries
+from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP, group_entries, trained
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.round_id import RoundId, RoundKind
@@ -121,6 +122,8 @@ class Store:
         shapes = self._versions.shapes
         self._state_vector = StateVector(shapes[:1] if self._is_worker else shapes)
         self.n_words = self._state_vector.n_words
+        self._entries = [entry for entry in config.model.facts.entries_in(lo, hi) if entry.name not in self._table]
+        self._n_held = self.n_words + config.model.facts.stage_params(lo, hi)
         self._config = config
         self._plan = plan
         self._samples = Samples(data, config.train, plan.n_microbatches, config.data.borders)
@@ -157,7 +160,7 @@ class Store:
     @property
     def parameter_versions(self) -> ParameterVersions:
         """The parameters and the optimizer state: until others are restored or installed, fresh ones, which are drawn
-        when they are first needed. A stage with frozen parameters reads all of them: the frozen ones stay."""
+        when they are first needed. A stage with frozen parameters reads them then: these stay."""
         if not self._versions.is_held:
             has_frozen = bool(self._config.model.facts.frozen)
             self._versions.initialize(self._initial_params() if has_frozen else self._drawn_params())
@@ -169,7 +172,7 @@ class Store:
     def drop_state(self) -> None:
         """Give the state up; one that is to be restored or installed is held alone."""
         self._versions.drop()
-        self._return_freed_memory()
+        self.return_freed_memory()
 
     def _own(self, tree: Any) -> Any:
         """A tree of numpy arrays on the stage's devices, in memory of its own. jax takes an aligned array over as it
@@ -177,8 +180,9 @@ class Store:
         """
         return jax.tree.map(lambda leaf: jax.block_until_ready(jnp.copy(self.functions.place(leaf))), tree)
 
-    def _return_freed_memory(self) -> None:
-        if self.n_words >= LARGE_WORDS:
+    def return_freed_memory(self) -> None:
+        """Give memory back that was needed once, to compile or to read: its holes may suit no later array."""
+        if self._n_held >= LARGE_WORDS:
             return_freed_memory()
 
     def restore(self, restore: ev.Restore) -> None:
@@ -190,7 +194,6 @@ class Store:
         found = self.entries_of(restore)  # what is not there is reported while the state of before is still held
         self.drop_state()
         if restore.version == 0:
-            self._versions.drop_frozen()  # they are read once more, and are not held twice
             self._versions.initialize(self._initial_params())
             return
         assert found is not None, "only parameters of version 0 are drawn"
@@ -210,18 +213,29 @@ class Store:
         trained parameters."""
         if restore.version == 0 and not self._config.init.digest:
             return None
-        entries = self._config.model.facts.entries_in(*self._plan.stages[self._stage])
-        held = [entry.name for entry in entries if entry.n_trained or restore.version == 0]
-        names = [name for name in held if name not in self._table]
+        names = [entry.name for entry in self._entries if entry.n_trained or restore.version == 0]
         if restore.version == 0:
             return ((name, {"params": tree}) for name, tree in initial_params(self._config, names))
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
         return self._load_entries(restore.version, restore.parts, names)
 
     def _initial_params(self) -> dict[str, Any]:
-        """The parameters of version 0: drawn, or those of the model with which the run begins, one entry at a time."""
-        entries = self.entries_of(ev.Restore(0, 0, 0, ()))
-        return self._drawn_params() if entries is None else {name: self._own(one["params"]) for name, one in entries}
+        """The parameters of version 0: drawn, or those of the model with which the run begins, one entry at a time, the
+        largest first, while little else is held. Frozen ones that are held already are left out."""
+        model = self._config.model
+        if not self._config.init.digest and not model.facts.frozen:
+            return self._drawn_params()
+        lacks_frozen = self._versions.lacks_frozen
+        needed = [entry for entry in self._entries if entry.n_trained or lacks_frozen]
+        names = [entry.name for entry in sorted(needed, key=lambda entry: -entry.n_params)]
+        found: dict[str, Any] = {}
+        for name, tree in initial_params(self._config, names):
+            if not lacks_frozen:
+                tree = trained(model, {name: tree})[name]
+            found[name] = self._own(held(model, name, tree, self._config.dtype))
+            del tree  # before the next one is read
+        self.return_freed_memory()
+        return found
 
     def _hold_frozen(self) -> None:
         """Draw or read the parameters that a state which comes from elsewhere has not got."""
@@ -294,8 +308,8 @@ class Store:
 
     def _compute(self, work: Work, scale: float, rounds: tuple[RoundId, ...]) -> dict[str, float]:
         assert work.step is not None, "all Work that runs belongs to a step"
-        if work.kind in BEFORE_PEAK:
-            self._return_freed_memory()
+        if work.kind in BEFORE_PEAK and self.n_words >= LARGE_WORDS:
+            return_freed_memory()
         if work.kind == WorkKind.FORWARD:
             return self._forward(work)
         if work.kind == WorkKind.BACKWARD:

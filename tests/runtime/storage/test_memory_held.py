@@ -24,7 +24,8 @@ from jaxdt.run.sizes import sync_groups
 from jaxdt.run.work import WorkKind
 from jaxdt.runtime.calibrate.stage_times import compile_step, time_stage
 from jaxdt.runtime.compute_environment import return_freed_memory
-from jaxdt.runtime.storage.entries import copy_of, split_entries, write_entries
+from jaxdt.runtime.storage import store as store_module
+from jaxdt.runtime.storage.entries import copy_of, initial_params, split_entries, write_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
@@ -236,6 +237,33 @@ def test_a_stage_is_compiled_and_timed_with_one_state(functions_of):
     held = state_bytes(config.model, lo, hi) + update_bytes(config.model, lo, hi) / 4
     assert 0.95 * held <= max(found) <= 1.05 * held
     assert live_bytes() - before <= 0.05 * held, "the state that is restored next finds room"
+
+
+def test_frozen_parameters_are_read_once_and_held_in_the_dtype_of_the_computation(monkeypatch):
+    """The largest entry is read first, while little else is held; a restore reads the trained ones alone."""
+    config = replace(config_of("fixed", "recompute", 2, 2), dtype="bfloat16")
+    config = replace(config, model=replace(config.model, adapter="lora:2", max_len=1024))
+    plan, facts = run_config.default_plan(config), config.model.facts
+    asked, (lo, hi) = [], plan.stages[0]
+
+    def noted(config, names):
+        asked.append(names)
+        return initial_params(config, names)
+
+    monkeypatch.setattr(store_module, "initial_params", noted)
+    store = Store(config, plan, 0, Tokens(), stage_functions(config, plan, 0))
+    compile_step(store, 0, 0, 0)
+    begun = store.parameter_versions.params
+    n_trained, n_narrow = facts.stage_trained(lo, hi), facts.stage_narrow(lo, hi)
+    n_bytes = 4 * (facts.stage_params(lo, hi) - n_narrow) + 2 * n_narrow
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(begun)) == n_bytes
+    assert n_bytes + 12 * n_trained <= state_bytes(config.model, lo, hi, "bfloat16") < 1.5 * n_bytes
+    store.drop_state()
+    store.restore(ev.Restore(0, 0))
+    blocks = [entry.name for entry in facts.entries_in(lo, hi) if entry.n_trained]
+    assert asked == [["pos", *blocks, "tok"], blocks]
+    for before, after in zip(*map(jax.tree.leaves, (begun, store.parameter_versions.params)), strict=True):
+        np.testing.assert_array_equal(after, before)
 
 
 def test_a_state_is_restored_entry_by_entry(functions_of):
