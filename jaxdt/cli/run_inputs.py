@@ -26,7 +26,7 @@ from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
-from jaxdt.run.options import NOT_NEGATIVE, kept_names, option, require_accepted
+from jaxdt.run.options import SECONDS, kept_names, option, require_accepted
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.run_job import RunInputs
@@ -48,7 +48,7 @@ class RunOptions:
         None,
         "Emulate a slower device: a forward takes at least so long, a backward twice that; 0, the default, emulates "
         "none.",
-        NOT_NEGATIVE,
+        SECONDS,
         kept=True,
     )
     stall: str | None = option(

@@ -17,13 +17,13 @@ from typing import Any
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, require_known, require_printable, unreadable
 from jaxdt.run.frozen_dataclass import frozen_dataclass
+from jaxdt.run.options import GBPS_MIN
 from jaxdt.run.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 SCHEMA = "urn:jaxdt:schema:network:1"
 EXAMPLES = "configs/networks"  # of the repository, whose names people type without the folder
 LATENCY_MS_MAX = 1e5  # a simulation of more waits for heartbeats alone, as does a run
-GBPS_MIN = 1e-6  # a thousand bits a second; less is no link
 FIELDS = ("name", "devices", "hosts", "egress_per_gb", "latency_ms", "bandwidth_gbps", "bandwidth_percentiles")
 # Fields that say where a network comes from. Nothing here reads them.
 NOTES = (

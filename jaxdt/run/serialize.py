@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
 from jaxdt.run.errors import BadInput, is_text, nearest, require_printable
+from jaxdt.run.options import accepts_of, refusal
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60
@@ -208,8 +209,23 @@ def _dataclass_reader(kind: Any, lenient: bool) -> Reader:
                 raise _Mismatch("missing", f".{name}")
         return kind(**values)
 
-    readers = {name: _reader(kinds[name], lenient) for name in fields}
+    readers = {name: _accepted(field, _reader(kinds[name], lenient)) for name, field in fields.items()}
     return reader
+
+
+def _accepted(field: "dataclasses.Field[Any]", reader: Reader) -> Reader:
+    """A reader that also refuses what an option does not accept (jaxdt.run.options), where it stands in the data."""
+    accepts = accepts_of(field)
+    if accepts is None:
+        return reader
+
+    def accepted(data: Any) -> Any:
+        value = reader(data)
+        if refused := refusal(value, accepts, field.default):
+            raise _Mismatch(refused)
+        return value
+
+    return accepted
 
 
 def _union_reader(kind: Any, lenient: bool) -> Reader:

@@ -193,6 +193,15 @@ def test_launching(files):
         "a program that fails": (["--config={dir}/raises.py"], "raises.py:2: ZeroDivisionError"),
         "no config": (["--config={dir}/none.py"], "get_config() returned None"),
         "no get_config": (["--config={dir}/empty.py"], "no function get_config()"),
+        "a heartbeat of no time": (
+            ["--config.net.heartbeat_s=1e-300"],
+            "net.heartbeat_s: got 1e-300, expected seconds",
+        ),
+        "a forward without an end": (
+            ["--emulate_forward_s=1e300"],
+            "--emulate_forward_s: got 1e+300, expected seconds",
+        ),
+        "a stall without an end": (["--stall=0.5,1e300,0"], "stall: got 1e+300 seconds, expected seconds from 0 to"),
         "layers": (["--config.plan.layers=3,2"], "plan.layers: 3,2 covers 5 layers, expected 2"),
         "plan with a gap": (["--plan={dir}/gap.json"], "gap.json: plan.stages[1]: got layers 2..2"),
         "plan of another model": (["--plan={dir}/other.json"], "other.json: plan: made for 3 layers"),
