@@ -198,8 +198,7 @@ def tokenizer_of(data: TokenFile, origin: Path) -> tuple[Tokenizer, set[int]]:
 def network_of(path: str, plan: Plan) -> Network:
     """A network from its file; it must have every device of the plan, and links between them."""
     network = networks.load(path)
-    if max(plan.peers) >= network.n_devices:
-        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    network.require_devices(plan.peers, path)
     for src, dst in itertools.permutations(sorted(plan.peers), 2):
         if network.link(src, dst).bandwidth_gbps == 0:
             raise BadInput(f"{path}: bandwidth_gbps[{src}][{dst}]: got 0, expected more between two peers")

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import runpy
 import traceback
 import warnings

@@ -14,7 +14,7 @@ from jaxdt.run.errors import BadInput, nearest
 Kind = TypeVar("Kind")
 
 MEANING, ACCEPTS, KEPT, HAS_FLAG = "meaning", "accepts", "kept", "has_flag"
-# More is a mistake, and a run or a simulation with more would not end, or break a clock, a timer or a number of 64 bits.
+# More is a mistake: a run or a simulation would not end, or break a clock, a timer or a number of 64 bits.
 SECONDS_MAX = 1e7  # four months
 PEERS_MAX = 4096  # of a stage, and stages
 SAMPLES_MAX = 1_000_000  # microbatches of a step, samples of a microbatch
@@ -89,6 +89,7 @@ SECONDS = seconds_from(0.0)
 SECONDS_OR_ENDLESS = seconds_from(0.0, or_endless=True)
 GBPS = number_in(GBPS_MIN, math.inf)
 GBPS_OR_NONE = _number(f"0, or {GBPS.text}", lambda value: value == 0 or GBPS.holds(value))
+FINITE = _number("a finite number", math.isfinite)
 POSITIVE = _number("a finite number > 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = _number("a finite number >= 0", lambda value: 0 <= value < math.inf)
 NOT_NEGATIVE_OR_ENDLESS = _number("a number >= 0", lambda value: value >= 0)

@@ -87,19 +87,29 @@ def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
         raise BadInput(f"{path.removeprefix('.')}: {mismatch.text}") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError for one that is none, or that is nested too deeply to be read."""
+def parse_json(text: str | bytes, *, keys_once: bool = False) -> Any:
+    """The value of a JSON text. ValueError for one that is none, or that is nested too deeply to be read, and with
+    `keys_once`, for what people write, for an object with a key twice, of which Python would take the last."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_with_keys_once if keys_once else None)
     except RecursionError:
         raise ValueError("objects or lists are nested too deeply") from None
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.60} occurs {names.count(twice)} times in one object, expected once")
+    return found
 
 
 def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
     """The object that a file of this format holds, without its fields `format` and `$schema`; `source` names the file
     in errors."""
     try:
-        data: Any = parse_json(text)
+        data: Any = parse_json(text, keys_once=True)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not is_object(data) or data.pop("format", None) != file_format:

@@ -56,10 +56,7 @@ class Scenario:
     stalls: Stalls | None = None
 
     def __post_init__(self):
-        if (last := max(self.peers)) >= self.network.n_devices:
-            raise BadInput(
-                f"network {self.network.name!r}: has {self.network.n_devices} devices, the plan uses device {last}"
-            )
+        self.network.require_devices(self.peers, f"network {self.network.name!r}")
         if self.profile.model != self.config.model:
             raise BadInput("profile: was made for another model than the config's")
         for src, dst in pairs(self.plan):

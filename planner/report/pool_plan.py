@@ -114,12 +114,18 @@ def facts_of(network: Network, stages: Sequence[PoolStage], step: PoolStep, **ot
     return serialize.write(facts)
 
 
-def costed_pool(plan: Plan, network: Network, source: str = "plan") -> CostedPool:
-    """A pool's plan with its network; BadInput for other devices, or for facts that do not fit the roles."""
+def check_network(plan: Plan, network: Network, source: str = "plan") -> None:
+    """BadInput for a plan, which `source` names, that is not of the devices of this network."""
     if tuple(device.name for device in network.devices) != plan.devices:
         raise BadInput(
             f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
         )
+    network.require_devices([*plan.peers, *plan.workers], f"{source}: network {network.name!r}")
+
+
+def costed_pool(plan: Plan, network: Network, source: str = "plan") -> CostedPool:
+    """A pool's plan with its network; BadInput for other devices, or for facts that do not fit the roles."""
+    check_network(plan, network, source)
     facts = serialize.read(PoolFacts, plan.found[POOL], f"{source}: {POOL}")
     _check(plan, facts, source)
     stages = _stages(plan, facts)
