@@ -19,7 +19,7 @@ from absl import flags
 
 from jaxdt.cli import environment, option_flags, script_main
 from jaxdt.cli.run_inputs import ProcessOptions
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, printable
 from jaxdt.run.model import read_options
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.runtime.coordinator_folder import begun_with
@@ -52,7 +52,9 @@ def inspect(run_dir: Path) -> int:
         elsewhere = f", {len(found.elsewhere)} parts on other disks" if found.elsewhere else ""
         print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete{elsewhere}, {about}, {shape}")
     for path in sorted(set((run_dir / "checkpoints").iterdir()) - set(steps)):
-        print(f"{path.name}  is not of a run, which writes folders such as 00000050: neither read nor deleted")
+        print(
+            f"{printable(path.name)}  is not of a run, which writes folders such as 00000050: neither read nor deleted"
+        )
     return 0
 
 

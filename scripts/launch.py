@@ -130,6 +130,8 @@ def check_model_flags(given: Launch) -> None:
 
 def check_used_flags(given: Launch) -> None:
     """BadInput for a flag that would not be read beside the others, or a line for a field of the config."""
+    if given.emit:
+        hosts.check_folder(Path(given.emit))
     own = Path(given.emit) / EMITTED_RUN_DIR if given.emit else None
     if own and FLAGS.run_dir not in (None, str(own)):
         raise BadInput(f"--run_dir: got {FLAGS.run_dir}, expected none with --emit, whose run is in {own}")

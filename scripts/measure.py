@@ -19,7 +19,6 @@ import check_installed  # noqa: F401
 import contextlib
 import json
 import multiprocessing
-import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from jaxdt.run import codec
 from jaxdt.run import network as networks
 from jaxdt.run import profile as profiles
 from jaxdt.run.cpus import allowed_cpus
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, require_writable
 from jaxdt.run.network import Network
 from jaxdt.runtime.compute_environment import set_cpus
 from jaxdt.runtime.storage.durable import write_durably
@@ -196,9 +195,7 @@ def print_link(src: int, dst: int, link) -> None:
 
 def check_out() -> None:
     """BadInput for an --out that cannot be written, before minutes of measuring are lost."""
-    out = Path(script_main.required("out"))
-    if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise BadInput(f"--out: {out} cannot be written, expected a file in a folder that is there")
+    require_writable("--out", script_main.required("out"))
 
 
 def write(content: dict, path: Path) -> None:

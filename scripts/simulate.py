@@ -48,14 +48,15 @@ from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.options import SECONDS_MAX, in_range, number_in
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import Profile
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
+from jaxdt.sim.fault_report import check_heartbeats, records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.link_table import OWN_EXCHANGE
 from jaxdt.sim.predict import timed_span
-from jaxdt.sim.scenario import SWEEPS, Scenario
+from jaxdt.sim.scenario import SWEEPS, Scenario, check_swept
 from jaxdt.sim.sim_peer import Outcome
 from jaxdt.sim.stragglers import stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS
@@ -66,7 +67,7 @@ option_flags.define(api.SimulateOptions)
 PLAN = flags.DEFINE_string("plan", None, "A plan.json.")
 NETWORK = flags.DEFINE_string("network", None, "A network.json; without one links cost nothing.")
 PROFILE = flags.DEFINE_string("profile", None, "A profile.json; without one --flops says how fast devices are.")
-FLOPS = flags.DEFINE_list("flops", [], "Peak FLOP/s of every device, or KIND=FLOP/s per kind of the network.")
+FLOPS = flags.DEFINE_string("flops", None, "Peak FLOP/s of every device, or KIND=FLOP/s per kind of the network.")
 EFFICIENCY = flags.DEFINE_float("efficiency", api.EFFICIENCY, "Share of --flops that the maths reaches.")
 MODEL = flags.DEFINE_string("model", None, "A model preset, without --config and --profile.")
 STAGES = flags.DEFINE_integer("stages", None, "Without a plan: stages.")
@@ -88,12 +89,14 @@ TRACE_SPEED = flags.DEFINE_float("trace_speed", 1.0, "Seconds of the trace in on
 GRID = flags.DEFINE_bool("grid", False, "Print the schedule of a step as a grid, and where it would deadlock.")
 ORDERS = flags.DEFINE_string("orders", None, "A file with a schedule to print so, as --grid writes it to --out.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results.")
+MILLISECONDS = number_in(0.0, 1e3 * SECONDS_MAX)
+POINTS_MAX = FAULTS_MAX = 1000  # of these each takes time
 
 
 def main() -> int:
-    for flag, least in ((POINTS, 2), (JITTER_MS, 0), (EXCHANGE_MS, 0)):
-        if not least <= flag.value < math.inf:
-            raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
+    for flag, accepts in ((POINTS, in_range(2, POINTS_MAX)), (JITTER_MS, MILLISECONDS), (EXCHANGE_MS, MILLISECONDS)):
+        if not accepts.holds(flag.value):
+            raise BadInput(f"--{flag.name}: got {flag.value}, expected {accepts.text}")
     if ORDERS.value:
         return print_schedule(load_orders(Path(ORDERS.value)))
     options = replace(
@@ -178,12 +181,7 @@ def flops_of_flags() -> float | dict[str, float]:
     """FLOP/s of all devices, or of each kind."""
     if not FLOPS.value:
         raise BadInput("--profile, --flops: got neither, expected one that says how fast the devices are")
-    entries = dict(entry.rpartition("=")[::2] for entry in FLOPS.value)
-    try:
-        flops = {kind: float(value) for kind, value in entries.items()}
-    except ValueError:
-        raise BadInput(f"--flops: got {','.join(FLOPS.value)}, expected FLOP/s or KIND=FLOP/s") from None
-    return flops[""] if set(flops) == {""} else flops
+    return profiles.parse_flops(FLOPS.value)
 
 
 def parse_sweep(text: str) -> tuple[str, list[float]]:
@@ -197,6 +195,7 @@ def parse_sweep(text: str) -> tuple[str, list[float]]:
         raise BadInput(f"--sweep: got {text!r}, expected {name}=LOW:HIGH") from None
     if not 0 < low < high < math.inf:
         raise BadInput(f"--sweep: got {text!r}, expected 0 < LOW < HIGH")
+    check_swept(name, (low, high))
     n = POINTS.value - 1
     return name, [low * (high / low) ** (i / n) for i in range(n + 1)]
 
@@ -290,6 +289,7 @@ def run_faults(scenario: Scenario, options: api.SimulateOptions) -> None:
     """The run under faults beside the run without; the faults are drawn and printed before it begins."""
     stages, span = scenario.plan.placement, timed_span(scenario.config, scenario.plan, options.steps)
     n_steps = span.n_in_all if span.n_period > 1 else options.steps
+    check_heartbeats(scenario, n_steps)
     undisturbed = run_with_faults(scenario, n_steps)
     undisturbed_s = undisturbed.now_s
     faults = []
@@ -333,8 +333,8 @@ def faults_of_trace(scenario: Scenario, seed: int, until_s: float) -> list[Fault
 def parse_faults(text: str) -> tuple[int, int]:
     """(seed, number of faults) of SEED:N."""
     seed, _, n = text.partition(":")
-    if not (seed.isdecimal() and n.isdecimal() and int(n) > 0):
-        raise BadInput(f"--faults: got {text!r}, expected SEED:N with N >= 1")
+    if not (seed.isdecimal() and n.isdecimal() and 0 < int(n) <= FAULTS_MAX):
+        raise BadInput(f"--faults: got {text!r}, expected SEED:N with N in 1..{FAULTS_MAX}")
     return int(seed), int(n)
 
 

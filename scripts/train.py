@@ -33,7 +33,7 @@ from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import set_cpus
-from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.address import check_dialable, parse_address
 from jaxdt.runtime.process import OwnAddress, StopRequests, requested_stop
 from jaxdt.runtime.reporting.peer_log import PeerLog, named
 
@@ -66,11 +66,11 @@ def main() -> NoReturn:
         raise BadInput("--join: got '', expected the coordinator's host:port, which is in its coordinator_address")
     run_dir = script_main.required("run_dir")
     if JOIN.value:
-        parse_address("--join", JOIN.value)
+        check_dialable("--join", parse_address("--join", JOIN.value))
         process_job.check_joinable(JOIN.value, run_dir)
     else:
         script_main.required("peer")
-        parse_address("--coordinator", script_main.required("coordinator"))
+        check_dialable("--coordinator", parse_address("--coordinator", script_main.required("coordinator")))
     set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     if JOIN.value and AS.value == "worker":

@@ -122,6 +122,14 @@ def _peer_process(
     return HostProcess("train.py", folder / f"{name}.flags", flags, [run_dirs.token_file(folder, name)])
 
 
+def check_folder(folder: Path) -> None:
+    """BadInput for a folder whose name a flag file, or the flag that names one, does not keep as it is."""
+    name = str(folder)
+    if not name.isprintable() or name != name.strip() or name.startswith("~"):
+        expected = "a name of printable characters without a blank at its ends, or ~ at its beginning"
+        raise BadInput(f"--emit: got {name!a}, which a flag file does not keep; expected {expected} (or its full path)")
+
+
 def check_hosts(plan: Plan, given_hosts: Sequence[str], port: int) -> None:
     """BadInput unless every peer has a port, and a host that the others reach."""
     peers, hosts = sorted(plan.peers), [host.strip("[]") for host in given_hosts]

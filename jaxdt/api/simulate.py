@@ -22,10 +22,11 @@ from jaxdt.run import config as configs
 from jaxdt.run import network as networks
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
+from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.network import Network
 from jaxdt.run.options import (
-    NOT_NEGATIVE,
-    POSITIVE_OR_ENDLESS,
+    GBPS,
+    SECONDS,
     at_least,
     option,
     require_accepted,
@@ -36,7 +37,7 @@ from jaxdt.run.profile import Profile
 from jaxdt.sim.link_table import COLLECTIVES, SHARDS, ExchangeModel, LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
-from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes, simulated_groups
+from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, check_swept, memory_bytes, simulated_groups
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
 from jaxdt.sync.matching.mixing import Mixing, mixing_lines, mixing_of_stages
@@ -57,18 +58,18 @@ class SimulateOptions:
         "the result is their mean.",
         at_least(1),
     )
-    persist_s: float = option(PERSIST_S, "Seconds until the record of a step is durable.", has_flag=False)
+    persist_s: float = option(PERSIST_S, "Seconds until the record of a step is durable.", SECONDS, has_flag=False)
     jitter_s: float = option(
-        0.0, "Uniform jitter of every message's latency, drawn from `seed`.", NOT_NEGATIVE, has_flag=False
+        0.0, "Uniform jitter of every message's latency, drawn from `seed`.", SECONDS, has_flag=False
     )
     seed: int = option(0, "Seed of the jitter, and of the peers that a --trace makes leave.")
     tcp_ramp: bool = option(False, "Connections start slowly again when they were idle.")
-    access_gbps: float | None = option(
-        None, "The line that all traffic of a host shares, each way.", POSITIVE_OR_ENDLESS
-    )
+    access_gbps: float | None = option(None, "The line that all traffic of a host shares, each way.", GBPS)
     stalls: Stalls | None = option(None, "Pauses before some Work, or None; they count as compute.", has_flag=False)
     collective: str = option(SHARDS, f"How replicas exchange: {', '.join(COLLECTIVES)}; a run: {SHARDS}.")
-    exchange_s: float = option(0.0, "Seconds that each exchange of replicas takes besides its bytes.", has_flag=False)
+    exchange_s: float = option(
+        0.0, "Seconds that each exchange of replicas takes besides its bytes.", SECONDS, has_flag=False
+    )
     overlap_frac: float = option(0.0, "Part of an exchange that runs beside the last backward before it.")
     blocking_sends: bool = option(False, "Devices wait until what they send over a boundary has arrived.")
 
@@ -217,6 +218,14 @@ def profile_of_flops(
     run = run_config(config)
     kinds = {device.kind for device in network.devices} if network else {""}
     by_kind = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(kinds, flops)
+    if unknown := sorted(set(by_kind) - kinds):
+        name, expected = network.name if network else "a network that is not given", "FLOP/s without a kind"
+        if named := sorted(kinds - {""}):
+            expected = f"one for each of {', '.join(named)}"
+        hint = nearest(unknown[0], named)
+        raise BadInput(
+            f"--flops: got one for the kind {unknown[0]}, of which {name} has none{hint}, expected {expected}"
+        )
     return profiles.from_flops(
         run.model,
         run.train.microbatch_size,
@@ -252,6 +261,7 @@ def scenario_of(
 
 def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) -> Iterator[dict[str, Any]]:
     """A point for each value of the quantity `name` (jaxdt.sim.scenario.SWEEPS): step_s, utilisation, parts."""
+    check_swept(name, values)
     for value in values:
         times = break_down_step(SWEEPS[name](scenario, value), n_steps)
         yield {

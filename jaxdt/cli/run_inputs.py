@@ -26,7 +26,7 @@ from jaxdt.run.config import MASK, RunConfig
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.model import as_fields, options_of
 from jaxdt.run.network import Network
-from jaxdt.run.options import NOT_NEGATIVE, kept_names, option, require_accepted
+from jaxdt.run.options import SECONDS, kept_names, option, require_accepted
 from jaxdt.run.plan import Plan
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.run_job import RunInputs
@@ -48,7 +48,7 @@ class RunOptions:
         None,
         "Emulate a slower device: a forward takes at least so long, a backward twice that; 0, the default, emulates "
         "none.",
-        NOT_NEGATIVE,
+        SECONDS,
         kept=True,
     )
     stall: str | None = option(
@@ -198,8 +198,7 @@ def tokenizer_of(data: TokenFile, origin: Path) -> tuple[Tokenizer, set[int]]:
 def network_of(path: str, plan: Plan) -> Network:
     """A network from its file; it must have every device of the plan, and links between them."""
     network = networks.load(path)
-    if max(plan.peers) >= network.n_devices:
-        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    network.require_devices(plan.peers, path)
     for src, dst in itertools.permutations(sorted(plan.peers), 2):
         if network.link(src, dst).bandwidth_gbps == 0:
             raise BadInput(f"{path}: bandwidth_gbps[{src}][{dst}]: got 0, expected more between two peers")

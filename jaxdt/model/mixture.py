@@ -157,7 +157,7 @@ def open_mixture(path: str | Path) -> Mixture:
     """BadInput for a file that is none, or files that do not fit together."""
     path = Path(path)
     try:
-        content = serialize.parse_json(path.read_bytes())
+        content = serialize.parse_json(path.read_bytes(), keys_once=True)
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:

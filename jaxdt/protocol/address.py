@@ -1,7 +1,8 @@
 """The host of an address, as text: what it is, and whether another host can dial it.
 
 A name stays a name here: only the host that dials it knows what it means. The names of the loopback interface are the
-exception, since they mean the same everywhere: the host itself.
+exception, since they mean the same everywhere: the host itself. A name in other letters, such as those of full width,
+is judged as what a resolver makes of it.
 """
 
 import ipaddress
@@ -10,20 +11,18 @@ import re
 _LABEL = re.compile(rb"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 _NAME_BYTES_MAX = 253
+_NUMBER = re.compile(rb"0x[0-9a-f]*|[0-9]+", re.IGNORECASE)  # also in the old forms of an address, for inet_aton
 
 
 def is_host(host: str) -> bool:
     """Whether a host is an IP address, or a name that a resolver takes: labels of letters, digits, - and _. A name
-    that ends in a number is none, since resolvers read it as an address in an old form."""
+    that ends in a number, hexadecimal ones included, is none, since resolvers read it as an address in an old form."""
     if _ip(host) is not None:
         return True
-    try:
-        name = host.removesuffix(".").encode("idna")
-    except UnicodeError:
-        return False
+    name = _resolved_name(host)
     labels = name.split(b".")
     is_name = len(name) <= _NAME_BYTES_MAX and all(_LABEL.fullmatch(label) for label in labels)
-    return is_name and not labels[-1].isdigit()
+    return is_name and not _NUMBER.fullmatch(labels[-1])
 
 
 def is_wildcard(host: str) -> bool:
@@ -37,7 +36,7 @@ def is_loopback(host: str) -> bool:
     ip = _ip(host)
     if ip is not None:
         return ip.is_loopback
-    name = host.removesuffix(".").lower()
+    name = _resolved_name(host).decode().lower()
     return name in _LOOPBACK_NAMES or name.endswith(".localhost")
 
 
@@ -47,7 +46,7 @@ def why_unreachable(host: str) -> str:
     if is_loopback(host):
         return "is the loopback interface, on which each host reaches only itself"
     if ip is None:
-        return ""
+        return "" if is_host(host) else "is neither a name nor an address in its usual form"
     if ip.is_unspecified or (ip.version == 4 and ip.packed[0] == 0):
         return "stands for all interfaces of the host that listens, and cannot be dialled"
     if ip.is_multicast or (ip.version == 4 and ip.is_reserved):
@@ -66,6 +65,14 @@ def why_undialable(address: str, coordinator: str) -> str:
         return ""
     reason = why_unreachable(host)
     return f"its address {address} {reason}" if reason else ""
+
+
+def _resolved_name(host: str) -> bytes:
+    """The ASCII name that a resolver gets for a host, without the dot at its end; b"" for a text that is no name."""
+    try:
+        return host.encode("idna").removesuffix(b".")
+    except UnicodeError:
+        return b""
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

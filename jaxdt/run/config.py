@@ -8,7 +8,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import runpy
 import traceback
 import warnings
@@ -28,15 +27,22 @@ from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.optim import OptimConfig
 from jaxdt.run.options import (
     BELOW_ONE,
-    NOT_NEGATIVE,
+    GBPS_OR_NONE,
     NOT_NEGATIVE_OR_ENDLESS,
+    PEERS_MAX,
     POSITIVE,
-    POSITIVE_OR_ENDLESS,
+    SAMPLES_MAX,
+    SECONDS,
+    SECONDS_MAX,
+    SECONDS_OR_ENDLESS,
+    SEED_MAX,
     at_least,
     in_context,
+    in_range,
     one_of,
     option,
     require_accepted,
+    seconds_from,
 )
 from jaxdt.run.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.run.seq_lengths import SeqLengths
@@ -53,6 +59,7 @@ PIPELINE, STAGE = CLIPS = ("pipeline", "stage")
 JOIN, MASK = BORDERS = ("join", "mask")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
+HEARTBEAT_S_MIN = 0.001  # with less a process has time for nothing else
 BOTH_OR_NEITHER = in_context("both or neither; launch.py --init_from=DIR sets both")
 # Fields that the config has no more -> the value with which an old one is read all the same, and the way now.
 REMOVED: dict[str, tuple[Any, str]] = {
@@ -65,17 +72,19 @@ REMOVED: dict[str, tuple[Any, str]] = {
 class PlanConfig:
     """How to cut and place the model when no plan.json is given."""
 
-    stages: int = option(1, "into how many stages the layers are cut", at_least(1))
-    pipelines: int = option(1, "replicas of each stage", at_least(1))
+    stages: int = option(1, "into how many stages the layers are cut", in_range(1, PEERS_MAX))
+    pipelines: int = option(1, "replicas of each stage", in_range(1, PEERS_MAX))
     layers: str = option("", 'layers of each stage, such as "3,2,3"; empty: an even split')
     schedule: str = option("1f1b", "order of forwards and backwards inside a stage", one_of(SCHEDULES))
-    microbatches: int = option(1, "microbatches of a step, over all pipelines", at_least(1))
+    microbatches: int = option(1, "microbatches of a step, over all pipelines", in_range(1, SAMPLES_MAX))
     in_flight: str = option("", 'forwards in flight per stage, such as "4,2"; empty: n_stages - stage')
     servers: int = option(
-        0, "peers of each stage that hold its parameters and compute nothing (sync.kind server)", at_least(0)
+        0, "peers of each stage that hold its parameters and compute nothing (sync.kind server)", in_range(0, PEERS_MAX)
     )
     workers: int = option(
-        0, "peers of each stage that compute for its servers, and are no members (wiring.kind pool)", at_least(0)
+        0,
+        "peers of each stage that compute for its servers, and are no members (wiring.kind pool)",
+        in_range(0, PEERS_MAX),
     )
 
 
@@ -125,10 +134,10 @@ class TrainConfig:
       from there on."""
 
     steps: int = option(100, "updates of the whole run", at_least(1))
-    seed: int = option(0, "of the initial parameters and of the order of the samples", at_least(0))
-    microbatch_size: int = option(1, "samples of a microbatch", at_least(1))
+    seed: int = option(0, "of the initial parameters and of the order of the samples", in_range(0, SEED_MAX))
+    microbatch_size: int = option(1, "samples of a microbatch", in_range(1, SAMPLES_MAX))
     eval_every_steps: int = option(0, "steps from one held-out loss to the next; 0: never measured", at_least(0))
-    eval_microbatches: int = option(4, "microbatches of one held-out loss", at_least(1))
+    eval_microbatches: int = option(4, "microbatches of one held-out loss", in_range(1, SAMPLES_MAX))
     checkpoint_every_steps: int = option(0, "steps from one checkpoint to the next; 0: one at the end", at_least(0))
     keep_checkpoints: int = option(2, "how many of the newest checkpoints stay", at_least(1))
     checkpoint_copies: int = option(2, "disks that hold each part of a checkpoint before it counts", at_least(1))
@@ -176,11 +185,9 @@ class WiringConfig:
     on_stage_lost: str = option(
         "wait", "when all peers of a stage are lost: wait for another one, or stop", one_of(ON_STAGE_LOST)
     )
-    stage_grace_s: float = option(300.0, "seconds before the silent last peer of a stage counts as lost", NOT_NEGATIVE)
+    stage_grace_s: float = option(300.0, "seconds before the silent last peer of a stage counts as lost", SECONDS)
     retain_bytes: int = option(1 << 30, "boundary tensors that a peer keeps for others to recover from", at_least(0))
-    rebalance_s: float = option(
-        0.0, "seconds from one move of peers between stages to the next; 0: never", NOT_NEGATIVE
-    )
+    rebalance_s: float = option(0.0, "seconds from one move of peers between stages to the next; 0: never", SECONDS)
     rebalance_moves: int = option(1, "peers that may change stages each time", at_least(1))
     rebalance_rule: str = option(
         "bottleneck",
@@ -226,7 +233,7 @@ class GroupsConfig:
         "part of a step for which a window stays open (window); 0: one in as many as replicas",
         NOT_NEGATIVE_OR_ENDLESS,
     )
-    window_s: float = option(0.0, "the same in seconds (window); 0: window_frac counts", NOT_NEGATIVE_OR_ENDLESS)
+    window_s: float = option(0.0, "the same in seconds (window); 0: window_frac counts", SECONDS_OR_ENDLESS)
     group_size_max: int = option(0, "members at which a group closes (window); 0: no limit", at_least(0))
     connectivity_groups: int = option(
         -1, "groups in a row that connect all replicas; 0: any, -1: four for each replica", at_least(-1)
@@ -334,13 +341,15 @@ class NetConfig:
     as a part of a checkpoint. `copies_gbps`: how fast a peer fetches copies of other peers' parts of checkpoints, in
     1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
 
-    heartbeat_s: float = option(0.5, "seconds from one sign of life to the next", POSITIVE)
+    heartbeat_s: float = option(0.5, "seconds from one sign of life to the next", seconds_from(HEARTBEAT_S_MIN))
     deadline_floor_s: float = option(
-        4.0, "no deadline is shorter, in seconds", in_context("at least two heartbeats, and finite")
+        4.0, "no deadline is shorter, in seconds", in_context(f"at least two heartbeats, and at most {SECONDS_MAX:g}")
     )
-    outage_s: float = option(8 * 3600.0, "seconds that peers wait for a coordinator that is gone", POSITIVE_OR_ENDLESS)
+    outage_s: float = option(
+        8 * 3600.0, "seconds that peers wait for a coordinator that is gone", seconds_from(0.001, or_endless=True)
+    )
     copies_gbps: float = option(
-        0.0, "rate at which a peer fetches copies of checkpoints, in 1e9 bit/s; 0: no limit", NOT_NEGATIVE
+        0.0, "rate at which a peer fetches copies of checkpoints, in 1e9 bit/s; 0: no limit", GBPS_OR_NONE
     )
 
 
@@ -388,9 +397,10 @@ class RunConfig:
         codecs.parse(self.codec)
         self._check_fragments()
         floor_s, heartbeat_s = self.net.deadline_floor_s, self.net.heartbeat_s
-        if not 2 * heartbeat_s <= floor_s < math.inf:
+        if not 2 * heartbeat_s <= floor_s <= SECONDS_MAX:
             raise BadInput(
-                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
+                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and at "
+                f"most {SECONDS_MAX:g}"
             )
 
     def _check_lengths(self) -> None:

@@ -3,6 +3,7 @@ commands that a line tells a person to type."""
 
 import difflib
 import shlex
+import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +34,24 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_fold
     here = "" if wanted.is_absolute() or wanted.parent.exists() else f" in {Path.cwd()}"
     hint = f'{here}; did you mean "{found[close[0]]}"?' if close else here
     return BadInput(f"{path}: cannot be read (no such file{hint})")
+
+
+def require_writable(name: str, path: str | Path | None) -> None:
+    """BadInput for a file that could not be written, before minutes go into what it is to hold; none is written."""
+    if not path:
+        return
+    file, folder = Path(path), Path(path).absolute().parent
+    if file.is_dir():
+        raise BadInput(f"{name}: {path} is a folder, expected a file")
+    if not folder.is_dir():
+        raise BadInput(f"{name}: {path}: the folder {folder} does not exist")
+    try:  # os.access does not say why not
+        if file.is_file():
+            file.open("ab").close()
+        elif not file.exists():
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BadInput(f"{name}: {path} cannot be written ({why(error)})") from None
 
 
 def why(error: Exception) -> str:
@@ -84,8 +103,14 @@ def require_known(names: Iterable[object], known: Collection[str], where: str) -
     """BadInput for a field that is not known, with the nearest name; `where` names what holds it."""
     for name in names:
         if name not in known:
-            shown = str(name) if str(name).isprintable() else repr(name)
-            raise BadInput(f"{where}: {shown}: unknown field{nearest(str(name), known)}; known: {', '.join(known)}")
+            raise BadInput(
+                f"{where}: {printable(str(name))}: unknown field{nearest(str(name), known)}; known: {', '.join(known)}"
+            )
+
+
+def printable(name: str) -> str:
+    """A name as a terminal may show it: control characters, which would command it, are escaped."""
+    return name if name.isprintable() else repr(name)
 
 
 def require_printable(data: Any, where: str) -> None:

@@ -15,15 +15,18 @@ from jaxdt.run import serialize
 from jaxdt.run.adapter import SYNTAX, adapted, parse
 from jaxdt.run.errors import BadInput, nearest
 from jaxdt.run.model_facts import ModelFacts
-from jaxdt.run.options import Accepts, about, at_least
+from jaxdt.run.options import Accepts, about, in_range
 
 # Options that several families have.
-N_LAYERS = about("transformer layers", at_least(1))
-D_MODEL = about("width", at_least(1))
-N_HEADS = about("attention heads", at_least(1))
-D_FF = about("width inside the feed-forward part of a layer", at_least(1))
-MAX_LEN = about("most tokens that a sample may have, and positions that are learned; unset: data.seq_len", at_least(1))
-VOCAB_SIZE = about("tokens of the vocabulary; unset: that of the token file", at_least(1))
+LAYERS_MAX, WIDTH_MAX, TOKENS_MAX = 10_000, 1_000_000, 1_000_000_000  # no model has as many
+N_LAYERS = about("transformer layers", in_range(1, LAYERS_MAX))
+D_MODEL = about("width", in_range(1, WIDTH_MAX))
+N_HEADS = about("attention heads", in_range(1, WIDTH_MAX))
+D_FF = about("width inside the feed-forward part of a layer", in_range(1, WIDTH_MAX))
+MAX_LEN = about(
+    "most tokens that a sample may have, and positions that are learned; unset: data.seq_len", in_range(1, TOKENS_MAX)
+)
+VOCAB_SIZE = about("tokens of the vocabulary; unset: that of the token file", in_range(1, TOKENS_MAX))
 TIED_HEAD = about("the head uses the table of the embedding")
 ADAPTER = about(
     "trained matrices beside the frozen ones of the model; empty: all of the model is trained",

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from typing import Any
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput, nearest, require_known, require_printable, unreadable
 from jaxdt.run.frozen_dataclass import frozen_dataclass
+from jaxdt.run.options import GBPS_MIN
 from jaxdt.run.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 SCHEMA = "urn:jaxdt:schema:network:1"
 EXAMPLES = "configs/networks"  # of the repository, whose names people type without the folder
 LATENCY_MS_MAX = 1e5  # a simulation of more waits for heartbeats alone, as does a run
-GBPS_MIN = 1e-6  # a thousand bits a second; less is no link
 FIELDS = ("name", "devices", "hosts", "egress_per_gb", "latency_ms", "bandwidth_gbps", "bandwidth_percentiles")
 # Fields that say where a network comes from. Nothing here reads them.
 NOTES = (
@@ -127,6 +128,12 @@ class Network:
         """The link from device src to device dst; within one device it is free."""
         return _link() if src == dst else _link(self.latency_s[src][dst], self.bandwidth_gbps[src][dst])
 
+    def require_devices(self, devices: Iterable[int], source: str) -> None:
+        """BadInput, which begins with `source`, unless the network has the devices of these indices, which a plan
+        uses."""
+        if (last := max(devices)) >= self.n_devices:
+            raise BadInput(f"{source}: has {self.n_devices} devices, the plan uses device {last}")
+
     @functools.cached_property
     def shared_hosts(self) -> tuple[Host, ...]:
         """The host of each device; one of its own, without a name, for a device that shares nothing."""
@@ -161,7 +168,7 @@ def uniform(n_devices: int, latency_s: float = 0.0, bandwidth_gbps: float = UNLI
 def parse(text: str, source: str) -> Network:
     """A network from the text of a network.json; `source` names it in errors."""
     try:
-        data: Any = serialize.parse_json(text)
+        data: Any = serialize.parse_json(text, keys_once=True)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error}), expected a network file such as those in {EXAMPLES}") from None
     if not is_object(data):

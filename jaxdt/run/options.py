@@ -14,6 +14,12 @@ from jaxdt.run.errors import BadInput, nearest
 Kind = TypeVar("Kind")
 
 MEANING, ACCEPTS, KEPT, HAS_FLAG = "meaning", "accepts", "kept", "has_flag"
+# More is a mistake: a run or a simulation would not end, or break a clock, a timer or a number of 64 bits.
+SECONDS_MAX = 1e7  # four months
+PEERS_MAX = 4096  # of a stage, and stages
+SAMPLES_MAX = 1_000_000  # microbatches of a step, samples of a microbatch
+SEED_MAX = 2**63 - 1
+GBPS_MIN = 1e-6  # a thousand bits a second; less is no link
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,24 @@ def _number(text: str, holds: Callable[[float], bool]) -> Accepts:
     return Accepts(text, lambda value: isinstance(value, int | float) and type(value) is not bool and holds(value))
 
 
+def seconds_from(least: float, *, or_endless: bool = False) -> Accepts:
+    """A duration of at least so many seconds, and at most SECONDS_MAX, or one without an end."""
+    text = f"seconds from {least:g} to {SECONDS_MAX:g}{', or inf' if or_endless else ''}"
+    return _number(text, lambda value: least <= value <= SECONDS_MAX or (or_endless and value == math.inf))
+
+
+def number_in(least: float, most: float) -> Accepts:
+    """A number between these."""
+    return _number(f"a number from {least:g} to {most:g}", lambda value: least <= value <= most)
+
+
+SECONDS = seconds_from(0.0)
+SECONDS_OR_ENDLESS = seconds_from(0.0, or_endless=True)
+GBPS = number_in(GBPS_MIN, math.inf)
+GBPS_OR_NONE = _number(f"0, or {GBPS.text}", lambda value: value == 0 or GBPS.holds(value))
+FINITE = _number("a finite number", math.isfinite)
 POSITIVE = _number("a finite number > 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = _number("a finite number >= 0", lambda value: 0 <= value < math.inf)
-POSITIVE_OR_ENDLESS = _number("a number > 0", lambda value: value > 0)
 NOT_NEGATIVE_OR_ENDLESS = _number("a number >= 0", lambda value: value >= 0)
 BELOW_ONE = _number("a number in [0, 1)", lambda value: 0 <= value < 1)
 UP_TO_ONE = _number("a number in [0, 1]", lambda value: 0 <= value <= 1)
@@ -109,10 +130,16 @@ def require_accepted(options: object, prefix: str) -> None:
     """BadInput for the first option of a dataclass whose value it does not accept. `prefix`: what stands before its
     name, such as "train." or "--"."""
     for name, accepts, default in _rules(type(options)):
-        value = getattr(options, name)
-        if not accepts.holds(value) and not (value is None and default is None):
-            hint = nearest(value, map(str, accepts.choices)) if isinstance(value, str) else ""
-            raise BadInput(f"{prefix}{name}: got {value!r}, expected {accepts.text}{hint}")
+        if refused := refusal(getattr(options, name), accepts, default):
+            raise BadInput(f"{prefix}{name}: {refused}")
+
+
+def refusal(value: Any, accepts: Accepts, default: Any) -> str:
+    """The value and what was expected, for a value that an option does not accept; else ''."""
+    if accepts.holds(value) or (value is None and default is None):
+        return ""
+    hint = nearest(value, map(str, accepts.choices)) if isinstance(value, str) else ""
+    return f"got {value!r}, expected {accepts.text}{hint}"
 
 
 @functools.cache

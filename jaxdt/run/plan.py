@@ -20,6 +20,7 @@ from typing import Any
 
 from jaxdt.run import codec, serialize
 from jaxdt.run.errors import BadInput, nearest, require_one_of, unreadable
+from jaxdt.run.options import FINITE, NOT_NEGATIVE, NOT_NEGATIVE_OR_ENDLESS, about, option
 
 FORMAT = "jaxdt-plan-1"
 SCHEMA = "urn:jaxdt:schema:plan:1"
@@ -33,9 +34,9 @@ FOUND = "found"
 class CostTerms:
     """Seconds by DT-FM's Eq. 1-4: COMM-COST and its two terms. Infinite where a link does not exist."""
 
-    total_s: float
-    datap_s: float
-    pipelinep_s: float
+    total_s: float = field(metadata=about("both terms", NOT_NEGATIVE_OR_ENDLESS))
+    datap_s: float = field(metadata=about("data-parallel", NOT_NEGATIVE_OR_ENDLESS))
+    pipelinep_s: float = field(metadata=about("pipeline", NOT_NEGATIVE_OR_ENDLESS))
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class PriceTerms:
     """Prices of a step by the network's: of the devices used for an hour, of the bytes that leave their region in a
     step, and of a step in all."""
 
-    per_hour: float
-    egress_per_step: float
-    per_step: float
+    per_hour: float = field(metadata=about("of the devices", NOT_NEGATIVE))
+    egress_per_step: float = field(metadata=about("of bytes", NOT_NEGATIVE))
+    per_step: float = field(metadata=about("in all", NOT_NEGATIVE))
 
 
 @dataclass(frozen=True)
@@ -70,28 +71,28 @@ class SolverResult:
     left_out: tuple[str, ...] = ()
     left_out_why: tuple[str, ...] = ()
     stage_memory_bytes: tuple[dict[str, int], ...] = ()
-    c_dp_bytes: float = 0.0
-    c_pp_bytes: float = 0.0
+    c_dp_bytes: float = option(0.0, "gradients of one stage", NOT_NEGATIVE)
+    c_pp_bytes: float = option(0.0, "of one pipeline over a boundary", NOT_NEGATIVE)
     dtype: str = ""
     problem_digest: str = ""
     cost: CostTerms | None = None
-    bound_s: float = 0.0
-    gap: float | None = None
+    bound_s: float = option(0.0, "no plan costs less", NOT_NEGATIVE_OR_ENDLESS)
+    gap: float | None = option(None, "cost over bound, less 1", FINITE)
     proved: bool = False
     objective: str = ""
     solver: str = ""
     seed: int = 0
     profile: str = ""
-    step_s: float | None = None
-    step_s_with_all: float | None = None
-    simple_step_s: float | None = None
+    step_s: float | None = option(None, "simulated", NOT_NEGATIVE)
+    step_s_with_all: float | None = option(None, "with every device", NOT_NEGATIVE)
+    simple_step_s: float | None = option(None, "before the search", NOT_NEGATIVE)
     not_tried: tuple[str, ...] = ()
     price: PriceTerms | None = None
-    budget_per_hour: float | None = None
+    budget_per_hour: float | None = option(None, "of the devices", NOT_NEGATIVE)
     constraints: dict[str, Any] = field(default_factory=dict[str, Any])
     replan: dict[str, Any] = field(default_factory=dict[str, Any])
     evaluations: int = 0
-    time_s: float = 0.0
+    time_s: float = option(0.0, "of the search", NOT_NEGATIVE)
 
 
 SOLVER_FIELDS = frozenset(SolverResult.__dataclass_fields__)

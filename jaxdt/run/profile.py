@@ -19,6 +19,17 @@ from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.optim import OPTIMIZERS
+from jaxdt.run.options import (
+    NOT_NEGATIVE,
+    SAMPLES_MAX,
+    SECONDS,
+    about,
+    at_least,
+    in_range,
+    one_of,
+    option,
+    require_accepted,
+)
 from jaxdt.run.sizes import DTYPE_BYTES
 from jaxdt.run.work import WorkKind
 
@@ -33,15 +44,13 @@ GATHER_BYTES_PER_NUMBER = 8
 class PartTimes:
     """Seconds of one part of the model."""
 
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    gather_s: float = 0.0
-    update_s: float = 0.0
+    forward_s: float = option(0.0, "the forward of a microbatch", SECONDS)
+    backward_s: float = option(0.0, "the backward of a microbatch", SECONDS)
+    gather_s: float = option(0.0, "laying out the gradient for the exchange", SECONDS)
+    update_s: float = option(0.0, "the optimizer's step", SECONDS)
 
     def __post_init__(self) -> None:
-        for name, seconds in vars(self).items():
-            if not 0 <= seconds < float("inf"):
-                raise BadInput(f"profile: {name}: got {seconds}, expected finite seconds >= 0")
+        require_accepted(self, "profile: ")
 
     def __add__(self, other: "PartTimes") -> "PartTimes":
         return PartTimes(
@@ -56,8 +65,8 @@ class PartTimes:
 class CodecTimes:
     """Seconds of encoding and of decoding one boundary tensor of the full width."""
 
-    encode_s: float
-    decode_s: float
+    encode_s: float = field(metadata=about("encoding", SECONDS))
+    decode_s: float = field(metadata=about("decoding", SECONDS))
 
 
 NO_CODEC = CodecTimes(0.0, 0.0)
@@ -74,10 +83,10 @@ class DeviceKind:
     layer: PartTimes
     embedding: PartTimes = PartTimes()
     head: PartTimes = PartTimes()
-    work_s: float = 0.0
+    work_s: float = option(0.0, "of each Work besides its maths", SECONDS)
     codecs: dict[str, CodecTimes] = field(default_factory=dict[str, CodecTimes])
-    spread_frac: float = 0.0
-    memory_bytes: int | None = None
+    spread_frac: float = option(0.0, "of repeated timings", NOT_NEGATIVE)
+    memory_bytes: int | None = option(None, "what a peer may use", at_least(1))
     accelerator: bool = False
     other_layers: dict[str, PartTimes] = field(default_factory=dict[str, PartTimes])
 
@@ -88,12 +97,12 @@ class Profile:
     `seq_len`: tokens of a sample, 0 for as many as the model takes."""
 
     model: ModelSpec
-    microbatch_size: int
+    microbatch_size: int = field(metadata=about("samples of a microbatch", in_range(1, SAMPLES_MAX)))
     kinds: dict[str, DeviceKind]
-    dtype: str = "float32"
-    remat: str = "recompute"
+    dtype: str = option("float32", "numbers that stages compute with", one_of(DTYPE_BYTES))
+    remat: str = option("recompute", "rematerialisation mode", one_of(RECOMPUTE))
     source: str = ""
-    seq_len: int = 0
+    seq_len: int = option(0, "tokens of a sample", at_least(0))
 
     def __post_init__(self) -> None:
         if not self.kinds:
@@ -197,17 +206,32 @@ def from_flops(
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
             raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
-        table = part(facts.n_logit_params, facts.n_logit_params, peak, 0.0)
-        embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
         firsts = {like: facts.layers[like] for like in facts.alike(0)}
-        layers = {
-            like: part(one.n_params, one.n_used, peak, RECOMPUTE[remat], update_flop[like])
-            for like, one in firsts.items()
-        }
+        try:
+            table = part(facts.n_logit_params, facts.n_logit_params, peak, 0.0)
+            layers = {
+                like: part(one.n_params, one.n_used, peak, RECOMPUTE[remat], update_flop[like])
+                for like, one in firsts.items()
+            }
+        except BadInput as error:
+            raise BadInput(f"flops[{name}]: got {peak:g}, of which the maths reaches {efficiency:g}: {error}") from None
+        embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
         others = {str(like): times for like, times in layers.items() if times != layers[0]}
         kinds[name] = DeviceKind(layers[0], embedding, table, codecs=codecs, other_layers=others)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
     return Profile(model, microbatch_size, kinds, dtype, remat, source, seq_len)
+
+
+def parse_flops(text: str) -> float | dict[str, float]:
+    """FLOP/s of all devices, or of each kind, from the text of a flag: 125e12, or V100=125e12,T4=65e12."""
+    entries = [entry.rpartition("=")[::2] for entry in text.split(",")]
+    try:
+        flops = {kind: float(value) for kind, value in entries}
+    except ValueError:
+        flops = {}
+    if len(flops) != len(entries) or ("" in flops and len(entries) > 1):
+        raise BadInput(f"--flops: got {text!r}, expected FLOP/s of all devices, or KIND=FLOP/s, each kind once")
+    return flops.get("", flops)
 
 
 def _codecs_from_memory(n_numbers: int, dtype_bytes: int, bytes_per_s: float) -> dict[str, CodecTimes]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
 from jaxdt.run.errors import BadInput, is_text, nearest, require_printable
+from jaxdt.run.options import accepts_of, refusal
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60
@@ -86,19 +87,29 @@ def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
         raise BadInput(f"{path.removeprefix('.')}: {mismatch.text}") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError for one that is none, or that is nested too deeply to be read."""
+def parse_json(text: str | bytes, *, keys_once: bool = False) -> Any:
+    """The value of a JSON text. ValueError for one that is none, or that is nested too deeply to be read, and with
+    `keys_once`, for what people write, for an object with a key twice, of which Python would take the last."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_with_keys_once if keys_once else None)
     except RecursionError:
         raise ValueError("objects or lists are nested too deeply") from None
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.60} occurs {names.count(twice)} times in one object, expected once")
+    return found
 
 
 def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
     """The object that a file of this format holds, without its fields `format` and `$schema`; `source` names the file
     in errors."""
     try:
-        data: Any = parse_json(text)
+        data: Any = parse_json(text, keys_once=True)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not is_object(data) or data.pop("format", None) != file_format:
@@ -208,8 +219,23 @@ def _dataclass_reader(kind: Any, lenient: bool) -> Reader:
                 raise _Mismatch("missing", f".{name}")
         return kind(**values)
 
-    readers = {name: _reader(kinds[name], lenient) for name in fields}
+    readers = {name: _accepted(field, _reader(kinds[name], lenient)) for name, field in fields.items()}
     return reader
+
+
+def _accepted(field: "dataclasses.Field[Any]", reader: Reader) -> Reader:
+    """A reader that also refuses what an option does not accept (jaxdt.run.options), where it stands in the data."""
+    accepts = accepts_of(field)
+    if accepts is None:
+        return reader
+
+    def accepted(data: Any) -> Any:
+        value = reader(data)
+        if refused := refusal(value, accepts, field.default):
+            raise _Mismatch(refused)
+        return value
+
+    return accepted
 
 
 def _union_reader(kind: Any, lenient: bool) -> Reader:

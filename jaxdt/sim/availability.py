@@ -20,7 +20,7 @@ Counts = list[tuple[float, int]]
 def load(path: str | Path) -> Counts:
     """(second, number of machines from then on), in order; raises BadInput for anything else."""
     try:
-        data = serialize.parse_json(Path(path).read_text())
+        data = serialize.parse_json(Path(path).read_text(), keys_once=True)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     times, nodes = (data.get(name) for name in ("t_s", "nodes")) if isinstance(data, dict) else (None, None)

@@ -11,7 +11,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import StepReport
 from jaxdt.run.config import RunConfig
 from jaxdt.sim.faults import CLOG, CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, SLOW, Fault
-from jaxdt.sim.predict import simulate
+from jaxdt.sim.predict import predict_step_s, simulate
 from jaxdt.sim.scenario import Scenario
 from jaxdt.sim.sim_peer import Outcome
 
@@ -32,6 +32,13 @@ def plain_config(scenario: Scenario, n_steps: int, has_joiners: bool = False) ->
 def time_limit_s(undisturbed_s: float) -> float:
     """The time at which a run under faults is given up, if it takes undisturbed_s without faults."""
     return PATIENCE * (undisturbed_s + 1.0)
+
+
+def check_heartbeats(scenario: Scenario, n_steps: int) -> None:
+    """BadInput for n_steps steps that take so long that their heartbeats take too long to simulate."""
+    scenario.check_length(n_steps)
+    step_s = predict_step_s(scenario.quiet(1), scenario.plan, scenario.conditions())
+    scenario.check_length(n_steps, n_steps * step_s / scenario.config.net.heartbeat_s * len(scenario.peers))
 
 
 def run_with_faults(

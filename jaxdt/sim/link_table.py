@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxdt.protocol import events as ev
 from jaxdt.run.errors import BadInput, require_one_of
 from jaxdt.run.network import Link
+from jaxdt.run.options import SECONDS
 from jaxdt.sim.links import At, Jitter, Pipe, Ramp, SimulatedLink
 
 OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
@@ -46,8 +47,8 @@ class ExchangeModel:
 
     def __post_init__(self) -> None:
         require_one_of("collective", self.collective, tuple(COLLECTIVES))
-        if not 0 <= self.seconds < math.inf:
-            raise BadInput(f"exchange seconds: got {self.seconds}, expected a finite number >= 0")
+        if not SECONDS.holds(self.seconds):
+            raise BadInput(f"exchange seconds: got {self.seconds}, expected {SECONDS.text}")
         if not 0 <= self.overlap_frac <= 1:
             raise BadInput(f"overlap_frac: got {self.overlap_frac}, expected a share from 0 to 1")
 

@@ -1,7 +1,7 @@
 """The input of a prediction (config, plan, profile and network), and what the simulator needs of it."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,8 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import NetConfig, RunConfig
 from jaxdt.run.errors import BadInput
-from jaxdt.run.network import Link, Network
+from jaxdt.run.network import LATENCY_MS_MAX, Link, Network
+from jaxdt.run.options import GBPS, SAMPLES_MAX, number_in
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import sync_groups
@@ -35,6 +36,7 @@ PERSIST_S = 0.002
 SLICES_MAX = 4096
 REBALANCED_WORKS_MAX = 200_000  # a minute or two
 AVERAGES_PER_REPLICA = 4  # times as many averages as replicas are simulated, as many as SDPipe lets groups connect in
+EVENTS_MAX = 2_000_000  # forwards, backwards, messages of an exchange and heartbeats: half an hour on one core
 GROUPS_WORKS_MAX = 20_000  # and never more Work than this, but two averages
 FLOAT_BYTES = 4
 
@@ -54,10 +56,7 @@ class Scenario:
     stalls: Stalls | None = None
 
     def __post_init__(self):
-        if (last := max(self.peers)) >= self.network.n_devices:
-            raise BadInput(
-                f"network {self.network.name!r}: has {self.network.n_devices} devices, the plan uses device {last}"
-            )
+        self.network.require_devices(self.peers, f"network {self.network.name!r}")
         if self.profile.model != self.config.model:
             raise BadInput("profile: was made for another model than the config's")
         for src, dst in pairs(self.plan):
@@ -96,7 +95,21 @@ class Scenario:
                     f"wiring.rebalance_s: got {rebalance_s:g}, {n_period} steps of {step_s:.3g} s: too many to "
                     "simulate, expected 0, for a step in which peers keep the stages of the plan, or a shorter period"
                 )
-        return timed_span(self.config, self.plan, n_steps, n_period)
+        span = timed_span(self.config, self.plan, n_steps, n_period)
+        self.check_length(span.n_in_all)
+        return span
+
+    def check_length(self, n_steps: int, n_heartbeats: float = 0.0) -> None:
+        """BadInput for steps that take too long to simulate, with the heartbeats of all peers meanwhile."""
+        n_works = 2 * self.plan.n_stages * self.plan.n_microbatches
+        n_messages = sum(n * (n - 1) for n in self.plan.n_replicas)
+        n_events = n_steps * (n_works + n_messages) + n_heartbeats
+        if n_events > EVENTS_MAX:
+            raise BadInput(
+                f"{n_steps} steps of {self.plan.n_microbatches} microbatches on {len(self.peers)} peers: got "
+                f"{n_events:.3g} events to simulate, expected at most {EVENTS_MAX:.3g}: fewer or shorter steps, fewer "
+                "microbatches, or fewer peers"
+            )
 
     def quiet(self, n_steps: int) -> RunConfig:
         """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats, and at
@@ -190,6 +203,20 @@ SWEEPS: dict[str, Callable[[Scenario, float], Scenario]] = {
     "latency_ms": with_latency_ms,
     "microbatches": with_microbatches,
 }
+
+
+SWEPT = {
+    "bandwidth_gbps": GBPS,
+    "latency_ms": number_in(0.0, LATENCY_MS_MAX),
+    "microbatches": number_in(0.0, SAMPLES_MAX),
+}
+
+
+def check_swept(name: str, values: Sequence[float]) -> None:
+    """BadInput for a value that a quantity of SWEEPS cannot have."""
+    for value in values:
+        if not SWEPT[name].holds(value):
+            raise BadInput(f"{name}: got {value:g}, expected {SWEPT[name].text}")
 
 
 def _relinked(scenario: Scenario, change: Callable[[Link], Link]) -> Scenario:

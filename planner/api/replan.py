@@ -14,6 +14,7 @@ from planner.api.solve import solve
 from planner.model.change import Change, changed
 from planner.model.constraints import Constraints
 from planner.model.stop import Stop
+from planner.report.pool_plan import check_network
 from planner.report.result import Mended, Result
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def replan(
     constraints    as for `solve`; those about devices that left are dropped
 
     Raises BadInput as `solve` does. Prints nothing; safe in a thread."""
-    if tuple(device.name for device in network.devices) != plan.devices:
-        raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
+    check_network(plan, network)
     if plan.roles:
         raise BadInput(f"plan.roles: got {', '.join(plan.roles.used)}, which `replan` does not know, expected none")
     if job is not None and (job.pool is not None or not job.price_rules.empty):

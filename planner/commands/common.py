@@ -1,34 +1,17 @@
 """The code that all searching commands share: interrupts, and the files that they write."""
 
 import contextlib
-import os
 import select
 import signal
 import socket
 import threading
 from dataclasses import replace
-from pathlib import Path
 
-from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from planner.model.stop import Stop
 from planner.report.plan_file import save_plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # after either, a search ends and its best plan is written
-
-
-def check_out(path: str | None, flag: str = "out"):
-    """BadInput for a file that could not be written, before minutes go into what it is to hold."""
-    if not path:
-        return
-    folder = Path(path).absolute().parent
-    if Path(path).is_dir():
-        raise BadInput(f"--{flag}: {path} is a folder, expected a file")
-    if not folder.is_dir():
-        raise BadInput(f"--{flag}: {path}: the folder {folder} does not exist")
-    target = path if Path(path).exists() else folder
-    if not os.access(target, os.W_OK):
-        raise BadInput(f"--{flag}: {path} cannot be written (permission denied)")
 
 
 @contextlib.contextmanager

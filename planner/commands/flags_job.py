@@ -109,7 +109,7 @@ def _step_work(flags: Namespace, network: Network) -> tuple[RunConfig, Profile]:
     run = _run(flags)
     if not flags.flops:
         return run, profile_of_kinds(run, network, None, flags.efficiency)
-    return run, profile_of_flops(run, network, _speeds(flags.flops), flags.efficiency)
+    return run, profile_of_flops(run, network, profiles.parse_flops(flags.flops), flags.efficiency)
 
 
 def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
@@ -169,16 +169,6 @@ def _model(flags: Namespace) -> ModelSpec:
     if flags.model_config:
         return options_of_config(read_config(Path(flags.model_config)), flags.model_config)
     return options_of(flags.model, **({"max_len": flags.sequence} if flags.sequence else {}))
-
-
-def _speeds(text: str) -> float | dict[str, float]:
-    """FLOP/s of all devices, or KIND=FLOPS pairs."""
-    try:
-        if "=" not in text:
-            return float(text)
-        return {kind: float(value) for kind, _, value in (pair.partition("=") for pair in text.split(","))}
-    except ValueError:
-        raise BadInput(f"--flops: got {text!r}, expected a number, or KIND=NUMBER pairs separated by commas") from None
 
 
 # -------------------------------------------------------------------------------------------------------- config file

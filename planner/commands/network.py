@@ -6,9 +6,8 @@ import math
 from argparse import Namespace
 from pathlib import Path
 
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, require_writable
 from jaxdt.run.network import Device, Network, to_json
-from planner.commands.common import check_out
 from planner.model.generate import generate
 from planner.report.plan_file import write_text
 
@@ -59,7 +58,7 @@ def _number(line: dict, column: str, path: str, number: int) -> float:
 
 
 def run(flags: Namespace) -> int:
-    check_out(flags.out)
+    require_writable("--out", flags.out)
     network = from_csv(flags.csv) if flags.source == "import" else generate(flags.kind, flags.devices, flags.seed)
     write_text(flags.out, json.dumps(to_json(network)) + "\n")
     print(f"wrote {flags.out}: {network.n_devices} devices")

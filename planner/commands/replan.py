@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, require_writable
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, Replan, replan
 from planner.api.unchanged import unchanged_s
-from planner.commands.common import check_out, interruptible, write
+from planner.commands.common import interruptible, write
 from planner.commands.flags_job import BYTES, OF_THE_CONFIG, job_of
 from planner.commands.run_folder import RunToReplan, read
 from planner.model.change import Change, changed
@@ -34,8 +34,8 @@ OF_THE_RUN |= {
 
 def run(flags: Namespace) -> int:
     """Exit code 0, or BadInput."""
-    check_out(flags.out)
-    check_out(flags.out_network, "out_network")
+    require_writable("--out", flags.out)
+    require_writable("--out_network", flags.out_network)
     if flags.out and not flags.out_network:
         raise BadInput("--out_network: missing, expected a file for the changed network, which the plan of --out names")
     run_to_replan = _run_to_replan(flags)

@@ -123,8 +123,7 @@ def _of_plan(network: Network, plan: Plan, path: str) -> Network:
     names = tuple(device.name for device in network.devices)
     if plan.devices and plan.devices != names:
         raise BadInput(f"{path}: devices: differ from those of the run's plan, expected {', '.join(plan.devices)}")
-    if max(plan.peers) >= network.n_devices:
-        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    network.require_devices(plan.peers, path)
     return network
 
 

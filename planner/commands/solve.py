@@ -6,10 +6,10 @@ from pathlib import Path
 
 from jaxdt.run import network as networks
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, require_writable
 from planner.api.job import COMM_COST, STEP_TIME
 from planner.api.solve import solve
-from planner.commands.common import check_out, interruptible, write
+from planner.commands.common import interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
 from planner.model.pool import PoolOptions
@@ -26,7 +26,7 @@ OF_OTHERS = ("export", "pipelines", "objective", "time_limit_s", "evaluations", 
 
 def run(flags: Namespace) -> int:
     """Exit code 0, or BadInput."""
-    check_out(flags.out)
+    require_writable("--out", flags.out)
     is_pool = flags.solver in POOL_SOLVERS
     _check_flags(flags, is_pool)
     stop = Stop(flags.time_limit_s, flags.evaluations)

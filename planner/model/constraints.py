@@ -111,7 +111,7 @@ class Rule:
 def load_constraints(path: str | Path) -> Constraints:
     """Read a constraints.json."""
     try:
-        data = serialize.parse_json(Path(path).read_text())
+        data = serialize.parse_json(Path(path).read_text(), keys_once=True)
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
     except ValueError as error:

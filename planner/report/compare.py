@@ -6,6 +6,7 @@ from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from jaxdt.run.plan import Plan
 from planner.report.plan_file import cost_plan, read
+from planner.report.pool_plan import check_network
 from planner.report.tables import HEADER, row
 
 
@@ -36,6 +37,7 @@ def run(flags: Namespace) -> int:
             raise BadInput(
                 f"{flags.a}: {name}: got {plan_a.found[name]:g}, expected the {b.plan.found[name]:g} of {flags.b}"
             )
+    check_network(plan_a, b.network, flags.a)
     a = cost_plan(plan_a, b.network, b.sizes)
     print(HEADER)
     print(row("a", *a.cost.terms_s))

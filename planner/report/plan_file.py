@@ -13,11 +13,12 @@ from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
+from jaxdt.run.options import NOT_NEGATIVE
 from jaxdt.run.plan import Plan
 from planner.cost.reference import Cost, cost_of
 from planner.model.comm_workload import CommBytes
 from planner.model.proof import checked_bound
-from planner.report.pool_plan import POOL, CostedPool, costed_pool, is_pool
+from planner.report.pool_plan import POOL, CostedPool, check_network, costed_pool, is_pool
 
 EXCHANGES = "exchanges_per_step"
 
@@ -89,6 +90,8 @@ def solved(
 def sizes_of(plan: Plan) -> CommBytes:
     """The sizes by which a plan was made, as its file says."""
     found = plan.found
+    if not NOT_NEGATIVE.holds(found.get(EXCHANGES, 1.0)):
+        raise BadInput(f"plan: {EXCHANGES}: got {found[EXCHANGES]!r:.40}, expected {NOT_NEGATIVE.text}")
     return CommBytes(float(found["c_dp_bytes"]), float(found["c_pp_bytes"]), float(found.get(EXCHANGES, 1.0)))
 
 
@@ -109,10 +112,7 @@ def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan | C
     for name in ("c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap", "proved"):
         if name not in plan.found:
             raise BadInput(f"{source}: {name}: missing, expected a plan written by `python -m planner solve`")
-    if tuple(device.name for device in network.devices) != plan.devices:
-        raise BadInput(
-            f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
-        )
+    check_network(plan, network, source)
     return cost_plan(plan, network, sizes_of(plan))
 
 

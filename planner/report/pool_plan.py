@@ -14,6 +14,7 @@ from typing import Any
 from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import Network
+from jaxdt.run.options import NOT_NEGATIVE, NOT_NEGATIVE_OR_ENDLESS, about
 from jaxdt.run.plan import Plan, PlanRoles, even_shares
 from planner.cost.pool import PoolCost, PoolStep, pool_cost
 from planner.model.pool import PoolStage
@@ -38,10 +39,10 @@ class PoolFacts:
 
     eq3: str
     stop: str
-    unit_bytes: float
+    unit_bytes: float = field(metadata=about("of a unit over a boundary", NOT_NEGATIVE))
     n_minibatches: int
-    step_s: float
-    path_s: float
+    step_s: float = field(metadata=about("by Eq. 1 and 2", NOT_NEGATIVE_OR_ENDLESS))
+    path_s: float = field(metadata=about("of the order of stages", NOT_NEGATIVE_OR_ENDLESS))
     digest: str
     unit_s: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     units: dict[str, int] = field(default_factory=dict[str, int])
@@ -114,12 +115,18 @@ def facts_of(network: Network, stages: Sequence[PoolStage], step: PoolStep, **ot
     return serialize.write(facts)
 
 
-def costed_pool(plan: Plan, network: Network, source: str = "plan") -> CostedPool:
-    """A pool's plan with its network; BadInput for other devices, or for facts that do not fit the roles."""
+def check_network(plan: Plan, network: Network, source: str = "plan") -> None:
+    """BadInput for a plan, which `source` names, that is not of the devices of this network."""
     if tuple(device.name for device in network.devices) != plan.devices:
         raise BadInput(
             f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
         )
+    network.require_devices([*plan.peers, *plan.workers], f"{source}: network {network.name!r}")
+
+
+def costed_pool(plan: Plan, network: Network, source: str = "plan") -> CostedPool:
+    """A pool's plan with its network; BadInput for other devices, or for facts that do not fit the roles."""
+    check_network(plan, network, source)
     facts = serialize.read(PoolFacts, plan.found[POOL], f"{source}: {POOL}")
     _check(plan, facts, source)
     stages = _stages(plan, facts)

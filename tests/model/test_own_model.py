@@ -172,7 +172,7 @@ def test_a_module_that_makes_no_sense_is_refused(tmp_path, monkeypatch, change, 
             "model.family: no.such:build: there is no module no.such here, expected no/such.py in the folder in which",
         ),
         ({"family": "json:build"}, "model.family: json:build failed here with AttributeError: "),
-        ({"family": "json:build", "max_len": 0}, "model.max_len: got 0, expected an integer >= 1"),
+        ({"family": "json:build", "max_len": 0}, "model.max_len: got 0, expected an integer in 1.."),
     ],
 )
 def test_a_function_that_is_not_there_is_named(model, message):

@@ -1,6 +1,7 @@
 """The claims of the planner are true: proofs and bounds on random networks, on networks where it once was wrong, and in
 plan files that are shown with another network."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from planner_cases import FALSE_PROOFS, case
 
+from jaxdt.run import errors
 from jaxdt.run import network as networks
 from planner.__main__ import main
 from planner.cost.bounds import floor_s
@@ -205,6 +207,46 @@ FALSE_CLAIMS = {
 def test_a_false_claim_of_a_plan_is_found(name, proved_plan, capsys):
     assert main(["verify", edited(proved_plan, **FALSE_CLAIMS[name])]) == 1
     assert "FALSE" in capsys.readouterr().out
+
+
+NO_CLAIMS = {
+    "bound_s: got nan, expected a number >= 0": {"bound_s": math.nan},
+    "bound_s: got -1.0, expected a number >= 0": {"bound_s": -1.0},
+    "c_dp_bytes: got -1.0, expected a finite number >= 0": {"c_dp_bytes": -1.0},
+    "gap: got inf, expected a finite number": {"gap": math.inf},
+    "cost.total_s: got nan, expected a number": {"cost": {"total_s": math.nan, "datap_s": 0.0, "pipelinep_s": 0.0}},
+    "exchanges_per_step: got 'x', expected a finite number": {"found": {"exchanges_per_step": "x"}},
+    "has 8 devices, the plan uses device 8": {"placement": [[8, 1], [2, 3], [4, 5], [6, 7]]},
+}
+
+
+@pytest.mark.parametrize("line", NO_CLAIMS)
+def test_a_plan_that_claims_no_number_or_uses_no_device_is_refused(line, proved_plan, capsys):
+    plan = edited(proved_plan, **NO_CLAIMS[line])
+    capsys.readouterr()
+    for command in (["explain", plan], ["verify", plan], ["plot", plan], ["compare", plan, plan]):
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert line in error and error.count("\n") == 1, (command, error)
+
+
+def test_a_plan_is_compared_with_one_of_the_networks_devices_only(proved_plan, tmp_path, capsys):
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(proved_plan.read_text())
+    edited(wrong, **NO_CLAIMS["has 8 devices, the plan uses device 8"])
+    assert main(["compare", str(wrong), str(proved_plan)]) == 2
+    assert f"{wrong}: network " in capsys.readouterr().err
+    assert main(["replan", "--from", str(wrong), "--evaluations", "1"]) == 2
+    assert "plan: network " in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_says_why_before_the_search(tmp_path, monkeypatch, capsys):
+    def refuses(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(errors.tempfile, "TemporaryFile", refuses)
+    assert main(["solve", "--network", str(FALSE_PROOFS / "rack8.json"), "--out", str(tmp_path / "plan.json")]) == 2
+    assert "plan.json cannot be written (Read-only file system)" in capsys.readouterr().err
 
 
 def test_a_bound_between_floor_and_cost_is_refuted_by_enumeration(tmp_path, capsys):

@@ -19,6 +19,14 @@ def test_hosts_that_others_may_reach(host):
         "10.0.0.1/24",
         "10.0.0.256",
         "10.1",
+        "0x7f000001",
+        "0x7f.0x1",
+        "127.0.0.0x1",
+        "0X7F000001",
+        "0177.0.0.1",
+        "2130706433",
+        "\uff11\uff12\uff17.0.0.1",
+        "127\u30020\u30020\u30021",
         "7",
         "b ox",
         "-box",
@@ -28,10 +36,23 @@ def test_hosts_that_others_may_reach(host):
     ],
 )
 def test_texts_that_are_no_host(host):
-    assert not is_host(host)
+    assert not is_host(host) and why_unreachable(host)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", "localhost", "A.LocalHost."])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.8.9.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "localhost",
+        "A.LocalHost.",
+        "\uff4cocalhost",
+        "a\u3002localhost",
+        "ⓛocalhost.",
+    ],
+)
 def test_loopback(host):
     assert is_host(host) and is_loopback(host) and "loopback" in why_unreachable(host)
 

@@ -13,10 +13,12 @@ def pairs(compression="bottleneck2", after=(2,)):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_layers": 0}, "model.n_layers: got 0, expected an integer >= 1"),
-        ({"d_model": 8.0}, "model.d_model: got 8.0, expected an integer >= 1"),
-        ({"max_len": True}, "model.max_len: got True, expected an integer >= 1"),
-        ({"vocab_size": "10"}, "model.vocab_size: got '10', expected an integer >= 1"),
+        ({"n_layers": 0}, "model.n_layers: got 0, expected an integer in 1..10000"),
+        ({"n_layers": 10**12}, "model.n_layers: got 1000000000000, expected an integer in 1..10000"),
+        ({"d_model": 10**21}, "model.d_model: got 1000000000000000000000, expected an integer in 1.."),
+        ({"d_model": 8.0}, "model.d_model: got 8.0, expected an integer in 1.."),
+        ({"max_len": True}, "model.max_len: got True, expected an integer in 1.."),
+        ({"vocab_size": "10"}, "model.vocab_size: got '10', expected an integer in 1.."),
         ({"n_heads": 3}, "model.n_heads: got 3, expected a divisor of d_model 8"),
         ({"n_heads": 8, "positions": "rotary"}, "model.n_heads: head width 1 is odd, rotary needs an even one"),
         ({"positions": "alibi"}, "model.positions: got 'alibi', expected one of learned, rotary"),

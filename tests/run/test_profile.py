@@ -56,7 +56,18 @@ def test_a_derived_profile_counts_six_flop_per_parameter_and_token_and_two_more_
     [
         (lambda data: data.update(format="x"), 'p.json: format: expected "jaxdt-profile-1"'),
         (lambda data: data.update(kinds={}), "profile.kinds: got none"),
-        (lambda data: data["kinds"]["cpu"]["layer"].update(forward_s=-1.0), "forward_s: got -1.0"),
+        (
+            lambda data: data["kinds"]["cpu"]["layer"].update(forward_s=-1.0),
+            "p.json: profile.kinds.cpu.layer.forward_s: got -1.0, expected seconds from 0 to 1e",
+        ),
+        (lambda data: data["kinds"]["cpu"]["head"].update(update_s=1e300), "p.json: profile.kinds.cpu.head.update_s: "),
+        (lambda data: data["kinds"]["cpu"].update(work_s=float("nan")), "p.json: profile.kinds.cpu.work_s: got nan"),
+        (
+            lambda data: data["kinds"]["cpu"].update(codecs={"int8": {"encode_s": 0.1, "decode_s": 1e300}}),
+            "profile.kinds.cpu.codecs.int8.decode_s: got 1e",
+        ),
+        (lambda data: data.update(dtype="float16"), "p.json: profile.dtype: got 'float16', expected one of float32"),
+        (lambda data: data.update(microbatch_size=0), "p.json: profile.microbatch_size: got 0, expected an integer in"),
         (lambda data: data["kinds"]["cpu"].update(layr={}), "layr: unknown field"),
         (lambda data: data["model"].update(n_heads=3), "model.n_heads: got 3"),
     ],

@@ -15,6 +15,7 @@ from jaxdt.run.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "configs/networks/dtfm_debug_8.json"
+KINDS = "configs/networks/mixed24.json"
 SMALL = ("--model=debug", "--flops=1e9", "--stages=2", "--pipelines=2", "--microbatches=8", "--steps=1")
 
 
@@ -144,9 +145,36 @@ REFUSALS = [
     (("--model=debug",), "--profile, --flops: got neither"),
     ((*SMALL, "--sweep=bandwith_gbps=1:2"), "did you mean"),
     ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
-    ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
+    ((*SMALL, "--flops=fast"), "--flops: got 'fast', expected FLOP/s of all devices, or KIND=FLOP/s"),
+    ((*SMALL, "--flops=1e9,2e9"), "--flops: got '1e9,2e9', expected FLOP/s of all devices, or KIND=FLOP/s, each"),
+    ((*SMALL, "--flops=A=1e9,2e9"), "--flops: got 'A=1e9,2e9', expected"),
+    ((*SMALL, "--flops=A=1e9,A=2e9"), "--flops: got 'A=1e9,A=2e9', expected"),
+    (
+        (*SMALL, "--flops=A100=1e12"),
+        "--flops: got one for the kind A100, of which a network that is not given has none",
+    ),
+    ((*SMALL, "--flops=A100=1e12", f"--network={NETWORK}"), "has none, expected FLOP/s without a kind"),
+    ((*SMALL, "--flops=A10O=1e12", f"--network={KINDS}"), '(did you mean "A100"?), expected one for each of'),
+    ((*SMALL, "--flops=1e-300"), "flops[]: got 1e-300, of which the maths reaches 0.35: profile: forward_s: got "),
+    ((*SMALL, "--efficiency=1e-300"), "expected seconds from 0 to 1e+07"),
+    ((*SMALL, "--jitter_ms=1e300"), "--jitter_ms: got 1e+300, expected a number from 0 to 1e+10"),
+    ((*SMALL, "--exchange_ms=nan"), "--exchange_ms: got nan, expected a number from 0 to 1e+10"),
+    ((*SMALL, "--access_gbps=1e-300"), "--access_gbps: got 1e-300, expected a number from 1e-06 to inf"),
+    ((*SMALL, "--stall=0.5,1e300,0"), "stall: got 1e+300 seconds, expected seconds from 0 to 1e+07"),
+    ((*SMALL, "--sweep=bandwidth_gbps=1e-300:1"), "bandwidth_gbps: got 1e-300, expected a number from 1e-06"),
+    ((*SMALL, "--sweep=latency_ms=1:1e300"), "latency_ms: got 1e+300, expected a number from 0 to 100000"),
+    ((*SMALL, "--sweep=latency_ms=1:2", "--points=9999999"), "--points: got 9999999, expected an integer in 2..1000"),
+    ((*SMALL, "--microbatches=100000000000"), "plan.microbatches: got 100000000000, expected an integer in 1.."),
+    ((*SMALL, "--microbatches=1000000"), "events to simulate, expected at most 2e+06: fewer or shorter steps"),
+    ((*SMALL, "--steps=100000000000"), "events to simulate, expected at most 2e+06"),
+    ((*SMALL, "--faults=7:4", "--flops=1e3", "--steps=9"), "events to simulate, expected at most 2e+06"),
+    ((*SMALL, "--faults=7:4", "--steps=100000000000"), "events to simulate, expected at most 2e+06"),
+    ((*SMALL, "--pipelines=100000000000"), "plan.pipelines: got 100000000000, expected an integer in 1..4096"),
+    ((*SMALL, "--pipelines=2048", "--microbatches=2048"), "events to simulate, expected at most 2e+06"),
+    ((*SMALL, f"--microbatch_size={10**20}"), f"train.microbatch_size: got {10**20}, expected an integer in 1.."),
     ((*SMALL, "--steps=0"), "--steps: got 0"),
     ((*SMALL, "--faults=7"), "--faults: got '7', expected SEED:N"),
+    ((*SMALL, "--faults=7:1000000000"), "--faults: got '7:1000000000', expected SEED:N with N in 1..1000"),
     ((*SMALL, "--trace=none.json"), "none.json: cannot be read"),
     ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
     ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),

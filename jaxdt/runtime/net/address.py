@@ -56,6 +56,14 @@ def check_reachable(name: str, hosts: Sequence[str]) -> None:
             raise BadInput(f"{name}: {host} {reason}{unreached}; expected its address on the network of the hosts")
 
 
+def check_dialable(name: str, address: Address) -> None:
+    """BadInput, which begins with `name`, for the address of a process that no host can dial, itself included."""
+    host, port = address
+    if not port or ((reason := why_unreachable(host)) and not is_loopback(host)):
+        found = f"{host} {reason}" if port else f"got {format_address(address)}"
+        raise BadInput(f"{name}: {found}; expected the host and the port of a process that listens")
+
+
 def bind(address: Address) -> socket.socket:
     """A non-blocking listener; BadInput when the address cannot be bound, or when others could not reach it there.
 
@@ -120,6 +128,10 @@ def _host_towards(address: Address, family: socket.AddressFamily = socket.AF_UNS
     where = format_address(address)
     try:
         family, _, _, _, target = socket.getaddrinfo(*address, family, socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        reason = f"is not known on this host ({error.strerror}), expected one that is"
+        raise BadInput(f"the coordinator's address {where} {reason}") from None
+    try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(target)
             host = str(sock.getsockname()[0])

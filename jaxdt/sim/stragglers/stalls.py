@@ -5,10 +5,10 @@ the same stalls pause at the same Work, whatever the order of events.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 
 from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.options import SECONDS
 from jaxdt.run.work import Work, WorkKind
 
 STEP, WORK = "step", "work"
@@ -28,8 +28,8 @@ class Stalls:
     def __post_init__(self) -> None:
         if not 0 <= self.prob <= 1:
             raise BadInput(f"stall: got probability {self.prob}, expected a number in [0, 1]")
-        if not 0 <= self.seconds < math.inf:
-            raise BadInput(f"stall: got {self.seconds} seconds, expected a finite number >= 0")
+        if not SECONDS.holds(self.seconds):
+            raise BadInput(f"stall: got {self.seconds} seconds, expected {SECONDS.text}")
         require_one_of("stall: draws", self.draws, (STEP, WORK))
 
     def draw_s(self, *names: object) -> float:

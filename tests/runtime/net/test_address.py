@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.net import address as addresses
-from jaxdt.runtime.net.address import advertised, bind, format_address, parse_address
+from jaxdt.runtime.net.address import advertised, bind, check_dialable, format_address, parse_address
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.process import OwnAddress
 
@@ -121,13 +121,26 @@ def test_a_coordinator_on_all_interfaces_says_where_it_is_reached():
         advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", None)
 
 
-def test_a_peer_without_a_way_to_the_coordinator_is_told_to_advertise(monkeypatch):
+@pytest.mark.parametrize("text", ["0.0.0.0:7700", "[::]:7700", "224.0.0.1:7700", "box:0"])
+def test_an_address_that_nobody_can_dial_is_no_coordinators(text):
+    with pytest.raises(BadInput, match="^--join: "):
+        check_dialable("--join", parse_address("--join", text))
+    check_dialable("--join", parse_address("--join", "localhost:7700"))
+
+
+def test_a_coordinator_whose_name_is_not_known_is_blamed(monkeypatch):
     def unresolvable(*_, **__):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses.socket, "getaddrinfo", unresolvable)
-    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --listen=HOST"):
-        advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", ("host", 7700))
+    for find in (
+        lambda: advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", ("host", 7700)),
+        lambda: OwnAddress.of_peer(("host", 7700), None),
+    ):
+        with pytest.raises(
+            BadInput, match=r"^the coordinator's address host:7700 is not known .*\(Name or service not"
+        ):
+            find()
 
 
 @pytest.mark.parametrize(
