@@ -25,7 +25,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.run import plan as plans
-from jaxdt.run.errors import BadInput, shell_line
+from jaxdt.run.errors import BadInput, read_text, shell_line
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import RunFolders, launch_flags, older_part
 from jaxdt.run.serialize import parse_json
@@ -70,18 +70,15 @@ def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
     if not (run_dir / "summary.json").exists():
         raise BadInput(f"{flag}: {run_dir} has no summary.json, expected the folder of a run that has ended")
     plan = plans.load(run_dir / "plan.json")
-    try:
-        summary = read_summary(run_dir / "summary.json")
-        metrics = read_metrics(run_dir / "metrics.jsonl")
-        return plan, summary, metrics, merged(run_dir, plan, summary["clock_offset_s"])
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{flag}: {run_dir}: a file is damaged ({error}), expected what a run wrote") from None
+    summary = read_summary(run_dir / "summary.json")
+    metrics = read_metrics(run_dir / "metrics.jsonl")
+    return plan, summary, metrics, merged(run_dir, plan, summary["clock_offset_s"])
 
 
 def read_summary(path: Path) -> dict:
     """The summary. BadInput if a value that is used here is damaged."""
     try:
-        summary = parse_json(path.read_text())
+        summary = parse_json(read_text(path))
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
     if not isinstance(summary, dict):
@@ -114,7 +111,7 @@ def is_number(value: object) -> bool:
 def read_metrics(path: Path) -> list[dict]:
     """The steps of metrics.jsonl. BadInput names the first line that is not a step."""
     steps = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             step = parse_json(line)
         except ValueError:
@@ -159,7 +156,7 @@ def traced(path: Path, offset_s: float) -> list[dict]:
     """The records of one process, with offset_s added to their times; none if it left no file."""
     records = []
     for part in filter(Path.exists, (older_part(path), path)):
-        for record in trace.read(part.read_text().splitlines(), str(part)):
+        for record in trace.read(read_text(part).splitlines(), str(part)):
             record["t"] = round(record["t"] + offset_s, 6)
             records.append(record)
     return records

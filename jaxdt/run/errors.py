@@ -35,6 +35,14 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_fold
     return BadInput(f"{path}: cannot be read (no such file{hint})")
 
 
+def read_text(path: str | Path, *more_folders: str | Path) -> str:
+    """The text of a file in UTF-8. BadInput (`unreadable`) for one that cannot be read, or that holds no text."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, *more_folders) from None
+
+
 def why(error: Exception) -> str:
     """The reason of an error in one line, without the path that an OSError repeats."""
     reason = error.strerror if isinstance(error, OSError) else None

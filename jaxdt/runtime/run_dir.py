@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, shell_line, shortened
+from jaxdt.run.errors import BadInput, read_text, shell_line, shortened
 from jaxdt.run.plan import Plan, to_json
 from jaxdt.run.run_folder import EMITTED_RUN_DIR, has_ended
 from jaxdt.runtime.identity import authority
@@ -77,7 +77,7 @@ def job_flags(folder: Path) -> list[str]:
     return [
         f"--config={folder / 'config.py'}",
         f"--plan={folder / 'plan.json'}",
-        f"--run={(folder / 'run').read_text().strip()}",
+        f"--run={read_text(folder / 'run').strip()}",
     ]
 
 

@@ -20,7 +20,7 @@ from jaxdt.cli import environment, script_main
 from jaxdt.interop.hf_files import DTYPES, write_adapter, write_folder
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.errors import BadInput, read_text, require_one_of
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, complete_record, newest_whole
@@ -82,8 +82,8 @@ def of_run(folders: RunFolders) -> tuple[ModelSpec, Callable[[str], Leaves], Pat
 
     path = folders.run_dir / "config.json"
     try:
-        config = configs.parse(serialize.parse_json(path.read_text()))
-    except (OSError, ValueError, BadInput) as error:
+        config = configs.parse(serialize.parse_json(read_text(path)))
+    except (ValueError, BadInput) as error:
         raise BadInput(f"--run_dir: {folders.run_dir} holds no run (config.json: {error})") from None
     if CHECKPOINT.value:
         checkpoint = Path(CHECKPOINT.value)
