@@ -14,7 +14,14 @@ from typing import Any, NoReturn
 from absl import app, command_name, flags, logging
 
 from jaxdt.run.config import REMOVED
-from jaxdt.run.errors import BadInput, ThreadDied, nearest, require_text, unreadable
+from jaxdt.run.errors import (
+    BadInput,
+    ThreadDied,
+    nearest,
+    print_what_cannot_be_shown_as_escapes,
+    require_text,
+    unreadable,
+)
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
@@ -57,6 +64,7 @@ def run(
     prints, instead of the docstring and the flags of the script alone."""
     raise_descriptor_limit()
     _restart_in_utf8()
+    print_what_cannot_be_shown_as_escapes()
     try:
         for word in sys.argv:
             require_text("argument", word)

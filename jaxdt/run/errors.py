@@ -2,7 +2,9 @@
 commands that a line tells a person to type."""
 
 import difflib
+import io
 import shlex
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +43,13 @@ def read_text(path: str | Path, *more_folders: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error, *more_folders) from None
+
+
+def print_what_cannot_be_shown_as_escapes() -> None:
+    """From now on standard output takes every text: what its encoding does not have is printed as escapes, as on
+    standard error. A script must not end in the middle of its work for a line that a terminal cannot show."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
 
 
 def why(error: Exception) -> str:
