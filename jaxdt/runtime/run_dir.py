@@ -45,7 +45,7 @@ def get_config():
     path = Path(__file__).with_name("config.json")
     try:
         return ConfigDict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}), expected what a run wrote") from None
 '''
 

@@ -33,7 +33,9 @@ TO = flags.DEFINE_string("to", None, "The folder to write, a new one.")
 DTYPE = flags.DEFINE_string("dtype", "fp32", f"Numbers of the tensors: {', '.join(DTYPES)}.")
 BASE = flags.DEFINE_string("base", "", "With --adapter: where peft finds the model itself.")
 ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapter of the run alone, for peft.")
-SHARD_GB = flags.DEFINE_float("shard_gb", 4.0, "Size of a file, in 1e9 bytes, above which there are several.", 1e-6)
+SHARD_GB = flags.DEFINE_float(
+    "shard_gb", 4.0, "Size of a file, in 1e9 bytes, above which there are several.", 1e-6, 1e6
+)
 
 
 def main() -> int:
