@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -170,8 +171,8 @@ def test_a_checkpoint_of_a_state_that_has_changed_fails_and_is_never_written(tmp
 
 
 @pytest.mark.parametrize(("error", "reason"), [
-    (OSError(errno.ESTALE, "Stale file handle"), "run_dir: Stale file handle"),
-    (OSError("odd"), "run_dir: odd"),
+    (OSError(errno.ESTALE, "Stale file handle"), "/runs/x: Stale file handle"),
+    (OSError("odd"), "/runs/x: odd"),
     (MemoryError(), "memory: the system gave this process no more (MemoryError)"),
 ])  # fmt: skip
 def test_the_others_are_told_of_an_error_of_the_system(error, reason):
@@ -187,7 +188,7 @@ def test_the_others_are_told_of_an_error_of_the_system(error, reason):
             raise error
 
     machine = Machine()
-    loop = Loop(-1, machine, Trace(lambda line: None), print, durable=Durable())
+    loop = Loop(-1, machine, Trace(lambda line: None), print, durable=Durable(), run_dir=Path("/runs/x"))
     loop.transport = NoTransport()
     loop._durable_writes.put(("view", {}))
     with pytest.raises(type(error)):

@@ -16,7 +16,7 @@ from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
-from jaxdt.runtime.storage.durable import disk_id
+from jaxdt.runtime.storage.durable import disk_id, refusal
 from jaxdt.runtime.storage.owed import write_owed
 from jaxdt.runtime.storage.parts import (
     Manifest,
@@ -169,7 +169,7 @@ class Checkpointer:
             try:
                 write_owed(folder, debtor, self._run, write.generation, owed)
             except OSError as error:
-                return WriteFailedReport(f"{error.filename or folder}: {error.strerror}")
+                return WriteFailedReport(refusal(error, str(folder)))
             return None
 
         self._in_thread(save, lambda failure: post(failure) if failure else None)
@@ -270,7 +270,7 @@ class Checkpointer:
                     if prune(self._run_dir, self._keep, self._resumed, checkpoint.version):
                         discard_older_fetched(self._run_dir, checkpoint.version)
             except OSError as error:
-                post(WriteFailedReport(f"old checkpoints: {error.filename or self._run_dir}: {error.strerror}"))
+                post(WriteFailedReport(f"old checkpoints: {refusal(error, str(self._run_dir))}"))
             except BaseException as error:
                 post(error)
 
