@@ -227,7 +227,12 @@ class Loop:
             self._durable_writes.put(None)
             self.transport.close(flush_s)
             writer.join()
+            self._end_deletions()
         return self._stop
+
+    def _end_deletions(self) -> None:
+        if self._checkpointer and not isinstance(self._stop, ev.MoveTo):  # with which the process goes on
+            self._checkpointer.end()
 
     def _write_durably(self) -> None:
         """Make values durable, one after another, on a thread: a busy disk may take seconds, in which the loop has to

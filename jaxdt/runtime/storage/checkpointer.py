@@ -37,6 +37,8 @@ from jaxdt.runtime.storage.parts import (
 )
 from jaxdt.runtime.storage.words import check_slice, with_checksum
 
+DELETED_S = 60.0
+
 
 class Copying:
     """A copy of the state to host memory, in progress. An update donates the state's buffers, so it waits for the copy.
@@ -84,6 +86,7 @@ class Checkpointer:
         self._manifests: dict[str, tuple[Path, Manifest]] = {}  # of parts that are whole, by digest
         self._threads: list[threading.Thread] = []
         self._copying: Copying | None = None
+        self._retaining: list[threading.Thread] = []
 
     def wait(self) -> None:
         """Wait until the state that `save` was last called with has been copied, and may change."""
@@ -279,7 +282,15 @@ class Checkpointer:
         thread = threading.Thread(target=retain, name="retention")
         with contextlib.suppress(RuntimeError):  # no room for a thread: the next checkpoint deletes what is old
             thread.start()
+            self._retaining = [*filter(threading.Thread.is_alive, self._retaining), thread]
         return thread
+
+    def end(self) -> None:
+        """Wait until the old checkpoints that are being deleted are gone: what a process leaves half deleted when it
+        ends takes room until the next run deletes it. A disk that hangs keeps the process for DELETED_S at most."""
+        deadline_s = time.monotonic() + DELETED_S
+        for thread in self._retaining:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 @contextlib.contextmanager
