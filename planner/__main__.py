@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NoReturn
 
-from jaxdt.run.errors import BadInput, nearest, why
+from jaxdt.run.errors import BadInput, nearest, print_what_cannot_be_shown_as_escapes, why
 from planner.model.pool import EQ3, STOPS
 from planner.report.export import TARGETS
 from planner.search.base import POOL_SOLVERS, SOLVERS
@@ -227,6 +227,7 @@ def _network(network: argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command, and return its exit code. Bad input gives one line and code 2. An interrupted search ends with
     its best plan and code 0; any other interrupted command ends with 130."""
+    print_what_cannot_be_shown_as_escapes()
     flags = parser().parse_args(arguments)
     try:
         return importlib.import_module(COMMANDS[flags.command]).run(flags)
@@ -239,10 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "expected the environment of this repository: source .venv/bin/activate"
         print(f"error: this Python ({sys.executable}) has no {error.name}, {hint}", file=sys.stderr)
         return 2
-    except (OSError, MemoryError, UnicodeEncodeError) as error:
+    except (OSError, MemoryError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        hint = "; PYTHONUTF8=1 shows all text" if isinstance(error, UnicodeEncodeError) else ""
-        print(f"error: {where}{type(error).__name__}: {why(error)}{hint}", file=sys.stderr)
+        print(f"error: {where}{type(error).__name__}: {why(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

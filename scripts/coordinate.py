@@ -47,8 +47,9 @@ def main() -> int:
             measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         ).code
     except OSError as error:  # a disk that is full, or one that was lost
-        raise BadInput(f"{refusal(error, str(job.run_dir))}; {how_to_go_on(job.run_dir)}") from None
-    if code != ExitCode.TERMINATED and not options.stop_with_parent:  # launch.py draws the run that it has started
+        way_on = "" if options.stop_with_parent else f"; {how_to_go_on(job.run_dir)}"
+        raise BadInput(f"{refusal(error, str(job.run_dir))}{way_on}") from None
+    if code != ExitCode.TERMINATED and not options.stop_with_parent:  # else launch.py says it
         if has_steps(job.run_dir):
             print(f"to draw the run: {shell_line('python', 'scripts/report.py', f'--run_dir={job.run_dir}')}")
         print(how_to_go_on(job.run_dir), flush=True)

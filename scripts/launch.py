@@ -13,7 +13,6 @@ On this machine the coordinator and the peers are children of this process. With
 import check_installed  # noqa: F401
 
 from jaxdt.cli import interrupts
-from jaxdt.run.exit_codes import ExitCode
 
 # isort: split
 import signal
@@ -27,12 +26,10 @@ from jaxdt.api import hosts
 from jaxdt.api import launch as api
 from jaxdt.cli import config_fields, config_flag, config_sources, environment, option_flags, resume_flags, script_main
 from jaxdt.cli.run_inputs import ProcessOptions
-from jaxdt.membership.operations import STOPPED
 from jaxdt.run.errors import BadInput, shell_line
 from jaxdt.run.options import option
 from jaxdt.run.run_folder import EMITTED_RUN_DIR, launch_flags
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.run_end import has_steps, how_to_go_on
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,8 @@ def main() -> int:
     interrupts.end_on_interrupt(f"interrupted when the run was over; {to_draw}")
     if code and run.summary.get("steps"):
         print(to_draw)
-    is_stopped = run.summary.get("reason", "").startswith(STOPPED)
-    if code == ExitCode.INTERRUPTED or (code == ExitCode.LOST and has_steps(run.run_dir)) or is_stopped:
-        print(how_to_go_on(run.run_dir))
+    if way_on := run.way_on:
+        print(way_on)
     if code == 0 and given.report:
         print("draws the report", flush=True)
         print(run.report().text)

@@ -25,7 +25,7 @@ from jaxdt.protocol import events as ev
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.run import plan as plans
-from jaxdt.run.errors import BadInput, shell_line, unreadable
+from jaxdt.run.errors import BadInput, read_text, shell_line
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import RunFolders, launch_flags, older_part
 from jaxdt.run.serialize import parse_json
@@ -78,7 +78,7 @@ def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
 def read_summary(path: Path) -> dict:
     """The summary. BadInput if a value that is used here is damaged."""
     try:
-        summary = parse_json(path.read_text())
+        summary = parse_json(read_text(path))
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
     if not isinstance(summary, dict):
@@ -104,14 +104,6 @@ def read_summary(path: Path) -> dict:
     return summary
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a file. BadInput for one that is no text."""
-    try:
-        return path.read_text().splitlines()
-    except UnicodeDecodeError as error:
-        raise unreadable(path, error) from None
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -119,7 +111,7 @@ def is_number(value: object) -> bool:
 def read_metrics(path: Path) -> list[dict]:
     """The steps of metrics.jsonl. BadInput names the first line that is not a step."""
     steps = []
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             step = parse_json(line)
         except ValueError:
@@ -164,7 +156,7 @@ def traced(path: Path, offset_s: float) -> list[dict]:
     """The records of one process, with offset_s added to their times; none if it left no file."""
     records = []
     for part in filter(Path.exists, (older_part(path), path)):
-        for record in trace.read(lines_of(part), str(part)):
+        for record in trace.read(read_text(part).splitlines(), str(part)):
             record["t"] = round(record["t"] + offset_s, 6)
             records.append(record)
     return records

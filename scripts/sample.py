@@ -21,7 +21,7 @@ from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.model.chat import chat_prompt
 from jaxdt.model.sample import assemble, generate
 from jaxdt.run import config as configs
-from jaxdt.run.errors import BadInput, require_at_least, why
+from jaxdt.run.errors import BadInput, read_text, require_at_least, why
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.run.serialize import parse_json
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
@@ -46,8 +46,8 @@ def main() -> int:
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} has no config.json, expected the folder of a run")
     try:
-        config = configs.parse(parse_json((run_dir / "config.json").read_text()))
-    except (OSError, ValueError, TypeError, BadInput) as error:
+        config = configs.parse(parse_json(read_text(run_dir / "config.json")))
+    except (ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     data = run_inputs.token_file(config.data.path)
     origin = RunFolders.of(run_dir).job / IN_A_RUN / ORIGIN

@@ -47,7 +47,7 @@ from jaxdt.run import network as networks
 from jaxdt.run import plan as plans
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, nearest
+from jaxdt.run.errors import BadInput, nearest, read_text
 from jaxdt.run.options import SECONDS_MAX, in_range, number_in
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import Profile
@@ -263,10 +263,7 @@ def write_orders(out: Path, pipelines: list[dict[int, Order]]) -> None:
 
 def load_orders(path: Path) -> list[dict[int, Order]]:
     """The orders of each pipeline, as write_orders has written them or people have."""
-    try:
-        text = path.read_text()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--orders: {path} cannot be read: {error}") from None
+    text = read_text(path)
     pipelines: list[dict[int, Order]] = [{}]
     for number, line in enumerate(text.strip().splitlines(), start=1):
         if not line.strip():

@@ -26,18 +26,21 @@ from jaxdt.api.config import Config, fields_of
 from jaxdt.cli import environment, gpu_flags, local_run, resume_flags, run_inputs
 from jaxdt.cli.local_run import SCRIPTS
 from jaxdt.cli.run_inputs import RunOptions
+from jaxdt.membership.operations import STOPPED
 from jaxdt.model.data import verify_checksum
 from jaxdt.run import codec, codec_choice
 from jaxdt.run import profile as profiles
 from jaxdt.run.config import RunConfig
 from jaxdt.run.cpus import cores_text, usable_cores
 from jaxdt.run.errors import BadInput, require_text
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.options import at_least, option, with_meanings
 from jaxdt.run.plan import Plan
 from jaxdt.run.profile import CodecTimes
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.coordinator_folder import drop_damaged
 from jaxdt.runtime.fleet import LocalFleet
+from jaxdt.runtime.run_end import has_steps, how_to_go_on
 from jaxdt.runtime.run_job import RunInputs
 from jaxdt.runtime.storage.checkpoint import Found, about_run, mark_complete, newest_whole
 from jaxdt.runtime.storage.model_folder import check_model_of_run
@@ -155,6 +158,14 @@ class Run:
         earlier launches stands before it in logs/coordinator.log."""
         path = self.run_dir / "logs" / COORDINATOR_LOG
         return path.read_bytes()[self._output_start :].decode() if path.exists() else ""
+
+    @property
+    def way_on(self) -> str:
+        """The command that continues a run that has ended before its last step, or why none does; '' for a run that is
+        under way, done, or has failed before its first step."""
+        is_stopped = self.summary.get("reason", "").startswith(STOPPED)
+        is_cut = self._code == ExitCode.INTERRUPTED or is_stopped or (self._code and has_steps(self.run_dir))
+        return how_to_go_on(self.run_dir) if self._code is not None and is_cut else ""
 
     def __repr__(self) -> str:
         state = "is under way" if self._thread.is_alive() else "has ended"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jaxdt.run.errors import read_text
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import peer_credential, token_flag
@@ -47,7 +48,7 @@ def start(
 def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
     """Start a newcomer that joins the run in run_dir."""
     arguments = [
-        f"--join={(run_dir / ADDRESS).read_text()}",
+        f"--join={read_text(run_dir / ADDRESS)}",
         token_flag(run_dir, f"newcomer_{secrets.token_hex(4)}"),
         f"--run_dir={run_dir}",
         *more_arguments,
@@ -59,7 +60,7 @@ def worker(run_dir: Path, log: Path, peer: str, more_arguments: Sequence[str] = 
     """Start a process for this worker of the plan of the run in run_dir; for '' a worker outside the plan."""
     if not peer:
         return join(run_dir, log, ["--as=worker", *more_arguments])
-    arguments = [f"--peer={peer}", f"--join={(run_dir / ADDRESS).read_text()}", "--as=worker"]
+    arguments = [f"--peer={peer}", f"--join={read_text(run_dir / ADDRESS)}", "--as=worker"]
     arguments += [peer_credential(run_dir, int(peer)), f"--run_dir={run_dir}", *more_arguments]
     return start(log, "train.py", arguments, of_one_thread())
 
@@ -111,7 +112,7 @@ def _commands(launcher: int) -> Iterator[tuple[int, list[str]]]:
 
 def objects(path: Path) -> list[dict]:
     """The complete lines of a file of JSON lines. The file may still be written to, or not exist yet."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = read_text(path).splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
@@ -131,7 +132,7 @@ def step_seconds(run_dir: Path) -> list[float]:
 def summary(run_dir: Path) -> dict:
     """The content of summary.json, empty until the run has ended."""
     path = run_dir / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(read_text(path)) if path.exists() else {}
 
 
 def config_flags() -> list[str]:

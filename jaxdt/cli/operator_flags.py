@@ -4,7 +4,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, read_text
 from jaxdt.run.run_folder import ADDRESS, RunFolders
 from jaxdt.runtime.coordinator_client import CoordinatorAway, OperatorRefused, ask_as_operator
 from jaxdt.runtime.identity import authority
@@ -62,7 +62,7 @@ def _known_address() -> str:
     found = folders()
     for file in (found.run_dir / ADDRESS, found.job / ADDRESS):
         if file.exists():
-            return file.read_text().strip()
+            return read_text(file).strip()
     raise BadInput(
         f"--coordinator: missing, and {found.run_dir / ADDRESS} is not there (a coordinator writes it at its start); "
         "expected HOST:PORT, and --credential=operator.pem, the file of the run"

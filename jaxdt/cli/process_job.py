@@ -9,7 +9,7 @@ from jaxdt.cli.run_inputs import ProcessOptions
 from jaxdt.protocol import events as ev
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, read_text
 from jaxdt.run.run_folder import ADDRESS
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_end import ended_run
@@ -51,7 +51,7 @@ def check_joinable(coordinator: str, run_dir: str) -> None:
     """BadInput for a --run_dir that is a file, or that of a run of this coordinator, a host:port, that has ended."""
     check_run_dir(run_dir)
     known = Path(run_dir) / ADDRESS
-    if known.exists() and known.read_text().strip() == coordinator and (ended := ended_run(Path(run_dir))):
+    if known.exists() and read_text(known).strip() == coordinator and (ended := ended_run(Path(run_dir))):
         raise BadInput(f"--join: {ended}")
 
 

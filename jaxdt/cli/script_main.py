@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import faulthandler
+import math
 import os
 import re
 import sys
@@ -14,7 +15,14 @@ from typing import Any, NoReturn
 from absl import app, command_name, flags, logging
 
 from jaxdt.run.config import REMOVED
-from jaxdt.run.errors import BadInput, ThreadDied, nearest, require_text, unreadable
+from jaxdt.run.errors import (
+    BadInput,
+    ThreadDied,
+    nearest,
+    print_what_cannot_be_shown_as_escapes,
+    require_text,
+    unreadable,
+)
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
@@ -25,6 +33,7 @@ LONG_HELP = frozenset(("--helpfull", "-helpfull", "--helpxml", "-helpxml"))
 UNKNOWN_FIELD = re.compile(
     r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
 )  # ml_collections
+CONFIG_FILE_RAISED = "Error whilst parsing config file"  # ml_collections
 # The messages of the parsers of values, and the values that they expect.
 WRONG_VALUE = re.compile(r"flag (?P<flag>--[\w.]+)=(?P<got>.*?): (?P<why>.*)$")
 EXPECTED = {
@@ -57,6 +66,7 @@ def run(
     prints, instead of the docstring and the flags of the script alone."""
     raise_descriptor_limit()
     _restart_in_utf8()
+    print_what_cannot_be_shown_as_escapes()
     try:
         for word in sys.argv:
             require_text("argument", word)
@@ -127,9 +137,17 @@ def _parse_flags(argv: list[str]) -> list[str]:
     except (flags.Error, KeyError, AttributeError, OSError) as error:
         _refuse(_flag_refusal(error, argv))
     except Exception as error:  # a config file is a program, which may raise anything
-        _refuse(f"--config: {_place_of(error, argv)}: {type(error).__name__}: {' '.join(str(error).split())}")
+        _refuse(_config_refusal(error, argv))
+    require_numbers(FLAGS)
     logging.set_verbosity(logging.FATAL)  # Orbax logs many lines for each checkpoint, and we print what is wrong
     return words
+
+
+def require_numbers(values: flags.FlagValues) -> None:
+    """BadInput for a flag whose number is NaN, which passes a flag's bounds: it is neither below nor above any."""
+    for name in values:
+        if type(value := values[name].value) is float and math.isnan(value):
+            raise BadInput(f"--{name}: got nan, expected a number ({values[name].help.rstrip('.')})")
 
 
 def required(name: str) -> Any:
@@ -182,6 +200,9 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         return f"--{error.flagname}: unknown flag{_flag_for(error.flagname) or ', see --help'}"
     if isinstance(error, OSError):
         return config_file_refusal(error)
+    told = error.__context__  # by ml_collections, as an error whose text is the traceback of what the file raised
+    if told and str(told).startswith(CONFIG_FILE_RAISED) and isinstance(told.__context__, Exception):
+        return _config_refusal(told.__context__, argv)
     is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
@@ -232,6 +253,11 @@ def _fields_named(flag: str) -> list[str]:
     from jaxdt.cli.config_fields import all_names
 
     return [name for name in all_names() if name.rpartition(".")[2] == flag] if "config" in FLAGS else []
+
+
+def _config_refusal(error: Exception, argv: list[str]) -> str:
+    """One line for what a config file has raised."""
+    return f"--config: {_place_of(error, argv)}: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _place_of(error: Exception, argv: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 T tokens that the model sees, V vocabulary."""
 
+import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -46,8 +47,10 @@ def generate(
     vocab_size = vocab_size or config.facts.vocab_size
     if not tokens or not all(0 <= token < vocab_size for token in tokens):
         raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {vocab_size}")
-    if temperature < 0:
-        raise BadInput(f"temperature: got {temperature!r}, expected a number >= 0")
+    if not 0 <= temperature < math.inf:
+        raise BadInput(f"temperature: got {temperature!r}, expected a finite number >= 0")
+    if not -(2**63) <= seed < 2**63:
+        raise BadInput(f"seed: got {seed}, expected an integer of 64 bits, at most {2**63 - 1}")
     key, seq_len = jax.random.key(seed), seq_len or config.max_len
     for i in range(n_tokens):
         seen = tokens[-seq_len:]

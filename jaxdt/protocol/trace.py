@@ -6,17 +6,21 @@ recv    a tensor arrived:             peer, from, t, tensor
 report  a report of a machine:        peer, t, kind and the report's fields
 """
 
+import dataclasses
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from jaxdt.protocol import events as ev
-from jaxdt.protocol.reports import Report
+from jaxdt.protocol.reports import SCHEMAS, Report
 from jaxdt.run.errors import BadInput
-from jaxdt.run.serialize import is_object, parse_json
-from jaxdt.run.work import Work, parse_work
+from jaxdt.run.serialize import is_list, is_object, parse_json
+from jaxdt.run.work import Work, is_work, parse_work
 
 TraceRecord = dict[str, Any]  # of one line, as JSON gives it
 
@@ -100,8 +104,51 @@ def read(lines: Iterable[str], source: str = "trace") -> list[TraceRecord]:
 def _is_record(record: Any) -> TypeGuard[TraceRecord]:
     if not is_object(record) or str(record.get("what")) not in FIELDS:
         return False
-    types = {"t": float, "peer": int} | FIELDS[record["what"]]
-    return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in types.items())
+    fields = {"t": float, "peer": int} | FIELDS[record["what"]]
+    if not all(_fits(kind, record.get(name)) for name, kind in fields.items()):
+        return False
+    if record["what"] == "run":
+        return is_work(record["work"])
+    return record["what"] != "report" or all(
+        _fits(kind, record["fields"].get(name)) for name, kind in _types_of_fields(record["kind"]).items()
+    )
+
+
+@functools.cache
+def _types_of_fields(report: str) -> dict[str, Any]:
+    """The type of each field of a report of this kind. Those of a kind that is not known are not checked, and neither
+    are entries of a mapping that stand among the fields."""
+    if report not in SCHEMAS:
+        return {}
+    kinds, without = typing.get_type_hints(SCHEMAS[report]), dataclasses.MISSING
+    return {
+        field.name: kinds[field.name] if field.default is field.default_factory is without else kinds[field.name] | None
+        for field in dataclasses.fields(SCHEMAS[report])
+        if not field.metadata
+    }
+
+
+def _fits(kind: Any, data: Any) -> bool:
+    """Whether plain data of JSON, None for none, is of a type. What a dataclass holds is not looked at."""
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(argument, data) for argument in arguments)
+    if origin is types.NoneType:
+        return data is None
+    if origin is float:
+        return isinstance(data, int | float)
+    if origin in (int, str, bool):
+        return isinstance(data, origin)
+    if origin in (dict, Mapping):
+        key, value = arguments or (str, Any)
+        return is_object(data) and all(_fits_key(key, k) and _fits(value, v) for k, v in data.items())
+    if origin in (tuple, list):
+        return is_list(data) and (origin is tuple or all(_fits(arguments[0], item) for item in data))
+    return True
+
+
+def _fits_key(kind: Any, key: str) -> bool:
+    return kind is not int or key.removeprefix("-").isdecimal()
 
 
 def bytes_per_link(records: Iterable[TraceRecord]) -> dict[tuple[int, int], int]:

@@ -5,6 +5,8 @@ A container, a batch system or `taskset` gives a process some of its machine's C
 """
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS, MOUNTS = Path("/proc/self/cgroup"), Path("/proc/self/mountinfo")
@@ -39,7 +41,7 @@ def cpus_text(cpus: list[int]) -> str:
 def _quotas() -> list[float]:
     """The quotas, in cores, of the control groups that hold this process and of those around them, versions 1 and 2."""
     try:
-        memberships, mounts = CGROUPS.read_text().splitlines(), MOUNTS.read_text().splitlines()
+        memberships, mounts = _lines(CGROUPS), _lines(MOUNTS)
     except FileNotFoundError:  # not a Linux
         return []
     group_of: dict[str, str] = {}  # by the type of the file system that shows the group
@@ -50,11 +52,8 @@ def _quotas() -> list[float]:
         elif "cpu" in controllers.split(","):
             group_of["cgroup"] = group
     quotas: list[float] = []
-    for line in mounts:
-        mount, _, system = line.partition(" - ")
-        root, mounted_at = mount.split()[3:5]
-        kind, _, options = system.split()[:3]
-        if kind in group_of and (kind == "cgroup2" or "cpu" in options.split(",")):
+    for kind, root, mounted_at in _cgroup_mounts(mounts):
+        if kind in group_of:
             # A container sees its own group as the root of the mount, while its membership may name the whole path.
             group = group_of[kind]
             below = group.removeprefix(root) if root != "/" and (group + "/").startswith(root + "/") else group
@@ -64,12 +63,35 @@ def _quotas() -> list[float]:
     return quotas
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the system. Names in it are those of files, which need not be text."""
+    return path.read_bytes().decode(errors="surrogateescape").rstrip("\n").split("\n")
+
+
+def _cgroup_mounts(lines: list[str]) -> Iterator[tuple[str, str, str]]:
+    """(type, root, mount point) of each mounted tree of control groups that has quotas of CPUs. A blank separates the
+    fields of a line, of which any may be empty; one inside a field stands there as a backslash and its octal number."""
+    for line in lines:
+        mount, _, system = line.partition(" - ")
+        kind, _, options, *_ = [*system.split(" "), "", "", ""]
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            root, mounted_at = (_unescaped(field) for field in mount.split(" ")[3:5])
+            yield kind, root, mounted_at
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda number: chr(int(number[1], 8)), field)
+
+
 def _quota(folder: Path) -> float | None:
-    """The quota of one control group, in cores; None if it has none."""
-    if (folder / "cpu.max").exists():
-        quota, period = (folder / "cpu.max").read_text().split()
-    elif (folder / "cpu.cfs_quota_us").exists():
-        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-    else:
+    """The quota of one control group, in cores; None if it has none, or if this user may not enter its folder."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        elif (folder / "cpu.cfs_quota_us").exists():
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        else:
+            return None
+    except PermissionError:
         return None
     return None if quota in ("max", "-1") else int(quota) / int(period)

@@ -2,7 +2,9 @@
 commands that a line tells a person to type."""
 
 import difflib
+import io
 import shlex
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -52,6 +54,21 @@ def require_writable(name: str, path: str | Path | None) -> None:
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise BadInput(f"{name}: {path} cannot be written ({why(error)})") from None
+
+
+def read_text(path: str | Path, *more_folders: str | Path) -> str:
+    """The text of a file in UTF-8. BadInput (`unreadable`) for one that cannot be read, or that holds no text."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, *more_folders) from None
+
+
+def print_what_cannot_be_shown_as_escapes() -> None:
+    """From now on standard output takes every text: what its encoding does not have is printed as escapes, as on
+    standard error. A script must not end in the middle of its work for a line that a terminal cannot show."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
 
 
 def why(error: Exception) -> str:

@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
         2,
         "bad input. One line on standard error says which field or file, what came, and what was expected. Also a disk "
         "or a system that refuses (no room, a network file system that is gone, no memory): the line names the file "
-        "and the system's words, and for a coordinator the command that continues the run",
+        "and the system's words, and `launch.py` or a coordinator prints the command that continues the run",
     )
     LOST = (
         3,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput, nearest, require_known, require_printable, unreadable
+from jaxdt.run.errors import BadInput, nearest, read_text, require_known, require_printable
 from jaxdt.run.frozen_dataclass import frozen_dataclass
 from jaxdt.run.options import GBPS_MIN
 from jaxdt.run.serialize import SCHEMA_KEY, is_list, is_object
@@ -195,10 +195,7 @@ def parse(text: str, source: str) -> Network:
 
 def load(path: str | Path) -> Network:
     """Read a network.json (latency_ms one way, bandwidth_gbps; directed matrices)."""
-    try:
-        return parse(Path(path).read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, EXAMPLES) from None
+    return parse(read_text(path, EXAMPLES), str(path))
 
 
 def to_json(network: Network) -> dict[str, Any]:

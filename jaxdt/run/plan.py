@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.run import codec, serialize
-from jaxdt.run.errors import BadInput, nearest, require_one_of, unreadable
+from jaxdt.run.errors import BadInput, nearest, read_text, require_one_of
 from jaxdt.run.options import FINITE, NOT_NEGATIVE, NOT_NEGATIVE_OR_ENDLESS, about, option
 
 FORMAT = "jaxdt-plan-1"
@@ -381,7 +381,4 @@ def parse(text: str, source: str) -> Plan:
 
 def load(path: str | Path) -> Plan:
     """Read a plan.json."""
-    try:
-        return parse(Path(path).read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+    return parse(read_text(path), str(path))

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxdt.run import codec as codec_names
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput, nearest, unreadable
+from jaxdt.run.errors import BadInput, nearest, read_text
 from jaxdt.run.model import read_options
 from jaxdt.run.model_facts import MicrobatchShape
 from jaxdt.run.model_spec import ModelSpec
@@ -263,7 +263,4 @@ def parse(text: str, source: str) -> Profile:
 
 def load(path: str | Path) -> Profile:
     """Read a profile.json."""
-    try:
-        return parse(Path(path).read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+    return parse(read_text(path), str(path))

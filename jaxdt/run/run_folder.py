@@ -1,5 +1,6 @@
 """The folder of one run: where its files are, and how they are read back."""
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxdt.run.errors import BadInput, why
+from jaxdt.run.errors import BadInput, read_text, why
 from jaxdt.run.serialize import is_object, parse_json
 
 EMITTED_RUN_DIR = "run_dir"  # in a folder that launch.py --emit has written: where the processes of the run write
@@ -79,6 +80,9 @@ def older_part(path: Path) -> Path:
 
 
 def kept_lines(path: Path) -> list[str]:
-    """The lines of a trace that are still there: those of its older part, then its own. OSError if there is no file."""
-    parts = [part for part in (older_part(path), path) if part.exists()] or [path]
-    return [line for part in parts for line in part.read_text().splitlines()]
+    """The lines of a trace that are still there: those of its older part, then its own. FileNotFoundError if there is
+    no file, BadInput for one that cannot be read."""
+    parts = [part for part in (older_part(path), path) if part.exists()]
+    if not parts:
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    return [line for part in parts for line in read_text(part).splitlines()]

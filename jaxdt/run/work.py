@@ -86,5 +86,10 @@ def parse_work(text: str) -> Work:
     return Work(int(stage), WorkKind(kind), _optional_int(microbatch), _optional_int(peer), _optional_int(step))
 
 
+def is_work(text: str) -> bool:
+    """Whether `parse_work` reads this text."""
+    return bool(_WORK.fullmatch(text.strip()))
+
+
 def _optional_int(digits: str | None) -> int | None:
     return None if digits is None else int(digits)

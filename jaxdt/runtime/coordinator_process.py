@@ -50,7 +50,7 @@ def run_coordinator(
         durable = FileStore(folder)
         beginning = load_beginning(job, durable)
         machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
-        loop = Loop(ev.COORDINATOR, machine, checkpointer=job.checkpointer(None), durable=durable)
+        loop = Loop(ev.COORDINATOR, machine, checkpointer=job.checkpointer(None), durable=durable, run_dir=job.run_dir)
         journal = Journal(job, machine, durable, live, launched_s, measured)
         journal.post, loop.report = loop.post, journal.report
         path, goes_on = job.run_dir / "trace" / "coordinator.jsonl", beginning.durable_state is not None

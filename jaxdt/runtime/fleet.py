@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import IO
 
 from jaxdt.run.cpus import allowed_cpus, cpus_text, usable_cores
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, read_text
 from jaxdt.run.exit_codes import ExitCode
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import ADDRESS, older_part
@@ -132,7 +132,7 @@ class LocalFleet:
             child = self._coordinator = self._popen("coordinate.py", [*own_flags, *self._flags], log)
         self._coordinator_since_s = time.monotonic()
         wait_for(lambda: _identity(address_file) != written_before or child.poll() is not None, ADDRESS_S)
-        return "" if _identity(address_file) == written_before else address_file.read_text()
+        return "" if _identity(address_file) == written_before else read_text(address_file)
 
     def _popen(
         self, script: str, flags: Sequence[str], log: IO[str] | None, environment: Mapping[str, str] | None = None

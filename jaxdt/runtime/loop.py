@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -65,7 +66,9 @@ class Loop:
 
     `open_transport` is called before `run`, and `process` is set before it where this machine is to count as another
     process of the peer. A peer has `tensors` as soon as its compute thread has made them, and that thread takes the
-    loop's `work` (jaxdt.runtime.process.compute). A coordinator has a `durable` store, and no compute thread."""
+    loop's `work` (jaxdt.runtime.process.compute). A coordinator has a `durable` store, and no compute thread.
+
+    `run_dir` stands in errors of the system that name no file."""
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class Loop:
         report: Callable[[Report], None] = lambda report: None,
         checkpointer: Checkpointer | None = None,
         durable: FileStore | None = None,
+        *,
+        run_dir: Path = Path("run_dir"),
     ):
         self._peer = peer
         self._machine = machine
@@ -82,6 +87,7 @@ class Loop:
         self.report = report
         self._checkpointer = checkpointer
         self._durable = durable
+        self._run_dir = str(run_dir)
         self._events: SimpleQueue[ev.Event | ev.Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Computation] = deque()
@@ -157,7 +163,7 @@ class Loop:
         try:
             self._parts.put_slice(key, words)
         except OSError as error:
-            self._events.put(ev.LostPart(key.part, refusal(error, "run_dir")))
+            self._events.put(ev.LostPart(key.part, refusal(error, self._run_dir)))
 
     def expect(self, src: int, event: ev.Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
@@ -209,7 +215,7 @@ class Loop:
                 flush_s = FLUSH_S
         except (BadInput, OSError, MemoryError) as error:
             flush_s = FLUSH_S
-            self._announce_failure(str(error) if isinstance(error, BadInput) else refusal(error, "run_dir"))
+            self._announce_failure(str(error) if isinstance(error, BadInput) else refusal(error, self._run_dir))
             raise
         except ThreadDied as error:
             if self._durable is None:  # peers wait for a coordinator, which may be started again
@@ -221,7 +227,12 @@ class Loop:
             self._durable_writes.put(None)
             self.transport.close(flush_s)
             writer.join()
+            self._end_deletions()
         return self._stop
+
+    def _end_deletions(self) -> None:
+        if self._checkpointer and not isinstance(self._stop, ev.MoveTo):  # with which the process goes on
+            self._checkpointer.end()
 
     def _write_durably(self) -> None:
         """Make values durable, one after another, on a thread: a busy disk may take seconds, in which the loop has to
@@ -371,7 +382,9 @@ class Loop:
         try:
             self._parts.mark_complete(checkpoint, self.post)
         except OSError as error:
-            self._perform(WriteFailedReport(f"checkpoint of {checkpoint.version} steps: {refusal(error, 'run_dir')}"))
+            self._perform(
+                WriteFailedReport(f"checkpoint of {checkpoint.version} steps: {refusal(error, self._run_dir)}")
+            )
 
     @property
     def _parts(self) -> Checkpointer:

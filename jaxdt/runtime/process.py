@@ -82,7 +82,7 @@ def run_machine(
     process: the number by which others tell this machine from earlier ones of the same id, by default that of this
         process.
     prepare: makes the tensors of `stage`, on the compute thread; None for a machine that computes nothing."""
-    loop = Loop(own_id, machine, checkpointer=checkpointer)
+    loop = Loop(own_id, machine, checkpointer=checkpointer, run_dir=job.run_dir)
     if process is not None:
         loop.process = process
     loop.report = ending_with_the_run(job, report, loop.post)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxdt.run import serialize
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, shell_line, shortened
+from jaxdt.run.errors import BadInput, read_text, shell_line, shortened
 from jaxdt.run.plan import Plan, to_json
 from jaxdt.run.run_folder import EMITTED_RUN_DIR, has_ended
 from jaxdt.runtime.identity import authority
@@ -45,7 +45,7 @@ def get_config():
     path = Path(__file__).with_name("config.json")
     try:
         return ConfigDict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}), expected what a run wrote") from None
 '''
 
@@ -77,7 +77,7 @@ def job_flags(folder: Path) -> list[str]:
     return [
         f"--config={folder / 'config.py'}",
         f"--plan={folder / 'plan.json'}",
-        f"--run={(folder / 'run').read_text().strip()}",
+        f"--run={read_text(folder / 'run').strip()}",
     ]
 
 

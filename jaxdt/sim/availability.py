@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, read_text
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 
 Counts = list[tuple[float, int]]
@@ -20,9 +20,9 @@ Counts = list[tuple[float, int]]
 def load(path: str | Path) -> Counts:
     """(second, number of machines from then on), in order; raises BadInput for anything else."""
     try:
-        data = serialize.parse_json(Path(path).read_text(), keys_once=True)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
+        data = serialize.parse_json(read_text(path), keys_once=True)
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON ({error})") from None
     times, nodes = (data.get(name) for name in ("t_s", "nodes")) if isinstance(data, dict) else (None, None)
     if not (isinstance(times, list) and isinstance(nodes, list) and len(times) == len(nodes) > 0):
         raise BadInput(f"{path}: expected t_s and nodes, two lists of one length")

@@ -145,10 +145,6 @@ def _works(run_dir: Path, member: ev.Member) -> list[tuple[Work, float]]:
     except FileNotFoundError:
         host = member.address.rpartition(":")[0] or "its host"
         raise BadInput(f"{path}: missing, expected the timings of peer {member.peer}; bring it from {host}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}") from None
 
 
 def device_kind(config: RunConfig, plan: Plan, peer: int, works: Sequence[tuple[Work, float]]) -> DeviceKind:

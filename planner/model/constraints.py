@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput, nearest, require_printable, unreadable
+from jaxdt.run.errors import BadInput, nearest, read_text, require_printable
 from jaxdt.run.network import Network
 
 EVERY_REGION = "*"
@@ -111,9 +111,7 @@ class Rule:
 def load_constraints(path: str | Path) -> Constraints:
     """Read a constraints.json."""
     try:
-        data = serialize.parse_json(Path(path).read_text(), keys_once=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+        data = serialize.parse_json(read_text(path), keys_once=True)
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error})") from None
     try:

@@ -20,7 +20,7 @@ from jaxdt.cli import environment, script_main
 from jaxdt.interop.hf_files import DTYPES, write_adapter, write_folder
 from jaxdt.run import config as configs
 from jaxdt.run import serialize
-from jaxdt.run.errors import BadInput, require_one_of
+from jaxdt.run.errors import BadInput, read_text, require_one_of
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.run_folder import RunFolders
 from jaxdt.runtime.storage.checkpoint import about_run, complete_record, newest_whole
@@ -33,7 +33,9 @@ TO = flags.DEFINE_string("to", None, "The folder to write, a new one.")
 DTYPE = flags.DEFINE_string("dtype", "fp32", f"Numbers of the tensors: {', '.join(DTYPES)}.")
 BASE = flags.DEFINE_string("base", "", "With --adapter: where peft finds the model itself.")
 ADAPTER = flags.DEFINE_boolean("adapter", False, "Write the adapter of the run alone, for peft.")
-SHARD_GB = flags.DEFINE_float("shard_gb", 4.0, "Size of a file, in 1e9 bytes, above which there are several.", 1e-6)
+SHARD_GB = flags.DEFINE_float(
+    "shard_gb", 4.0, "Size of a file, in 1e9 bytes, above which there are several.", 1e-6, 1e6
+)
 
 
 def main() -> int:
@@ -82,8 +84,8 @@ def of_run(folders: RunFolders) -> tuple[ModelSpec, Callable[[str], Leaves], Pat
 
     path = folders.run_dir / "config.json"
     try:
-        config = configs.parse(serialize.parse_json(path.read_text()))
-    except (OSError, ValueError, BadInput) as error:
+        config = configs.parse(serialize.parse_json(read_text(path)))
+    except (ValueError, BadInput) as error:
         raise BadInput(f"--run_dir: {folders.run_dir} holds no run (config.json: {error})") from None
     if CHECKPOINT.value:
         checkpoint = Path(CHECKPOINT.value)

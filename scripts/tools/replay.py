@@ -43,7 +43,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.run import config as configs
 from jaxdt.run import plan as plans
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput
+from jaxdt.run.errors import BadInput, read_text
 from jaxdt.run.model_spec import ModelSpec
 from jaxdt.run.plan import Plan
 from jaxdt.run.run_folder import kept_lines
@@ -63,9 +63,9 @@ def main() -> int:
     environment.compute_on_cpu()
     run_dir = Path(script_main.required("run_dir"))
     try:
-        config = configs.parse(parse_json((run_dir / "config.json").read_text()))
+        config = configs.parse(parse_json(read_text(run_dir / "config.json")))
         lines = kept_lines(run_dir / "trace" / "coordinator.jsonl")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run ({error})") from None
     if config.sync.kind not in REPLAYS:
         raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")

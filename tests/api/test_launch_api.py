@@ -1,6 +1,7 @@
 """`from jaxdt import launch`: a config object in, a handle with metrics, wait and stop; lazy imports."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,12 @@ import jaxdt
 from jaxdt.api import launch as api
 from jaxdt.api.config import fields_of
 from jaxdt.model.data import write_tokens
+from jaxdt.protocol import events as ev
 from jaxdt.run.config import RunConfig, parse
 from jaxdt.run.errors import BadInput
+from jaxdt.run.exit_codes import ExitCode
 from jaxdt.runtime import fleet
+from jaxdt.runtime.storage.checkpoint import mark_complete
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,3 +147,30 @@ def test_a_mixture_is_read_whole_before_a_run_begins(config, tmp_path):
     (tmp_path / "b.tok").write_bytes(damaged)
     with pytest.raises(BadInput, match=r"b\.tok: tokens have SHA256"):
         api.check(config, api.LaunchOptions())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "has_steps", "says"),
+    [
+        (ExitCode.BAD_INPUT, "peer 0: No space left on device", True, True),
+        (ExitCode.DIVERGED, "the gradient is not finite", True, True),
+        (ExitCode.LOST, "peer 1 (stage 1): lost", True, True),
+        (ExitCode.DONE, "stopped by an operator after 4 steps", True, True),
+        (ExitCode.INTERRUPTED, "interrupted", False, True),
+        (ExitCode.BAD_INPUT, "train.steps: got 0", False, False),  # nothing was begun
+        (ExitCode.DONE, "done: 9 steps", True, False),
+    ],
+)
+def test_every_end_before_the_last_step_says_the_way_on(tmp_path, code, reason, has_steps, says):
+    class Fleet:
+        def run(self):
+            (tmp_path / "summary.json").write_text(json.dumps({"reason": reason}))
+            return code
+
+    mark_complete(tmp_path, ev.Checkpoint(4), {})
+    (tmp_path / "run").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n' if has_steps else "")
+    run = api.Run(tmp_path, Fleet(), os.open(tmp_path, os.O_RDONLY), 0)
+    assert run.wait(60.0) == code
+    command = f"to go on from step 4: python scripts/launch.py --resume --run_dir={tmp_path}"
+    assert run.way_on == (command if says else "")

@@ -1,11 +1,16 @@
-"""Scripts whose output nobody reads any more, as in `script | head`."""
+"""Scripts whose output nobody reads any more, as in `script | head`, or goes where not all text can be shown."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from jaxdt.cli import script_main
+from planner import __main__ as planner
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/two_hosts.py'}"]
@@ -36,3 +41,31 @@ def test_a_script_that_has_more_to_say_ends_without_a_traceback():
 def test_help_that_nobody_reads_ends_without_a_traceback(script):
     code, said = without_reader([sys.executable, str(ROOT / "scripts" / script), "--help"])
     assert (code, said) == (141, "")
+
+
+def says(*_):
+    print("caf\u00e9 \udcff")
+    return 0
+
+
+def run_script(monkeypatch):
+    monkeypatch.setattr(script_main, "_parse_flags", lambda argv: [])
+    with pytest.raises(SystemExit) as ended:
+        script_main.run(says)
+    return ended.value.code
+
+
+def run_planner(monkeypatch):
+    monkeypatch.setitem(sys.modules, planner.COMMANDS["devices"], SimpleNamespace(run=says))
+    return planner.main(["devices"])
+
+
+@pytest.mark.parametrize("run", [run_script, run_planner])
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"caf\\xe9 \\udcff\n"), ("utf-8", b"caf\xc3\xa9 \\udcff\n")])
+def test_text_that_the_terminal_does_not_have_is_escaped_and_ends_nothing(monkeypatch, run, encoding, shown):
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+    monkeypatch.setattr(sys, "argv", ["script"])
+    assert run(monkeypatch) == 0
+    sys.stdout.flush()
+    assert output.getvalue() == shown

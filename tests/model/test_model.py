@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -227,13 +228,21 @@ def test_tokens_with_which_a_vocabulary_is_padded_are_not_drawn(temperature):
 
 
 @pytest.mark.parametrize(
-    "prompt, temperature, said",
-    [([], 1.0, "prompt: got"), ([19], 1.0, "below 19"), ([0], -1.0, "temperature: got -1.0")],
+    "prompt, temperature, seed, said",
+    [
+        ([], 1.0, 0, "prompt: got"),
+        ([19], 1.0, 0, "below 19"),
+        ([0], -1.0, 0, "temperature: got -1.0"),
+        ([0], math.nan, 0, "temperature: got nan"),
+        ([0], math.inf, 0, "temperature: got inf"),
+        ([0], 1.0, 10**23, "seed: got 1000"),
+        ([0], 1.0, -(10**23), "seed: got -1000"),
+    ],
 )
-def test_a_wrong_request_for_text_is_refused(prompt, temperature, said):
+def test_a_wrong_request_for_text_is_refused(prompt, temperature, seed, said):
     config = CONFIGS["plain"]
     with pytest.raises(BadInput, match=said):
-        generate(config, init_stage(config, 0, 3, 0), prompt, 1, temperature, 0)
+        generate(config, init_stage(config, 0, 3, 0), prompt, 1, temperature, seed)
 
 
 def test_depth_does_not_multiply_the_work_of_a_layer():

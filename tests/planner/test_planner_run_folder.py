@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
     assert "1 devices are left for 2 stages" in refused(capsys, f"--run_dir={folder}")
     assert "--without: got x with --run_dir" in refused(capsys, f"--run_dir={folder}", "--without=x")
     (folder / "trace" / "peer_0.jsonl").write_text('{"what": "run", "peer": 0, "t": 1.0, "s": 1.0, "work": "?"}\n')
-    assert "peer_0.jsonl: work: got '?'" in refused(capsys, f"--run_dir={folder}")
+    assert "peer_0.jsonl: line 1: got" in refused(capsys, f"--run_dir={folder}")
     (folder / "trace" / "peer_0.jsonl").write_text("")
     assert "the trace of peer 0 has no forward and backward" in refused(capsys, f"--run_dir={folder}")
     small = tmp_path / "small.json"

@@ -18,6 +18,10 @@ ACT = ev.Key("act", 1, 2, 5)
 SHARD = ev.SliceKey(RoundId(RoundKind.GRADIENT, 1, 3, view=1), 10, 20, 4)
 
 
+VIEW_FIELDS = {"view": 1, "members": {"0": 0}, "joining": []}
+VIEW = {"what": "report", "t": 1.0, "peer": -1, "kind": "view", "fields": VIEW_FIELDS}
+
+
 def two_peers(n_steps=float("inf")):
     """The trace of two peers that compute 3 s and 1 s of the 4 s of step 0; peer 1 then begins step 1."""
     lines = []
@@ -89,11 +93,22 @@ def test_read_sorts_by_time_and_keeps_the_order_of_equal_times():
 @pytest.mark.parametrize(
     "line",
     ["", "7", "[]", "{}", '{"what": "run"}', '{"what": ["run"], "t": 1}', '{"what": "recv", "t": "x", "peer": 1}',
-     '{"what": "send", "t": 1.0, "peer": 0, "to": 1, "tensor": 5, "bytes": 1}', '{"what": "run", "t": 1.0'],
+     '{"what": "send", "t": 1.0, "peer": 0, "to": 1, "tensor": 5, "bytes": 1}', '{"what": "run", "t": 1.0',
+     '{"what": "run", "t": 1.0, "peer": 0, "s": 1.0, "work": "0X0"}',
+     *(json.dumps(VIEW | {"fields": fields}) for fields in (
+        {}, VIEW_FIELDS | {"members": 7}, VIEW_FIELDS | {"members": {"a": 1}}, VIEW_FIELDS | {"members": {"0": None}},
+        VIEW_FIELDS | {"joining": 5}, VIEW_FIELDS | {"joining": ["x"]}, VIEW_FIELDS | {"view": "1"})),
+     ],
 )  # fmt: skip
 def test_a_line_that_is_no_record_is_named(line):
     with pytest.raises(BadInput, match="peer_0.jsonl: line 2: got .* expected a record of a trace"):
         trace.read([two_peers()[0], line, two_peers()[1]], "peer_0.jsonl")
+
+
+@pytest.mark.parametrize("fields", [{}, {"more": 7}, {"members": {}}])
+def test_a_report_may_say_more_than_its_kind_does(fields):
+    lines = [json.dumps(VIEW | {"fields": VIEW_FIELDS | fields}), json.dumps(VIEW | {"kind": "of_later"})]
+    assert len(trace.read([*lines, *two_peers()])) == 2 + len(two_peers())
 
 
 def test_a_last_line_that_a_crash_cut_off_is_left_out():

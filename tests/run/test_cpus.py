@@ -18,13 +18,12 @@ def system(tmp_path, monkeypatch):
     monkeypatch.setattr(cpus, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(cpus, "MOUNTS", tmp_path / "mountinfo")
 
-    def show(memberships, mount, root, quotas):
-        """`quotas`: the files of quotas, below the mount, with their content."""
-        at = tmp_path / "groups"
+    def show(memberships, mount, root, quotas, others=b"", at="groups"):
+        """`quotas`: the files of quotas, below the mount, with their content. `others`: lines of other mounts."""
+        at = tmp_path / at
         (tmp_path / "cgroup").write_text("\n".join([*memberships, "3:pids:/elsewhere", ""]))
-        (tmp_path / "mountinfo").write_text(
-            "22 1 8:1 / / rw - ext4 /dev/a rw\n" + mount.format(root=root, at=at) + "\n"
-        )
+        line = mount.format(root=root, at=str(at).replace(" ", r"\040"))
+        (tmp_path / "mountinfo").write_bytes(b"22 1 8:1 / / rw - ext4 /dev/a rw\n" + others + line.encode() + b"\n")
         for name, content in quotas.items():
             (at / name).parent.mkdir(parents=True, exist_ok=True)
             (at / name).write_text(content)
@@ -67,3 +66,31 @@ def test_the_text_names_what_limits_the_cores(system):
 
 def test_a_system_without_control_groups_has_its_mask(system, tmp_path):
     assert not (tmp_path / "cgroup").exists() and cpus.usable_cores() == 4.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"40 22 0:9 / /mnt rw,relatime - tmpfs  rw\n",  # its source is empty
+        b"40 22 0:9 / /mnt/m\xff rw,relatime - tmpfs none rw\n",
+        "40 22 0:9 / /mnt/\u2028\x85\x0c rw,relatime - tmpfs none rw\n".encode(),
+        b"40 22 0:9 / /mnt rw,relatime - fuse.x a\n",
+    ],
+)
+def test_other_mounts_may_have_any_name(system, other):
+    system(["0::/"], V2, "/", {"cpu.max": "50000 100000\n"}, other)
+    assert cpus.usable_cores() == 0.5
+
+
+def test_control_groups_below_a_name_with_blanks_count(system):
+    system(["0::/"], V2, "/", {"cpu.max": "50000 100000\n"}, at="my groups")
+    assert cpus.usable_cores() == 0.5
+
+
+def test_control_groups_that_this_user_may_not_enter_do_not(system, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    system(["0::/"], V2, "/", {"cpu.max": "50000 100000\n"})
+    monkeypatch.setattr(cpus.Path, "exists", refuse)
+    assert cpus.usable_cores() == 4.0

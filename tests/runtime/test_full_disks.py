@@ -4,6 +4,8 @@ import errno
 import os
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.reporting import metrics as metrics_module
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage import durable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import LateFile, append_whole
@@ -126,13 +129,14 @@ def test_a_log_on_a_full_disk_ends_nobody(monkeypatch):
 
 
 def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
-    class Writer:
+    class Writer(Checkpointer):
         disk = ""
 
         def mark_complete(self, checkpoint, post):
             raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
 
-    stop, found = run(OneEvent(ev.MarkCheckpoint(ev.Checkpoint(2))), checkpointer=Writer())
+    writer = Writer(Path("/runs/x"), "r", {}, 2, (1, None))
+    stop, found = run(OneEvent(ev.MarkCheckpoint(ev.Checkpoint(2))), checkpointer=writer)
     assert stop == ev.Stop(0, "done")
     assert found == [WriteFailedReport("checkpoint of 2 steps: complete.json: No space left on device")]
 
@@ -170,8 +174,8 @@ def test_a_checkpoint_of_a_state_that_has_changed_fails_and_is_never_written(tmp
 
 
 @pytest.mark.parametrize(("error", "reason"), [
-    (OSError(errno.ESTALE, "Stale file handle"), "run_dir: Stale file handle"),
-    (OSError("odd"), "run_dir: odd"),
+    (OSError(errno.ESTALE, "Stale file handle"), "/runs/x: Stale file handle"),
+    (OSError("odd"), "/runs/x: odd"),
     (MemoryError(), "memory: the system gave this process no more (MemoryError)"),
 ])  # fmt: skip
 def test_the_others_are_told_of_an_error_of_the_system(error, reason):
@@ -187,9 +191,30 @@ def test_the_others_are_told_of_an_error_of_the_system(error, reason):
             raise error
 
     machine = Machine()
-    loop = Loop(-1, machine, Trace(lambda line: None), print, durable=Durable())
+    loop = Loop(-1, machine, Trace(lambda line: None), print, durable=Durable(), run_dir=Path("/runs/x"))
     loop.transport = NoTransport()
     loop._durable_writes.put(("view", {}))
     with pytest.raises(type(error)):
         loop.run("")
     assert machine.heard == (ev.Interrupted(2, reason),)
+
+
+def test_a_process_ends_after_its_old_checkpoints_are_deleted(tmp_path, monkeypatch):
+    """It ends by os._exit, which waits for no thread."""
+    is_closed, deleted = threading.Event(), []
+
+    def prune(*_):
+        assert is_closed.wait(60.0)
+        time.sleep(0.2)
+        deleted.append(True)
+
+    class Transport(NoTransport):
+        def close(self, flush_s):
+            is_closed.set()
+
+    monkeypatch.setattr(checkpointer_module, "prune", prune)
+    machine = OneEvent(ev.MarkCheckpoint(ev.Checkpoint(3)))
+    loop = Loop(0, machine, checkpointer=Checkpointer(tmp_path, "r", {}, 2, (1, None)))
+    loop.transport = Transport()
+    assert loop.run("") == ev.Stop(0, "done")
+    assert deleted == [True]

@@ -1,6 +1,7 @@
 """One run at a time may use a folder, and a refusal says at once which run that is."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,12 @@ def test_a_damaged_config_of_a_run_is_named(tmp_path):
     assert refused.returncode == 2
     assert f"{tmp_path}/config.json: cannot be read (Expecting value: " in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b'{"model": {', b"\xff", b"[1]", b"7", b"[" * 100_000])
+def test_the_config_of_a_run_that_is_damaged_is_named(tmp_path, content):
+    (tmp_path / "config.py").write_text(run_dirs.CONFIG_PY)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read .*, expected what a run wrote") as refused:
+        runpy.run_path(str(tmp_path / "config.py"))["get_config"]()
+    assert "\n" not in str(refused.value)

@@ -121,6 +121,7 @@ def files(tmp_path_factory):
         "syntax.py": "def get_config(:",
         "noise.py": b"\xff\xfe\x00",
         "raises.py": "def get_config():\n    return 1 / 0",
+        "refuses.py": "def get_config():\n    raise ValueError('no such\\nsize')",
         "none.py": "def get_config():\n    return None",
         "empty.py": "",
         "cut.tok": good[:3000],
@@ -196,6 +197,7 @@ def test_launching(files):
         "not a program": (["--config={dir}/syntax.py"], "syntax.py:1: SyntaxError"),
         "no text": (["--config={dir}/noise.py"], "noise.py:"),
         "a program that fails": (["--config={dir}/raises.py"], "raises.py:2: ZeroDivisionError"),
+        "a program that refuses": (["--config={dir}/refuses.py"], "refuses.py:2: ValueError: no such size"),
         "no config": (["--config={dir}/none.py"], "get_config() returned None"),
         "no get_config": (["--config={dir}/empty.py"], "no function get_config()"),
         "a heartbeat of no time": (

@@ -124,10 +124,15 @@ def test_the_picture_names_a_peer_that_left_no_record(simulated):
     assert axes.get_title() == "Bytes per link in the recorded steps (without what p3 sent)"
 
 
+def view_record(members):
+    fields = {"view": 1, "members": members, "joining": []}
+    return {"what": "report", "peer": -1, "t": 0.5, "kind": "view", "fields": fields}
+
+
 def test_the_trace_of_a_newcomer_is_merged_and_one_of_an_earlier_run_is_not(simulated, tmp_path):
     plan, records, metrics = simulated
     views = [{0: 0, 1: 1, 2: 0, 3: 1}, {0: 0, 1: 1, 2: 0, 4: 1}]
-    said = [{"what": "report", "peer": -1, "t": 0.5, "kind": "view", "fields": {"members": view}} for view in views]
+    said = [view_record(view) for view in views]
     traces = {"coordinator": said} | {f"peer_{i}": [r | {"peer": i} for r in records if r["peer"] == 1] for i in (4, 5)}
     (tmp_path / "trace").mkdir()
     for name, lines in traces.items():
@@ -146,7 +151,7 @@ def test_the_trace_of_a_newcomer_is_merged_and_one_of_an_earlier_run_is_not(simu
 def test_a_run_on_several_hosts_says_which_traces_are_on_others(simulated, tmp_path):
     plan, records, metrics = simulated
     run_dir = tmp_path / "my run/run_dir"
-    view = {"what": "report", "peer": -1, "t": 0.5, "kind": "view", "fields": {"members": {0: 0, 1: 1, 4: 0}}}
+    view = view_record({0: 0, 1: 1, 4: 0})
     traces = {"coordinator": [view], "peer_0": [r for r in records if r["peer"] == 0]}
     (run_dir / "trace").mkdir(parents=True)
     for name, lines in traces.items():

@@ -345,7 +345,7 @@ class Journal:
         try:
             write_durably(self._job.run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         except OSError as error:
-            self.report(WriteFailedReport(refusal(error, "run_dir")))
+            self.report(WriteFailedReport(refusal(error, str(self._job.run_dir))))
         self._display.summary(summary)
 
     def _doubt(self, predicted_s: float | None, measured_s: float | None, n_steps: int) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from jaxdt.protocol import events as ev
 from jaxdt.run import serialize, versions
 from jaxdt.run.config import RunConfig
-from jaxdt.run.errors import BadInput, shell_line, why
+from jaxdt.run.errors import BadInput, read_text, shell_line, why
 from jaxdt.run.model import recorded, renamed
 from jaxdt.run.run_folder import canonical, read_json
 from jaxdt.runtime.storage.durable import DISK_ID, disk_id, write_json
@@ -106,7 +106,7 @@ def _is_marked(folder: Path, record: CompleteRecord) -> bool:
 def _disk_of(folder: Path) -> str:
     """The id of the disk of a checkpoint's folder, '' if no process of a run has given it one."""
     path = folder.parent.parent / DISK_ID
-    return path.read_text() if path.exists() else ""
+    return read_text(path) if path.exists() else ""
 
 
 def _is_here(part: ev.Part, disk: str) -> bool:
@@ -224,14 +224,14 @@ def _marked(folder: Path) -> tuple[CompleteRecord | None, BadInput | None]:
 
 
 def _with_parts(folder: Path, record: CompleteRecord, check: Callable[[Path, str], Manifest]) -> Found:
-    disk, elsewhere = _disk_of(folder), list[str]()
+    elsewhere = list[str]()
     for part in record.checkpoint.parts:
         path = folder / part_name(part.stage, part.digest)
         if path.exists():
             check(path, part.digest)
         else:
             elsewhere.append(path.name)
-            if _is_here(part, disk):
+            if _is_here(part, _disk_of(folder)):
                 raise BadInput(Found(folder, record, tuple(elsewhere)).lacking)
     return Found(folder, record, tuple(elsewhere))
 

@@ -16,7 +16,7 @@ from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.run.errors import BadInput
 from jaxdt.runtime.compute_environment import return_freed_memory
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
-from jaxdt.runtime.storage.durable import disk_id
+from jaxdt.runtime.storage.durable import disk_id, refusal
 from jaxdt.runtime.storage.owed import write_owed
 from jaxdt.runtime.storage.parts import (
     Manifest,
@@ -36,6 +36,8 @@ from jaxdt.runtime.storage.parts import (
     write_slice,
 )
 from jaxdt.runtime.storage.words import check_slice, with_checksum
+
+DELETED_S = 60.0
 
 
 class Copying:
@@ -84,6 +86,7 @@ class Checkpointer:
         self._manifests: dict[str, tuple[Path, Manifest]] = {}  # of parts that are whole, by digest
         self._threads: list[threading.Thread] = []
         self._copying: Copying | None = None
+        self._retaining: list[threading.Thread] = []
 
     def wait(self) -> None:
         """Wait until the state that `save` was last called with has been copied, and may change."""
@@ -169,7 +172,7 @@ class Checkpointer:
             try:
                 write_owed(folder, debtor, self._run, write.generation, owed)
             except OSError as error:
-                return WriteFailedReport(f"{error.filename or folder}: {error.strerror}")
+                return WriteFailedReport(refusal(error, str(folder)))
             return None
 
         self._in_thread(save, lambda failure: post(failure) if failure else None)
@@ -270,7 +273,7 @@ class Checkpointer:
                     if prune(self._run_dir, self._keep, self._resumed, checkpoint.version):
                         discard_older_fetched(self._run_dir, checkpoint.version)
             except OSError as error:
-                post(WriteFailedReport(f"old checkpoints: {error.filename or self._run_dir}: {error.strerror}"))
+                post(WriteFailedReport(f"old checkpoints: {refusal(error, str(self._run_dir))}"))
             except BaseException as error:
                 post(error)
 
@@ -279,7 +282,15 @@ class Checkpointer:
         thread = threading.Thread(target=retain, name="retention")
         with contextlib.suppress(RuntimeError):  # no room for a thread: the next checkpoint deletes what is old
             thread.start()
+            self._retaining = [*filter(threading.Thread.is_alive, self._retaining), thread]
         return thread
+
+    def end(self) -> None:
+        """Wait until the old checkpoints that are being deleted are gone: what a process leaves half deleted when it
+        ends takes room until the next run deletes it. A disk that hangs keeps the process for DELETED_S at most."""
+        deadline_s = time.monotonic() + DELETED_S
+        for thread in self._retaining:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 @contextlib.contextmanager

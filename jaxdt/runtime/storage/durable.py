@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxdt.run.errors import BadInput, why
+from jaxdt.run.errors import BadInput, read_text, why
 from jaxdt.run.run_folder import canonical, older_part, read_json
 
 BUFFERED_BYTES = 1 << 16
@@ -228,7 +228,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def disk_id(run_dir: Path) -> str:
-    """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
+    """The random number of a run's folder on this disk, which the first process that asks for it writes there.
+    BadInput for a file that holds no text."""
     path = run_dir / DISK_ID
     with naming(path):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -238,7 +239,7 @@ def disk_id(run_dir: Path) -> str:
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
             temporary.unlink()
-        return path.read_text()
+    return read_text(path)
 
 
 def fsync(path: Path) -> None:

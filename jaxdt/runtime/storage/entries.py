@@ -1,6 +1,10 @@
 """The arrays of checkpoints: a stage's state by layer, and the folders that Orbax writes and reads."""
 
+import asyncio
 import contextlib
+import functools
+import sys
+import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ from jaxdt.run.errors import BadInput
 from jaxdt.runtime.storage.checkpoint import complete_record
 from jaxdt.runtime.storage.model_folder import initial_entries
 from jaxdt.runtime.storage.parts import find_part, part_name, whole_unless_changed
+
+ASYNCIO = Path(asyncio.__file__).parent
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
@@ -129,8 +135,27 @@ def copy_of(entries: dict[str, dict]) -> dict[str, dict]:
 
 def write_entries(path: Path, entries: dict[str, dict]) -> None:
     """Write entries as arrays to a folder that does not exist yet. OSError or ValueError from a disk that refuses."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with _orbax() as checkpointer:
         checkpointer.save(path.absolute(), entries)
+
+
+def _orbax() -> ocp.Checkpointer:
+    _take_no_notice_of_late_results()
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+@functools.cache
+def _take_no_notice_of_late_results() -> None:
+    """Once a disk has refused one array, Orbax closes the event loop of all. TensorStore's threads then have no loop
+    to which to bring the outcome of the other arrays, and would print a traceback for each: nobody waits for them."""
+    show = sys.unraisablehook
+
+    def show_others(ignored: "sys.UnraisableHookArgs") -> None:
+        raised_in = traceback.extract_tb(ignored.exc_traceback)[-1:]
+        if not (ignored.exc_type is RuntimeError and raised_in and Path(raised_in[0].filename).parent == ASYNCIO):
+            show(ignored)
+
+    sys.unraisablehook = show_others
 
 
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
@@ -192,7 +217,7 @@ def _read_entry(name: str, part: Path, leaves: Any) -> dict:
 def _reading(part: Path) -> Iterator[ocp.Checkpointer]:
     """A reader of a part; BadInput for files that it cannot read."""
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _orbax() as checkpointer:
             yield checkpointer
     except (OSError, ValueError) as error:
         raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None

@@ -1,10 +1,13 @@
+import asyncio
 import json
 import os
 import queue
 import shutil
+import sys
 import threading
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import jax
@@ -23,6 +26,7 @@ from jaxdt.run.optim import OptimConfig
 from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
+from jaxdt.runtime.storage import entries as entries_module
 from jaxdt.runtime.storage import parts as parts_module
 from jaxdt.runtime.storage.checkpoint import check_resumable, mark_complete, newest_whole, prune, step_folders
 from jaxdt.runtime.storage.checkpointer import Checkpointer
@@ -640,3 +644,22 @@ def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, tr
     assert kept.digest == part.digest and "digest" in kept.problem and "\n" not in kept.problem
     other.find(ev.FindPart(5, part.digest), told.put)
     assert told.get(timeout=60) == ev.FoundPart(part.digest, 0)
+
+
+def test_arrays_that_end_after_a_disk_has_refused_one_print_no_traceback(tmp_path, monkeypatch):
+    """Python hands what a thread of TensorStore cannot raise to `sys.unraisablehook`."""
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: shown.append(ignored.exc_type))
+    entries_module._take_no_notice_of_late_results.cache_clear()
+    entries_module.write_entries(tmp_path / "part", {"tok": {"params": {"w": np.zeros(2)}}})
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for raises in (lambda: loop.call_soon_threadsafe(print), lambda: 1 / 0, lambda: next(map(raise_closed, [0]))):
+        with pytest.raises((RuntimeError, ZeroDivisionError)) as raised:
+            raises()
+        sys.unraisablehook(SimpleNamespace(exc_type=raised.type, exc_value=raised.value, exc_traceback=raised.tb))
+    assert shown == [ZeroDivisionError, RuntimeError]
+
+
+def raise_closed(_):
+    raise RuntimeError("Event loop is closed")

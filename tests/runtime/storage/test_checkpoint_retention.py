@@ -20,7 +20,14 @@ from jaxdt.run import serialize
 from jaxdt.run.errors import BadInput
 from jaxdt.run.run_folder import read_json
 from jaxdt.runtime.run_end import ended_run
-from jaxdt.runtime.storage.checkpoint import about_run, complete_record, mark_complete, newest_whole, prune
+from jaxdt.runtime.storage.checkpoint import (
+    about_run,
+    complete_record,
+    mark_complete,
+    newest_whole,
+    prune,
+    step_folders,
+)
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import write_json
 from jaxdt.runtime.storage.parts import Manifest, part_name, put_in_place, seal, step_folder, temporary_part
@@ -294,3 +301,21 @@ def chosen(run):
         return None
     assert f"to go on from step {found.version}: " in text and not any("\n" in problem for problem in problems)
     return found.version
+
+
+def test_a_disk_without_a_readable_id_keeps_what_is_whole(written, tmp_path):
+    """Only a part that is not here asks for the disk's id."""
+    run_dir = shutil.copytree(written / "ours", tmp_path / "ours")
+    (run_dir / "disk_id").write_bytes(b"\xff\xfe\0")
+    *older, newest = step_folders(run_dir)
+    assert newest_whole(run_dir, {})[0].folder == newest
+    partly_without_id(newest)
+    found, problems = newest_whole(run_dir, {})
+    assert found.folder == older[-1] and problems[0].startswith(f"{run_dir / 'disk_id'}: cannot be read")
+    prune(run_dir, 1)
+    assert step_folders(run_dir) == [older[-1], newest]
+
+
+def partly_without_id(folder):
+    for part in complete_record(folder).checkpoint.parts[1:]:
+        shutil.rmtree(folder / part_name(part.stage, part.digest))
