@@ -36,7 +36,7 @@ PERSIST_S = 0.002
 SLICES_MAX = 4096
 REBALANCED_WORKS_MAX = 200_000  # a minute or two
 AVERAGES_PER_REPLICA = 4  # times as many averages as replicas are simulated, as many as SDPipe lets groups connect in
-EVENTS_MAX = 2_000_000  # forwards, backwards, messages of an exchange and heartbeats: half an hour on one core
+EVENTS_MAX = 20_000_000  # forwards, backwards, messages of an exchange and heartbeats: a quarter of an hour on one core
 GROUPS_WORKS_MAX = 20_000  # and never more Work than this, but two averages
 FLOAT_BYTES = 4
 
