@@ -11,6 +11,7 @@ a fork of itself, whose processes are the launcher's.
 
 import ctypes
 import importlib
+import io
 import json
 import os
 import runpy
@@ -112,7 +113,8 @@ def become(fds: list[int], command: list[str], environment: dict[str, str], star
     os.environ.update(environment)
     sys.orig_argv, sys.argv = command, command[1:]
     sys.path[0] = os.path.dirname(sys.argv[0])
-    sys.stdout.reconfigure(line_buffering=True)
+    # The server's own may be of a file, where this one is a pipe.
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), line_buffering=True)
     show_command(command)
     return sys.argv[0]
 

@@ -28,6 +28,7 @@ from jaxdt.run.optim import OptimConfig
 from jaxdt.run.options import (
     BELOW_ONE,
     GBPS_OR_NONE,
+    MICROBATCHES_MAX,
     NOT_NEGATIVE_OR_ENDLESS,
     PEERS_MAX,
     POSITIVE,
@@ -76,7 +77,7 @@ class PlanConfig:
     pipelines: int = option(1, "replicas of each stage", in_range(1, PEERS_MAX))
     layers: str = option("", 'layers of each stage, such as "3,2,3"; empty: an even split')
     schedule: str = option("1f1b", "order of forwards and backwards inside a stage", one_of(SCHEDULES))
-    microbatches: int = option(1, "microbatches of a step, over all pipelines", in_range(1, SAMPLES_MAX))
+    microbatches: int = option(1, "microbatches of a step, over all pipelines", in_range(1, MICROBATCHES_MAX))
     in_flight: str = option("", 'forwards in flight per stage, such as "4,2"; empty: n_stages - stage')
     servers: int = option(
         0, "peers of each stage that hold its parameters and compute nothing (sync.kind server)", in_range(0, PEERS_MAX)
@@ -137,7 +138,7 @@ class TrainConfig:
     seed: int = option(0, "of the initial parameters and of the order of the samples", in_range(0, SEED_MAX))
     microbatch_size: int = option(1, "samples of a microbatch", in_range(1, SAMPLES_MAX))
     eval_every_steps: int = option(0, "steps from one held-out loss to the next; 0: never measured", at_least(0))
-    eval_microbatches: int = option(4, "microbatches of one held-out loss", in_range(1, SAMPLES_MAX))
+    eval_microbatches: int = option(4, "microbatches of one held-out loss", in_range(1, MICROBATCHES_MAX))
     checkpoint_every_steps: int = option(0, "steps from one checkpoint to the next; 0: one at the end", at_least(0))
     keep_checkpoints: int = option(2, "how many of the newest checkpoints stay", at_least(1))
     checkpoint_copies: int = option(2, "disks that hold each part of a checkpoint before it counts", at_least(1))

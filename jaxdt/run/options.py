@@ -17,7 +17,8 @@ MEANING, ACCEPTS, KEPT, HAS_FLAG = "meaning", "accepts", "kept", "has_flag"
 # More is a mistake: a run or a simulation would not end, or break a clock, a timer or a number of 64 bits.
 SECONDS_MAX = 1e7  # four months
 PEERS_MAX = 4096  # of a stage, and stages
-SAMPLES_MAX = 1_000_000  # microbatches of a step, samples of a microbatch
+MICROBATCHES_MAX = 1_000_000  # of a step
+SAMPLES_MAX = 100_000_000  # of a microbatch; a sample may be a token
 SEED_MAX = 2**63 - 1
 GBPS_MIN = 1e-6  # a thousand bits a second; less is no link
 

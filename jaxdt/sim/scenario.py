@@ -11,7 +11,7 @@ from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import NetConfig, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import LATENCY_MS_MAX, Link, Network
-from jaxdt.run.options import GBPS, SAMPLES_MAX, number_in
+from jaxdt.run.options import GBPS, MICROBATCHES_MAX, number_in
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import sync_groups
@@ -208,7 +208,7 @@ SWEEPS: dict[str, Callable[[Scenario, float], Scenario]] = {
 SWEPT = {
     "bandwidth_gbps": GBPS,
     "latency_ms": number_in(0.0, LATENCY_MS_MAX),
-    "microbatches": number_in(0.0, SAMPLES_MAX),
+    "microbatches": number_in(0.0, MICROBATCHES_MAX),
 }
 
 

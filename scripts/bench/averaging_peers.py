@@ -225,6 +225,9 @@ class NoCheckpoints:
     def mark_complete(self, checkpoint: ev.Checkpoint, post) -> None:
         return None
 
+    def end(self) -> None:
+        return None
+
     def wait(self) -> None:
         return None
 
