@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh "test,hf,data"
 unset PYTHONDONTWRITEBYTECODE # else each of some two hundred processes would compile the package anew
-echo "style, then types and some 4,800 tests at once, in ten to twenty minutes; the first dots come after one or two"
+echo "style, then types and some 5,000 tests at once, in ten to twenty minutes; the first dots come after one or two"
 python -m ruff check .
 python -m ruff format --check .
 types=$(mktemp)

@@ -263,7 +263,7 @@ def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) 
     """A point for each value of the quantity `name` (jaxdt.sim.scenario.SWEEPS): step_s, utilisation, parts."""
     check_swept(name, values)
     for value in values:
-        times = break_down_step(SWEEPS[name](scenario, value), n_steps)
+        times = break_down_step(SWEEPS[name].scenario(scenario, value), n_steps)
         yield {
             name: value,
             "step_s": times.step_s,

@@ -36,11 +36,11 @@ def by_axes(params: Any) -> Any:
 
 def by_facts(facts: ModelFacts) -> Roles:
     """The roles of a stage's parameters; the head's matrix, which has a column for each token, counts as a table."""
-    roles = {(entry.name, leaf.path): leaf.role for entry in facts.entries for leaf in entry.leaves}
-    for entry in facts.entries:
-        for leaf in entry.leaves:
-            if leaf.role == MATRIX and not entry.has_matrices:
-                roles[entry.name, leaf.path] = TABLE
+    roles = {
+        (entry.name, leaf.path): TABLE if leaf.role == MATRIX and not entry.has_matrices else leaf.role
+        for entry in facts.entries
+        for leaf in entry.leaves
+    }
 
     def role(keys: Any, leaf: Any) -> str:
         del leaf

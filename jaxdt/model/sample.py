@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxdt.model.base import Params, apply_stage, stage_entries
 from jaxdt.run.errors import BadInput
 from jaxdt.run.model_spec import ModelSpec
+from jaxdt.run.options import SEED_MAX
 
 
 def assemble(config: ModelSpec, stages: list[Params]) -> Params:
@@ -49,8 +50,8 @@ def generate(
         raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {vocab_size}")
     if not 0 <= temperature < math.inf:
         raise BadInput(f"temperature: got {temperature!r}, expected a finite number >= 0")
-    if not -(2**63) <= seed < 2**63:
-        raise BadInput(f"seed: got {seed}, expected an integer of 64 bits, at most {2**63 - 1}")
+    if not abs(seed) <= SEED_MAX:
+        raise BadInput(f"seed: got {seed}, expected an integer of 64 bits, at most {SEED_MAX}")
     key, seq_len = jax.random.key(seed), seq_len or config.max_len
     for i in range(n_tokens):
         seen = tokens[-seq_len:]

@@ -10,16 +10,15 @@ import dataclasses
 import functools
 import json
 import math
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from jaxdt.protocol import events as ev
 from jaxdt.protocol.reports import SCHEMAS, Report
 from jaxdt.run.errors import BadInput
-from jaxdt.run.serialize import is_list, is_object, parse_json
+from jaxdt.run.serialize import fits, is_object, parse_json
 from jaxdt.run.work import Work, is_work, parse_work
 
 TraceRecord = dict[str, Any]  # of one line, as JSON gives it
@@ -105,12 +104,12 @@ def _is_record(record: Any) -> TypeGuard[TraceRecord]:
     if not is_object(record) or str(record.get("what")) not in FIELDS:
         return False
     fields = {"t": float, "peer": int} | FIELDS[record["what"]]
-    if not all(_fits(kind, record.get(name)) for name, kind in fields.items()):
+    if not all(fits(kind, record.get(name)) for name, kind in fields.items()):
         return False
     if record["what"] == "run":
         return is_work(record["work"])
     return record["what"] != "report" or all(
-        _fits(kind, record["fields"].get(name)) for name, kind in _types_of_fields(record["kind"]).items()
+        fits(kind, record["fields"].get(name)) for name, kind in _types_of_fields(record["kind"]).items()
     )
 
 
@@ -126,29 +125,6 @@ def _types_of_fields(report: str) -> dict[str, Any]:
         for field in dataclasses.fields(SCHEMAS[report])
         if not field.metadata
     }
-
-
-def _fits(kind: Any, data: Any) -> bool:
-    """Whether plain data of JSON, None for none, is of a type. What a dataclass holds is not looked at."""
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(argument, data) for argument in arguments)
-    if origin is types.NoneType:
-        return data is None
-    if origin is float:
-        return isinstance(data, int | float)
-    if origin in (int, str, bool):
-        return isinstance(data, origin)
-    if origin in (dict, Mapping):
-        key, value = arguments or (str, Any)
-        return is_object(data) and all(_fits_key(key, k) and _fits(value, v) for k, v in data.items())
-    if origin in (tuple, list):
-        return is_list(data) and (origin is tuple or all(_fits(arguments[0], item) for item in data))
-    return True
-
-
-def _fits_key(kind: Any, key: str) -> bool:
-    return kind is not int or key.removeprefix("-").isdecimal()
 
 
 def bytes_per_link(records: Iterable[TraceRecord]) -> dict[tuple[int, int], int]:

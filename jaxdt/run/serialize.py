@@ -1,8 +1,9 @@
 """Frozen dataclasses <-> plain data (what JSON and msgpack can hold), with every type checked on the way in.
 
-One mechanism serves files and messages. Tuples travel as lists; a union is written as its member, and a member of an
-enum as its value; a mapping has string keys. `read` never builds an object from data of the wrong shape: it raises
-BadInput that names the field. The reader of a type is made once, since messages pass here by the thousand.
+One mechanism serves files, messages and traces. Tuples travel as lists; a union is written as its member, and a member
+of an enum as its value; a mapping has keys of text, or numbers that are written as text. `read` never builds an object
+from data of the wrong shape: it raises BadInput that names the field. The reader of a type is made once, since messages
+pass here by the thousand.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar, overload
 
 from jaxdt.run.errors import BadInput, is_text, nearest, require_printable
@@ -79,6 +80,15 @@ def read_known(kind: Any, data: Any, where: str) -> Any:
     return _read(kind, data, where, True)
 
 
+def fits(kind: Any, data: Any) -> bool:
+    """Whether `read_known` reads this data."""
+    try:
+        _reader(kind, True)(data)
+    except _Mismatch:
+        return False
+    return True
+
+
 def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
     try:
         return _reader(kind, lenient)(data)
@@ -133,8 +143,12 @@ def _reader(kind: Any, lenient: bool) -> Reader:
         return _union_reader(kind, lenient)
     if origin is tuple:
         return _tuple_reader(kind, lenient)
-    if origin is dict:
-        return _mapping_reader(typing.get_args(kind)[1], lenient)
+    if origin is list:
+        read_items = _tuple_reader(tuple[*typing.get_args(kind), ...], lenient)
+        return lambda data: list(read_items(data))
+    if origin in (dict, Mapping):
+        key_kind, item_kind = typing.get_args(kind)
+        return _mapping_reader(key_kind, item_kind, lenient)
     if kind is Any:
         return lambda data: data
     if kind is float:
@@ -176,14 +190,21 @@ def _read_float(data: Any) -> float:
     return float(data)
 
 
-def _mapping_reader(item_kind: Any, lenient: bool) -> Reader:
-    def reader(data: Any) -> dict[str, Any]:
+def _mapping_reader(key_kind: Any, item_kind: Any, lenient: bool) -> Reader:
+    def reader(data: Any) -> dict[Any, Any]:
         if not is_object(data):
             raise _Mismatch(f"got {_short(data)}, expected an object")
-        return {str(key): _read_inside(item_reader, item, f".{key}") for key, item in data.items()}
+        return {key_reader(key): _read_inside(item_reader, item, f".{key}") for key, item in data.items()}
 
-    item_reader = _reader(item_kind, lenient)
+    key_reader, item_reader = _read_number if key_kind is int else str, _reader(item_kind, lenient)
     return reader
+
+
+def _read_number(key: str) -> int:
+    """A number that is the key of an object, which JSON makes text of."""
+    if not key.removeprefix("-").isdecimal():
+        raise _Mismatch(f"got the key {_short(key)}, expected an integer")
+    return int(key)
 
 
 def _read_inside(reader: Reader, item: Any, segment: str) -> Any:

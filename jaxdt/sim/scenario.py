@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from jaxdt.build import exchanges_per_step, peer_load, replicas_may_differ, stage_memory, worker_vectors
 from jaxdt.protocol import events as ev
@@ -11,7 +12,7 @@ from jaxdt.protocol.reports import GroupReport
 from jaxdt.run.config import NetConfig, RunConfig
 from jaxdt.run.errors import BadInput
 from jaxdt.run.network import LATENCY_MS_MAX, Link, Network
-from jaxdt.run.options import GBPS, MICROBATCHES_MAX, number_in
+from jaxdt.run.options import GBPS, MICROBATCHES_MAX, Accepts, number_in
 from jaxdt.run.plan import Plan, even_shares
 from jaxdt.run.profile import Profile, codec_times, stage_seconds
 from jaxdt.run.sizes import sync_groups
@@ -198,25 +199,25 @@ def with_microbatches(scenario: Scenario, n_microbatches: float) -> Scenario:
     return replace(scenario, plan=replace(scenario.plan, shares=shares))
 
 
-SWEEPS: dict[str, Callable[[Scenario, float], Scenario]] = {
-    "bandwidth_gbps": with_bandwidth_gbps,
-    "latency_ms": with_latency_ms,
-    "microbatches": with_microbatches,
-}
+class Sweep(NamedTuple):
+    """A quantity that can be varied: the scenario with another value of it, and the values that it can have."""
+
+    scenario: Callable[[Scenario, float], Scenario]
+    accepts: Accepts
 
 
-SWEPT = {
-    "bandwidth_gbps": GBPS,
-    "latency_ms": number_in(0.0, LATENCY_MS_MAX),
-    "microbatches": number_in(0.0, MICROBATCHES_MAX),
+SWEEPS = {
+    "bandwidth_gbps": Sweep(with_bandwidth_gbps, GBPS),
+    "latency_ms": Sweep(with_latency_ms, number_in(0.0, LATENCY_MS_MAX)),
+    "microbatches": Sweep(with_microbatches, number_in(0.0, MICROBATCHES_MAX)),
 }
 
 
 def check_swept(name: str, values: Sequence[float]) -> None:
     """BadInput for a value that a quantity of SWEEPS cannot have."""
     for value in values:
-        if not SWEPT[name].holds(value):
-            raise BadInput(f"{name}: got {value:g}, expected {SWEPT[name].text}")
+        if not SWEEPS[name].accepts.holds(value):
+            raise BadInput(f"{name}: got {value:g}, expected {SWEEPS[name].accepts.text}")
 
 
 def _relinked(scenario: Scenario, change: Callable[[Link], Link]) -> Scenario:

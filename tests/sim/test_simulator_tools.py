@@ -320,19 +320,19 @@ def test_whole_periods_of_rebalancing_are_simulated_or_refused():
 @given(st.sampled_from(["bandwidth_gbps", "latency_ms"]), st.floats(0.05, 50), st.floats(1.1, 10))
 def test_sweeps_over_better_links_never_cost_more(name, value, factor):
     better, worse = (value * factor, value) if name == "bandwidth_gbps" else (value, value * factor)
-    steps = [break_down_step(SWEEPS[name](scenario(), at), 1).step_s for at in (better, worse)]
+    steps = [break_down_step(SWEEPS[name].scenario(scenario(), at), 1).step_s for at in (better, worse)]
     assert steps[0] <= steps[1] + 1e-9
 
 
 def test_a_sweep_of_microbatches_keeps_every_pipeline_busy():
-    assert SWEEPS["microbatches"](scenario(), 1).plan.shares == (1, 1)
-    assert SWEEPS["microbatches"](scenario(), 11).plan.shares == (6, 5)
+    assert SWEEPS["microbatches"].scenario(scenario(), 1).plan.shares == (1, 1)
+    assert SWEEPS["microbatches"].scenario(scenario(), 11).plan.shares == (6, 5)
 
 
 def test_links_inside_a_host_are_left_alone():
     devices = tuple(Device(f"d{i}", host="a" if i < 2 else "b") for i in range(4))
     network = Network(devices, ((0.001,) * 4,) * 4, ((1.0,) * 4,) * 4)
-    swept = SWEEPS["latency_ms"](scenario(network=network), 100.0).network
+    swept = SWEEPS["latency_ms"].scenario(scenario(network=network), 100.0).network
     assert swept.link(0, 1) == network.link(0, 1) and swept.link(1, 2) == Link(0.1, 1.0)
 
 
